@@ -1,7 +1,7 @@
 """Fixtures of the interop tests: the broker under test, the clients, and brokers of a test's own.
 
-`--target duemq` (the default) tests our broker. `--target apache-4.9.7` and `--target apache-5.3.3` run the same tests
-on Apache's, which shows that they state RocketMQ's behaviour and not ours.
+`--target duemq` (the default) tests duemq. `--target apache-4.9.7` and `--target apache-5.3.3` run the same tests on
+Apache's brokers, which shows that they state RocketMQ's behaviour and not duemq's.
 
 All tests and fixtures share one event loop, since broker and clients live for the session.
 """
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _began: dict[Path, float] = {}
-"""When the first test of a file began, seconds since the epoch."""
+"""Time at which the first test of a file began, seconds since the epoch."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -44,8 +44,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows the logs of the brokers that ran since the first test of its file began: some tests share
-    what runs beside them all."""
+    """Show, for a failing test, the logs of the brokers that ran since the first test of its file began: some tests
+    share brokers."""
     report = yield
     if report.failed and item.path in _began and _HERE in item.path.parents:
         report.sections += list(Process.logs_since(_began[item.path]))
@@ -54,7 +54,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest) -> str:
-    """Which broker is under test."""
+    """The kind of broker under test."""
     return str(request.config.getoption("--target", default="duemq"))
 
 
@@ -74,7 +74,7 @@ async def broker(shared_broker: SharedBroker) -> Broker:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def brokers(shared_broker: SharedBroker, tmp_path: Path) -> AsyncIterator[BrokerFactory]:
-    """Brokers of this test's own."""
+    """A factory for brokers of this test's own."""
     await shared_broker.make_room()
     factory = BrokerFactory(shared_broker.target, tmp_path)
     yield factory
@@ -83,7 +83,7 @@ async def brokers(shared_broker: SharedBroker, tmp_path: Path) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ClientPool]:
-    """The client processes, each started when it is first wanted."""
+    """The client processes, each started on first use."""
     pool = ClientPool(tmp_path_factory.mktemp("clients"))
     yield pool
     await pool.close()
@@ -103,7 +103,7 @@ def client_name(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def java(clients: ClientPool) -> JavaClient:
-    """The Java client 4.9.7, for looking at a broker from outside."""
+    """The Java client 4.9.7, for inspecting a broker from outside."""
     return await clients.java("4.9.7")
 
 
@@ -115,7 +115,7 @@ async def admin(java: JavaClient, broker: Broker) -> Admin:
 
 @pytest.fixture
 def new_topic(admin: Admin, broker: Broker) -> Callable[[int], Awaitable[str]]:
-    """Make a topic with so many queues."""
+    """Make a topic with a number of queues."""
 
     async def create(queues: int = 4) -> str:
         topic = unique("topic")

@@ -12,8 +12,8 @@ from tests.peers.duemq_broker import DuemqBroker
 
 TARGETS = ("duemq", "apache-4.9.7", "apache-5.3.3")
 
-# One table for all tests that wait: levels 1 and 2 for delayed messages, 3 and on for retries, whose first is level 3.
-# Six levels, so that a higher one is out of range.
+# One table for all tests of delays: levels 1 and 2 for delayed messages, 3 and on for retries, whose first is level 3.
+# It has six levels, so that a higher one is out of range.
 LEVELS = "1s 2s 1s 1s 1s 3s"
 LEVEL_MS = (1000, 2000, 1000, 1000, 1000, 3000)
 _SHARED_PROPERTIES = {
@@ -51,7 +51,7 @@ def make_broker(
 
 
 class SharedBroker:
-    """The one broker that most tests use: started when first wanted, and again after something stopped it."""
+    """The broker that most tests share: started on first use, and again after a test stopped it."""
 
     def __init__(self, target: str, directory: Path) -> None:
         self.target = target
@@ -64,18 +64,19 @@ class SharedBroker:
         return self._broker
 
     async def make_room(self) -> None:
-        """Stop it if it is a JVM, since a test is about to start brokers of its own and two are too much."""
+        """Stop the broker if it is a JVM, since a test is about to start brokers of its own and two JVMs are too
+        many."""
         if self.target != "duemq" and self._broker.running:
             await self._broker.stop()
 
     async def close(self) -> None:
-        """End it at the end of the session. Nobody will read what it stored."""
+        """Kill the broker at the end of the session: its store is not used again."""
         if self._broker.running:
             await self._broker.kill()
 
 
 class BrokerFactory:
-    """Brokers of one test, which are ended with it. All have the same ports, as one follows the other."""
+    """Brokers of one test, which end with it. They share ports, as they run one after the other."""
 
     def __init__(self, target: str, directory: Path) -> None:
         self.target = target
@@ -85,7 +86,7 @@ class BrokerFactory:
         self._made: list[Broker] = []
 
     def make(self, target: str, properties: Mapping[str, object], *, nameserver: str | None = None) -> Broker:
-        """Return a broker, not started. All of one factory have the same store, so only one may run at a time."""
+        """Return a broker, not started. All brokers of a factory have the same store, so only one may run at a time."""
         made = make_broker(
             target,
             self.directory / f"{len(self._made)}-{target}",
@@ -99,7 +100,7 @@ class BrokerFactory:
         return made
 
     async def close(self) -> None:
-        """End those that still run."""
+        """Kill the brokers that still run."""
         for made in self._made:
             if made.running:
                 await made.kill()
@@ -114,7 +115,7 @@ class ClientPool:
         self._starting = asyncio.Lock()
 
     async def get(self, name: str) -> Client:
-        """Return a client by its name, started if need be."""
+        """Return a client by its name, started if necessary."""
         async with self._starting:
             if name not in self._clients:
                 client = make_client(name, self._directory / name)
@@ -134,11 +135,12 @@ class ClientPool:
 
 
 class Together:
-    """Runs a scenario for all clients at the same time, and tells each test how its own client did.
+    """Runs a scenario for all clients at the same time, and gives each test the outcome of its own client.
 
     The libraries have timers of tens of seconds (routes, heartbeats, rebalancing) that cannot be set everywhere. Four
     clients that wait one after the other would make the suite minutes longer. The first test that asks starts the
-    scenario for every client that has a test; each test then awaits, and fails with, its own.
+    scenario for every client that has a test; each test then awaits its own client's scenario, and fails if that
+    failed.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -146,7 +148,7 @@ class Together:
         self._tasks: dict[Hashable, dict[str, asyncio.Task[None]]] = {}
 
     async def run(self, key: Hashable, name: str, scenario: Callable[[str], Awaitable[None]]) -> None:
-        """Run the scenario for all clients, if that has not begun, and await the one of this client."""
+        """Run the scenario for all clients, if it has not begun, and await this client's outcome."""
 
         async def one(client: str) -> None:
             await scenario(client)
@@ -156,7 +158,7 @@ class Together:
         await self._tasks[key][name]
 
     async def close(self) -> None:
-        """Wait for scenarios whose tests were not run, so that they do not outlive their brokers."""
+        """Wait for scenarios whose tests did not run, so that they do not outlive their brokers."""
         tasks = [task for tasks in self._tasks.values() for task in tasks.values()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,5 @@
-"""What several interop tests do: numbered messages, sharing of queues, and the check that nothing came twice."""
+"""Helpers for several interop tests: numbered messages, sharing of queues, and the check that no message arrived
+twice."""
 
 import asyncio
 import re
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 def need(client: Client | str, *abilities: Can) -> None:
-    """Skip the test for a client library that cannot do what it is about, with the reason from the table."""
+    """Skip the test for a client library that lacks the feature it tests, with the reason from the table."""
     name = client if isinstance(client, str) else client.name
     for ability in abilities:
         reason = gap(name, ability)
@@ -28,7 +29,7 @@ def need(client: Client | str, *abilities: Can) -> None:
 
 
 def not_on(broker: Broker | str, kind: str, reason: str) -> None:
-    """Skip the test on a broker of Apache's that is known not to pass it."""
+    """Skip the test on a broker of Apache's that is known to fail it."""
     if (broker if isinstance(broker, str) else broker.kind) == kind:
         pytest.skip(f"not on {kind}: {reason}")
 
@@ -39,7 +40,7 @@ def numbered(prefix: str, count: int, tags: str | None = None) -> list[Outgoing]
 
 
 async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], bool] = bool, timeout: float = 20) -> T:
-    """Repeat a question until the answer is right, for what a broker does soon after it has answered.
+    """Repeat a question until the answer is right, for effects that follow a broker's answer with a delay.
 
     A refusal counts as a wrong answer.
     """
@@ -61,9 +62,10 @@ async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], b
 
 
 async def refused_soon(attempt: Callable[[], Awaitable[object]], timeout: float = 20) -> CallError:
-    """Repeat a question until it is refused, and give the refusal.
+    """Repeat a question until it is refused, and return the refusal.
 
-    For what a broker learns when it reads the end of a connection: a question over another one may come first.
+    For state that changes when the broker reads the end of a connection: a question over another connection may arrive
+    first.
     """
 
     async def outcome() -> object:
@@ -78,16 +80,17 @@ async def refused_soon(attempt: Callable[[], Awaitable[object]], timeout: float 
 
 
 async def stored_offset(broker: Broker, client: Client, topic: str, group: str, total: int) -> None:
-    """Wait until the offsets of a group, over all queues, stand in the broker's file, where a crash leaves them.
+    """Wait until the sum of a group's offsets over all queues is in the broker's file, which survives a crash.
 
-    The group's consumer has left, and has committed for the last time in requests that nobody answers. Apache's client
-    may send an older offset behind the last one, from the thread that commits every few seconds, and Apache's broker
-    may take them in either order; it keeps what comes last. Then the group joins again, and commits what it gets.
+    The group's consumer has left, and its last commits were one-way requests. Apache's client may send an older offset
+    after the last one, from the thread that commits every few seconds, and Apache's broker may handle them in either
+    order; it keeps the last one handled. In that case the group joins again, and commits the messages that it then
+    receives.
     """
     path, name = broker.store / "config" / "consumerOffset.json", f"{topic}@{group}"
     for _ in range(2):
         try:
-            # Apache's broker writes the file from 10 s after its start on.
+            # Apache's broker begins to write the file 10 s after its start.
             await _in_file(path, name, total, timeout=15)
         except TimeoutError:
             async with await client.consumer(broker.nameserver, group, topic) as consumer:
@@ -122,13 +125,12 @@ async def _in_file(path: Path, name: str, total: int, timeout: float = 20) -> No
 async def share_queues(
     producer: Producer, topic: str, queues: int, consumers: Sequence[PushConsumer], admin: Admin | None = None
 ) -> None:
-    """Return when each of the consumers has its share of the queues, and all queues are being read.
+    """Wait until each of the consumers has its share of the queues, and all queues are being read.
 
-    Seen by probes: one message to each queue, again and again, until it is spread evenly. While the queues change
-    hands a probe may come twice, and the second copy may come after the spread looked even: a consumer that has not
-    given up a queue yet goes on reading it, and gets what is sent next too. Where consumers of one group share the
-    queues, hand in the admin API: then each of them is also asked which queues it holds, and what is sent after this
-    comes once.
+    This sends probes, one message to each queue, again and again until they are spread evenly. While the queues change
+    hands a probe may arrive twice, and the second copy may arrive after the spread looked even: a consumer that has not
+    given up a queue yet goes on reading it, and gets the next messages too. For consumers of one group, pass the admin
+    API: then each of them is also asked which queues it holds, and messages sent after this arrive once.
     """
     share = queues // len(consumers)
     for attempt in range(400):
@@ -146,12 +148,12 @@ async def share_queues(
             admin is None or await _held_once(admin, consumers[0].group, topic, queues)
         ):
             return
-        await asyncio.sleep(0.25)  # the library says nothing when it rebalances: there is no event to wait for
+        await asyncio.sleep(0.25)  # the library gives no event when it rebalances
     raise TimeoutError(f"the {queues} queues of {topic} were never shared evenly")
 
 
 async def _held_once(admin: Admin, group: str, topic: str, queues: int) -> bool:
-    """Ask all members of a group whether every queue of the topic is held by exactly one of them."""
+    """Whether every queue of the topic is held by exactly one member of the group, by asking all members."""
     try:
         members = (await admin.consumer_connection(group))["clients"]
         infos = [await admin.running_info(group, member["clientId"]) for member in members]
@@ -164,9 +166,9 @@ async def _held_once(admin: Admin, group: str, topic: str, queues: int) -> bool:
 async def each_once(
     producer: Producer, topic: str, queues: int, consumers: Sequence[PushConsumer], bodies: Sequence[bytes]
 ) -> None:
-    """Assert that each of the bodies came exactly once to the consumers together.
+    """Assert that the consumers together received each of the bodies exactly once.
 
-    A last message in each queue follows them; when that has come, a second copy of the others would have come too.
+    A last message in each queue follows them; once it has arrived, a second copy of the others would have arrived too.
     """
     ends = [f"end-{producer.handle}-{queue}".encode() for queue in range(queues)]
     await until(lambda: set(bodies) <= {body for consumer in consumers for body in consumer.bodies}, consumers)

@@ -1,4 +1,4 @@
-"""The Java admin API (DefaultMQAdminExt), which mqadmin, the dashboard and the exporter are made of."""
+"""The Java admin API (DefaultMQAdminExt), which mqadmin, the dashboard and the exporter are built on."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -99,7 +99,7 @@ async def test_clients_of_a_consumer_group_are_told(broker: Broker, topic: str, 
         assert {topic, f"%RETRY%{group}"} == set(connection["subscriptions"])
         assert (connection["type"], connection["model"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
         assert [member["language"] for member in connection["clients"]] == [LANGUAGES[client.name]]
-    # Java's and the C++ client take their leave and wait for the answer; Apache's Go client closes its connections.
+    # The Java and the C++ client unregister and wait for the answer; Apache's Go client just closes its connections.
     refused = await refused_soon(partial(admin.consumer_connection, group))
     assert refused.code == CONSUMER_NOT_ONLINE
 
@@ -131,7 +131,8 @@ async def test_running_consumer_is_asked_through_the_broker(
 async def test_offsets_of_a_live_group_are_set_back(
     broker: Broker, clients: ClientPool, admin: Admin, together: Together, client_name: str
 ) -> None:
-    """The broker tells the consumers (code 220), which drop what they have and begin again ten seconds later."""
+    """The broker sends an offset reset (code 220) to live consumers, which drop their messages and begin again ten
+    seconds later."""
 
     async def scenario(name: str) -> None:
         client = await clients.get(name)
@@ -206,7 +207,7 @@ async def test_runtime_figures_have_the_names_and_forms_of_rocketmq(
         int(table[name])
     for name in ("commitLogDiskRatio", "consumeQueueDiskRatio", "putMessageAverageSize"):
         float(table[name])
-    # 10 s, 60 s and 600 s, each left out while there are not enough samples, though its blank stays
+    # for 10 s, 60 s and 600 s, each left out while there are too few samples, though its blank stays
     transferred = "getTransferedTps" if "getTransferedTps" in table else "getTransferredTps"
     for name in ("putTps", "getFoundTps", "getMissTps", "getTotalTps", transferred):
         numbers = table[name].split(" ")
@@ -236,7 +237,8 @@ async def test_settings_are_told_and_changed(broker: Broker, admin: Admin) -> No
 async def test_group_that_may_not_consume_gets_nothing(
     broker: Broker, topic: str, java: JavaClient, admin: Admin
 ) -> None:
-    """A pull for such a group is refused; the consumer asks again and gets everything once the group may."""
+    """The broker refuses the pulls of a group that may not consume; its consumer asks again, and gets every message
+    once the group may."""
     group = unique("group")
     await admin.create_group(broker.address, group, enable=False)
     async with (

@@ -1,7 +1,7 @@
 """Delayed messages by level: never early, never lost, in the order of a level.
 
-Early is measured on the broker's clock: the store time of the delivered record against the store time of the record
-that waited in SCHEDULE_TOPIC_XXXX.
+Earliness is measured by the broker's clock: the store time of the delivered record minus that of the record that waited
+in SCHEDULE_TOPIC_XXXX.
 """
 
 from collections.abc import Awaitable, Callable
@@ -107,4 +107,4 @@ async def test_message_with_a_level_is_found_by_its_key_before_it_is_due(
 async def test_batch_with_a_level_is_refused(broker: Broker, topic: str, java: JavaClient) -> None:
     async with await java.producer(broker.nameserver) as producer:
         (result,) = await producer.send(topic, [Outgoing(b"a", level=1), Outgoing(b"b", level=1)], "batch", check=False)
-    assert not result.stored  # the library says so before the broker could
+    assert not result.stored  # the library refuses it before the broker could

@@ -1,6 +1,7 @@
-"""Levels as an operator has them: both paths, tables that change, a topic's own table, a backlog that RocketMQ wrote.
+"""Levels from an operator's view: both delivery paths, changed tables, a topic's own table, and a backlog that RocketMQ
+wrote.
 
-What was delivered is read from the queues of the topic, where a second copy could not hide.
+The tests read the delivered messages from the queues of the topic, where a second copy would show.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from tests.peers.messages import Outgoing, Received
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 QUEUES = 2
 CHECKPOINT_OF_OURS = b"DUEMQCP3"
-# The first three fall due while no broker runs: RocketMQ's is killed before that.
+# The first three become due while no broker runs: RocketMQ's is killed before that.
 BACKLOG_LEVELS = "15s 16s 16s 1s"
 BACKLOG_MS = 15_000
 BACKLOG = 1000
@@ -35,12 +36,12 @@ async def _topic(broker: Broker, java: JavaClient) -> str:
 
 
 async def _stored(broker: Broker, java: JavaClient, topic: str) -> list[list[Received]]:
-    """Return what each queue of a topic has."""
+    """Return the messages in each queue of a topic."""
     return [await java.pull_all(broker.nameserver, topic, queue) for queue in range(QUEUES)]
 
 
 async def _stored_so_far(broker: Broker, java: JavaClient, topic: str, count: int) -> None:
-    """Wait until so many messages are in a topic."""
+    """Wait until a topic has this many messages."""
 
     async def stored() -> int:
         return sum(queue.max for queue in (await java.admin(broker.nameserver).topic_stats(topic)).values())
@@ -78,7 +79,7 @@ async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_ch
             messages = [Outgoing(body, level=1 + n % 3) for n, body in enumerate(bodies)]
             await producer.send(topic, messages, "async")
             sent += bodies
-            # Some of these are delivered while others wait, when the next ones come and when the path changes.
+            # Some of these are delivered while others wait, when the next ones arrive and when the path changes.
             await _stored_so_far(broker, java, topic, len(sent) - 60)
             rest -= switch.done()
         await switch
@@ -114,14 +115,15 @@ async def test_levels_change_while_messages_wait(brokers: BrokerFactory, target:
     assert len(found) == len(promised)
     waited = [message for level in (2, 3) for message in await java.pull_all(broker.nameserver, SCHEDULE, level - 1)]
     waits = {message.body: found[message.body].store_time - message.store_time for message in waited}
-    # Not early by a ms; late by less than what tells one delay from the next longer one.
+    # Not early by a ms; late by less than the difference from the next longer delay.
     assert {body: ms for body, ms in waits.items() if not promised[body] <= ms < promised[body] + 900} == {}
 
 
 async def test_rocketmq_does_not_deliver_again_what_overtook_others(
     brokers: BrokerFactory, target: str, java: JavaClient
 ) -> None:
-    """Its progress is one offset of each level, which is that of the first message that waits."""
+    """RocketMQ does not repeat messages that duemq delivered ahead of others when it takes over the store, although its
+    progress is one offset per level: the offset of the first message that waits."""
     for kind in ("apache-4.9.7", "apache-5.3.3"):
         not_on(target, kind, "nothing overtakes others there")
     properties = {"messageDelayLevel": "1s 10s"}
@@ -156,7 +158,7 @@ async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: 
     )
     assert f"create topic to {broker.address} success." in made.output, made.output
     assert "delay.levels=7m 1s: messageDelayLevel has no level of 420 s" in refused.output
-    # The broker's own first two are of 1 s and 2 s; a level beyond the topic's table is the table's highest.
+    # The broker's own first two levels are 1 s and 2 s; a level beyond the topic's table means the table's highest.
     assert LEVEL_MS[:2] == (1000, 2000)
     promised = {b"1": 3000, b"2": 1000, b"9": 1000}
     messages = [Outgoing(body, level=int(body)) for body in promised]
@@ -205,9 +207,9 @@ async def test_a_backlog_of_rocketmq_is_delivered_once_over_kills(
     await writer.kill()
     due_in = first_sent + BACKLOG_MS / 1000 - asyncio.get_running_loop().time()
     assert due_in > 0, "this machine was too slow: RocketMQ's broker may have delivered some of it itself"
-    await asyncio.sleep(due_in)  # nobody is there to tell
+    await asyncio.sleep(due_in)  # no consumer or client is connected here
 
-    # Each level has two deliveries at a time on their way to the disk, so that there is a middle to kill it in.
+    # Each level has two deliveries at a time on their way to the disk, so that a kill hits the middle of the backlog.
     properties = {
         "messageDelayLevel": BACKLOG_LEVELS,
         "flushDiskType": "SYNC_FLUSH",

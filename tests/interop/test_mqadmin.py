@@ -1,7 +1,7 @@
-"""mqadmin of both versions: what it prints about the broker under test.
+"""The output of both versions of mqadmin about the broker under test.
 
-A run of mqadmin takes four to seven seconds, nearly all of it waiting for a thread of its own to end. So the commands
-that do not depend on each other run at the same time, for both versions, before the first test looks at the output.
+A run of mqadmin takes four to seven seconds, nearly all of it waiting for its own thread to end. So independent
+commands run at the same time, for both versions, before the first test looks at the output.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _NEEDS_351 = "mqadmin 5.3.3 asks the broker for the topic's configuration (code 
 
 @dataclass
 class Outputs:
-    """What one version of mqadmin printed, by the name of the command, in the order of a topic's life."""
+    """The output of one version of mqadmin by the name of the command, in the order of a topic's life."""
 
     version: str
     broker: Broker
@@ -46,18 +46,18 @@ class Outputs:
             self.of[name] = await mqadmin(self.version, *arguments, nameserver=self.broker.nameserver)
 
     def text(self, name: str) -> str:
-        """Return what a command printed; fail with it if it is a stack trace."""
+        """Return the output of a command; fail if it is a stack trace."""
         text = self.of[name].output
         assert "SubCommandException" not in text, text
         return text
 
     def rows(self, name: str) -> list[list[str]]:
-        """Return what a command printed as a table, without its head."""
+        """Return the output of a command as a table, without its head."""
         self.text(name)
         return self.of[name].rows()
 
     async def run_all(self, clients: ClientPool) -> None:
-        """Make a topic and a group, use them, look at them from all sides, delete them, look again."""
+        """Make a topic and a group, use them, inspect them in every way, delete them, and inspect again."""
         topic, group, address = self.topic, self.group, self.broker.address
         queues = ["-r", str(QUEUES), "-w", str(QUEUES)]
         await asyncio.gather(
@@ -182,7 +182,8 @@ async def test_broker_status_shows_the_levels(outputs: Outputs) -> None:
 
 
 async def test_timers_are_shown(outputs: Outputs) -> None:
-    """What 5.3.3's tools know of timers: there is no command for them alone."""
+    """5.3.3's mqadmin shows the timers of the broker in the output of other commands: it has no command for timers
+    alone."""
     not_on(outputs.broker, "apache-4.9.7", "timers came with 5.0")
     lines = [line.partition(":") for line in outputs.text("brokerStatus").splitlines() if ":" in line]
     table = {name.strip(): value.strip() for name, _, value in lines}

@@ -1,4 +1,5 @@
-"""The broker under test with Apache's name server: it registers, stays, leaves, and comes back on its own."""
+"""The broker under test with Apache's name server: it registers, stays registered, leaves, and comes back on its
+own."""
 
 from functools import partial
 
@@ -20,12 +21,12 @@ async def test_clients_find_the_broker_through_apaches_name_server(
 ) -> None:
     nameserver = ApacheNameServer("4.9.7", brokers.directory / "nameserver")
     await nameserver.start()
-    # The period is 30 s unless set, and 10 s at least.
+    # The period is 30 s by default, and at least 10 s.
     broker = brokers.make(target, {"registerNameServerPeriod": "10000"}, nameserver=nameserver.address)
     try:
         await broker.start()
         admin = java.admin(nameserver.address)
-        # It listens before the name server has answered.
+        # The broker listens before the name server has answered.
         await eventually(admin.cluster, lambda found: found == ({CLUSTER: [BROKER]}, {BROKER: {"0": broker.address}}))
         topic, group = unique("topic"), unique("group")
         await admin.create_topic(broker.address, topic, 4)
@@ -39,13 +40,13 @@ async def test_clients_find_the_broker_through_apaches_name_server(
             await consumer.receive_bodies([message.body for message in numbered("plain", 20)])
         assert {topic, "created_on_the_way", f"%RETRY%{group}"} <= set(await admin.topics())
 
-        # A name server remembers nothing: the broker tells it everything again.
+        # A restarted name server remembers nothing: the broker registers everything again.
         await nameserver.stop()
         await nameserver.start()
         route = await eventually(partial(admin.route, topic), timeout=40)
         assert route.queues == [QueueRoute(BROKER, 4, 4, 6)]
 
-        # A broker that stops says so, and its topics are gone at once.
+        # A broker that stops unregisters, and its topics are gone at once.
         await broker.stop()
         with pytest.raises(CallError) as refused:
             await admin.route(topic)

@@ -1,4 +1,4 @@
-"""Messages with a sharding key come in the order in which they were sent, whoever of the group gets them."""
+"""A group receives messages with a sharding key in the order in which they were sent, whichever consumer gets them."""
 
 import asyncio
 from collections import defaultdict
@@ -25,7 +25,8 @@ async def test_each_key_is_consumed_in_order_by_one_of_two_consumers(
             Outgoing(f"{key}/{n}".encode(), sharding=f"order-{key}") for n in range(EACH) for key in range(KEYS)
         ]
         bodies = {message.body for message in messages}
-        # Both at once: what the first one has locked, Go gives up only when the lock has expired, a minute later.
+        # Start both at once: Go gives up queues that the first one has locked only when the lock has expired, a minute
+        # later.
         one, other = await asyncio.gather(
             *(client.consumer(broker.nameserver, group, topic, orderly=True) for _ in range(2))
         )
@@ -48,7 +49,7 @@ async def test_each_key_is_consumed_in_order_by_one_of_two_consumers(
 
 
 async def test_message_that_fails_holds_up_its_queue(broker: Broker, topic: str, java: JavaClient) -> None:
-    """An ordered consumer that wants a message again gets it before those after it, and from the client's memory."""
+    """An ordered consumer gets a message that it failed again before the ones after it, from the client's memory."""
     messages = [Outgoing(f"{n}".encode(), sharding="one") for n in range(10)]
     async with (
         await java.producer(broker.nameserver) as producer,

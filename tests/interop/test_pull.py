@@ -1,4 +1,4 @@
-"""Reading by offset: pull consumers, the lite pull consumer, and the offsets a broker tells."""
+"""Reads by offset: pull consumers, the lite pull consumer, and the offsets that a broker reports."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,7 +17,7 @@ COUNT = 100
 
 
 async def _filled(broker: Broker, client: Client, java: JavaClient, topic: str) -> list[bytes]:
-    """Fill queue 0, and wait until its end is where it should be: a broker may tell of a message a moment later."""
+    """Fill queue 0, and wait until its end has moved: a broker may report a message a moment later."""
     messages = [Outgoing(f"{n}".encode(), tags="even" if n % 2 == 0 else "odd") for n in range(COUNT)]
     async with await client.producer(broker.nameserver) as producer:
         await producer.send(topic, messages, queue_id=0)
@@ -97,7 +97,7 @@ async def test_offsets_of_a_queue(
     assert await offset("max") == COUNT
     assert await offset("earliest") == messages[0].store_time
     for n in (0, COUNT // 3, COUNT - 1):
-        # Several messages can have one store time; which of them is given is not said.
+        # Several messages can have one store time; RocketMQ does not define which of them is returned.
         found = await offset("search", messages[n].store_time)
         assert messages[found].store_time == messages[n].store_time
     assert await offset("search", messages[0].store_time - 60_000) == 0

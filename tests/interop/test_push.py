@@ -1,4 +1,4 @@
-"""Push consumers: sharing a topic, going on where they were, broadcast, tags, where a new group begins."""
+"""Push consumers: sharing a topic, resuming, broadcast, tags, and the offset at which a new group begins."""
 
 from tests.interop.environment import ClientPool, Together
 from tests.interop.support import each_once, need, numbered, share_queues
@@ -29,7 +29,7 @@ async def test_two_consumers_of_a_group_share_the_queues_and_nothing_comes_twice
             await producer.send(topic, messages)
             await each_once(producer, topic, QUEUES, [one, other], [message.body for message in messages])
             assert set(one.bodies) & set(other.bodies) & {message.body for message in messages} == set()
-            # The one that stays takes over what the other leaves.
+            # The remaining consumer takes over the queues of the other.
             await other.stop()
             await share_queues(producer, topic, QUEUES, [one], admin)
             messages = numbered("alone", COUNT)
@@ -62,14 +62,14 @@ async def test_broadcast_gives_every_message_to_every_consumer(
         await client.consumer(broker.nameserver, group, topic, model="broadcast") as one,
         await client.consumer(broker.nameserver, group, topic, model="broadcast") as other,
     ):
-        # A consumer that begins at the end must have begun before the messages are sent.
+        # A consumer that begins at the end must have started before the messages are sent.
         for consumer in (one, other):
             await share_queues(producer, topic, QUEUES, [consumer])
         messages = numbered("for-all", COUNT)
         await producer.send(topic, messages)
         for consumer in (one, other):
             await each_once(producer, topic, QUEUES, [consumer], [message.body for message in messages])
-    # Broadcast offsets are the clients' own: the broker has none.
+    # Broadcast offsets are kept by the clients: the broker has none.
     progress = await java.admin(broker.nameserver).consume_stats(group, topic)
     assert {queue: offsets.consumer for queue, offsets in progress.items() if offsets.consumer > 0} == {}
 
@@ -95,7 +95,8 @@ async def test_subscription_selects_by_tag(broker: Broker, topic: str, client: C
 
 
 async def test_tags_with_one_hash_are_told_apart(broker: Broker, topic: str, client: Client) -> None:
-    """The consume queue has the hash of a tag only; Java gives `Aa` and `BB` the same."""
+    """A consumer of tag `Aa` gets no message of tag `BB`, although the consume queue has only a tag's hash, which is
+    the same in Java."""
     async with (
         await client.producer(broker.nameserver) as producer,
         await client.consumer(broker.nameserver, unique("group"), {topic: "Aa"}) as consumer,
@@ -108,9 +109,10 @@ async def test_tags_with_one_hash_are_told_apart(broker: Broker, topic: str, cli
 
 
 async def test_group_that_begins_at_the_end_skips_what_was_there(broker: Broker, topic: str, client: Client) -> None:
-    """RocketMQ begins a new group at the end only where the queue has lost its beginning or is not in memory any more.
+    """A new group begins at the end only if the queue has lost its beginning or is not in memory any more, as in
+    RocketMQ.
 
-    A topic whose first messages are still at hand is read from its first message on, whatever the group asked for.
+    Here the topic still has its first messages, so the group gets them all, although it asked to begin at the end.
     """
     need(client, Can.CONSUME_FROM)
     async with await client.producer(broker.nameserver) as producer:
@@ -134,7 +136,8 @@ async def test_one_consumer_of_two_topics(broker: Broker, client: Client, java: 
 
 
 async def test_clients_of_all_libraries_share_one_group(broker: Broker, clients: ClientPool, java: JavaClient) -> None:
-    """All libraries allot queues to the sorted list of the members in the same way, so they can be in one group."""
+    """Clients of all libraries share the queues of one group: they all allot queues to the sorted list of members in
+    the same way."""
     topic, group = unique("topic"), unique("group")
     names = ("java-4.9.7", "java-5.3.3", "go", "cpp")
     admin = java.admin(broker.nameserver)

@@ -1,10 +1,10 @@
-"""`duemq store repair` on stores that Apache's brokers wrote: started on them again, they deliver all that waited,
-once, and nothing that they had delivered.
+"""`duemq store repair` on stores that Apache's brokers wrote: started on the repaired stores, Apache's brokers deliver
+all waiting messages once, and nothing that they had delivered before.
 
-Without the repair 4.9.7 never delivers what waits in a queue of the schedule topic that is gone or all zeros, and
-delivers a level from its begin where delayOffset.json is gone; 5.3.3 never delivers what waits where timerlog/ is gone,
-and once more what the timer topic has where timercheck is; a killed broker delivers what came in the last ten seconds
-twice. The table of levels is shortened for the second run: that makes what waits there due.
+Without the repair, 4.9.7 never delivers the messages in a queue of the schedule topic that is gone or all zeros, and
+delivers a level again from its beginning if delayOffset.json is gone; 5.3.3 never delivers waiting timers if timerlog/
+is gone, and delivers the timer topic's messages again if timercheck is gone; a killed broker delivers the messages of
+the last ten seconds twice. The second run has a shorter table of levels, by which the waiting messages are due.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ ALWAYS = [CASES[0], CASES[3], CASES[5], CASES[7]]
 
 
 class Stores:
-    """The stores, each written when it is first wanted."""
+    """The stores, each written on first use."""
 
     def __init__(self, directory: Path, clients: ClientPool) -> None:
         self._directory = directory
@@ -72,7 +72,7 @@ class Stores:
         self._written: dict[tuple[str, str], Path] = {}
 
     async def get(self, kind: str, end: str) -> Path:
-        """A store that a broker wrote and then was stopped, or killed."""
+        """Return a store that a broker wrote before it was stopped, or killed."""
         if (kind, end) not in self._written:
             self._written[kind, end] = await self._write(kind, end)
         return self._written[kind, end]
@@ -95,7 +95,7 @@ class Stores:
 
 
 async def _fill(broker: Broker, java: JavaClient, *, has_timers: bool) -> int:
-    """Send messages; gives how many of them are delivered in the next seconds."""
+    """Send messages; return the number of those delivered in the next seconds."""
     messages = [Outgoing(b"soon level %d" % n, level=1) for n in range(COUNT)]
     messages += [Outgoing(b"waits level %d" % n, level=3) for n in range(COUNT)]
     messages += [Outgoing(b"soon plain %d" % n + b"x" * 900) for n in range(15 * COUNT)]
@@ -116,7 +116,7 @@ async def stored(broker: Broker, java: JavaClient) -> int:
 
 
 def bodies(store: Path) -> Counter[bytes]:
-    """What was sent to the topic or delivered to it, by the commitlog."""
+    """The messages sent or delivered to the topic, by the commitlog."""
     return Counter(record.content.rstrip(b"x") for record in oracle.contents(store).records if record.topic == TOPIC)
 
 
@@ -171,7 +171,7 @@ async def test_apache_goes_on_with_a_repaired_store(
         await broker.start()
         await eventually(partial(java.admin(broker.nameserver).route, TOPIC))
         await eventually(partial(stored, broker, java), lambda found: found >= before.total() + len(waits))
-        # What is delivered behind all of them says that a second copy would be there as well.
+        # The delivery of messages sent behind all others shows that a second copy of those would be there as well.
         ends = [Outgoing(b"end", level=1), Outgoing(b"end", level=3)]
         if kind == "apache-5.3.3":
             ends.append(Outgoing(b"end", properties={"TIMER_DELIVER_MS": str(time.time_ns() // 1_000_000 + 3000)}))

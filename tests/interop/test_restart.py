@@ -1,8 +1,8 @@
 """The broker goes away in the middle of sending and consuming, and comes back on the same store.
 
-Nothing that was acknowledged may be lost, and a group goes on where it was. Once with a clean stop and once with
-SIGKILL; all clients go through the same restart at the same time, since the Go and the C++ client notice only with
-their next heartbeat, up to half a minute later, that the broker does not know them any more.
+No acknowledged message may be lost, and a group goes on at its offsets. Once with a clean stop and once with SIGKILL;
+all clients go through the same restart at the same time, since the Go and the C++ client notice only with their next
+heartbeat, up to half a minute later, that the broker does not know them any more.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.peers.clients import Client, PushConsumer, unique
 from tests.peers.errors import PeerError
 from tests.peers.messages import Outgoing
 
-pytestmark = pytest.mark.timeout(400)  # a client that does not come back is waited for at each step
+pytestmark = pytest.mark.timeout(400)  # seconds that each step waits for a client that does not come back
 
 ENOUGH = 40
 BEFORE = 30
@@ -29,7 +29,7 @@ HOWS = ("stop", "kill")
 
 @dataclass(eq=False)
 class Witness:
-    """What one client sent and received around a restart."""
+    """The messages that one client sent and received around a restart."""
 
     client: Client
     broker: Broker
@@ -45,7 +45,7 @@ class Witness:
 
     @property
     def before(self) -> list[bytes]:
-        """What the paused group has consumed before the restart."""
+        """The messages that the paused group consumed before the restart."""
         return [message.body for message in numbered("before", BEFORE)]
 
     async def prepare(self) -> None:
@@ -55,12 +55,12 @@ class Witness:
             await producer.send(self.topic, numbered("before", BEFORE))
         async with await self.client.consumer(nameserver, self.paused_group, self.topic) as consumer:
             await consumer.receive_bodies(self.before)
-        # SIGKILL keeps what is in files: the offsets are written to theirs every second.
+        # SIGKILL keeps the content of files: the offsets are written to theirs every second.
         await stored_offset(self.broker, self.client, self.topic, self.paused_group, BEFORE)
         self.steady = await self.client.consumer(nameserver, self.steady_group, self.topic)
 
     async def keep_sending(self) -> None:
-        """Send one message after the other, whatever happens, and note those that were acknowledged."""
+        """Send one message after the other, also while the broker is away, and note the acknowledged ones."""
         async with await self.client.producer(self.broker.nameserver, retries=0, timeout_ms=3000) as producer:
             number = 0
             while not self.finished.is_set():
@@ -73,10 +73,10 @@ class Witness:
                 if result.stored:
                     self.acknowledged.append(body)
                     self.progress.set()
-                await asyncio.sleep(0.01)  # a stream, not a flood: what counts is that the restart is in its middle
+                await asyncio.sleep(0.01)  # a stream, not a flood, with the restart in its middle
 
     async def sends_more(self) -> None:
-        """Wait until some more messages were acknowledged."""
+        """Wait until some more messages have been acknowledged."""
         goal = len(self.acknowledged) + ENOUGH
         async with asyncio.timeout(90):
             while len(self.acknowledged) < goal:
@@ -84,7 +84,7 @@ class Witness:
                 await self.progress.wait()
 
     async def receive_all(self) -> None:
-        """Stop sending, and wait until both groups have everything that was acknowledged."""
+        """Stop sending, and wait until both groups have all acknowledged messages."""
         assert self.steady is not None
         await self.steady.receive_bodies(self.acknowledged)
         self.paused = await self.client.consumer(self.broker.nameserver, self.paused_group, self.topic)
@@ -98,7 +98,7 @@ class Witness:
 
 
 async def _each(witnesses: list[Witness], step: Callable[[Witness], Awaitable[None]]) -> list[Witness]:
-    """Let all take a step at the same time; return those who could. The others keep what stopped them."""
+    """Have all take a step at the same time; return those that succeeded. The others keep their exception."""
     outcomes = await asyncio.gather(*(step(witness) for witness in witnesses), return_exceptions=True)
     for witness, outcome in zip(witnesses, outcomes, strict=True):
         if isinstance(outcome, BaseException):

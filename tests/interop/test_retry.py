@@ -1,7 +1,8 @@
-"""What a consumer refuses comes again, later each time, and ends in the dead letter queue of its group.
+"""A message that a consumer refuses is delivered again, later each time, and ends in the dead letter queue of its
+group.
 
-The group's retry topic is made beforehand where only its messages matter: the Go client looks for a route it did not
-get at its start 30 seconds later.
+Tests that only need the messages make the group's retry topic beforehand: the Go client looks again for a missing route
+only 30 seconds after its start.
 """
 
 from functools import partial
@@ -34,7 +35,7 @@ async def test_refused_message_is_tried_again_and_then_put_aside(
         await admin.create_topic(broker.address, topic, 4)
         await admin.create_group(broker.address, group, retry_max_times=TIMES)
         await admin.create_topic(broker.address, f"%RETRY%{group}", 1)
-        times = TIMES if gap(name, Can.MAX_RECONSUME_TIMES) is None else None  # else it is the group's
+        times = TIMES if gap(name, Can.MAX_RECONSUME_TIMES) is None else None  # else the group's limit counts
         async with (
             await client.producer(broker.nameserver) as producer,
             await client.consumer(

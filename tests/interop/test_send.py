@@ -1,4 +1,4 @@
-"""Sending, in every way a client has, and receiving what was sent, as it was sent."""
+"""Every way of sending that a client has, and the messages as consumers receive them."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -75,7 +75,7 @@ async def test_message_is_found_by_both_ids_and_by_key(
         (result,) = await producer.send(topic, [Outgoing(b"sought", keys=f"first {key}")])
     assert result.msg_id is not None
     msg_id = result.msg_id
-    # RocketMQ makes the index just after it has answered the send.
+    # RocketMQ indexes a message just after it has answered the send.
     found = await eventually(partial(admin.view, topic, msg_id))
     assert (found.body, found.msg_id) == (b"sought", msg_id)
     for word in ("first", key):

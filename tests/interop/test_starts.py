@@ -1,5 +1,4 @@
-"""What the audit says of a start (`spark_jobs.audit.starts`) is what Apache's brokers do that are started on the
-files.
+"""Apache's brokers, started on a store, do what the audit says of such a start (`spark_jobs.audit.starts`).
 
 The stores are those of the tests of `duemq store repair`; here they are not repaired."""
 
@@ -56,7 +55,7 @@ async def stores(
 
 
 def told(path: Path) -> Start:
-    """What the audit says of the broker that wrote a store."""
+    """The audit's statement about the broker that wrote the store."""
     store = StoreFiles.open(path)
     progress = read_progress(store, str(PROPERTIES["messageDelayLevel"]))
     found = [events for part in plan(store) for events in RangeEvents(store, part, progress)]
@@ -82,7 +81,7 @@ async def test_a_broker_finds_what_the_audit_says(
         await broker.start()
         await eventually(partial(java.admin(broker.nameserver).route, TOPIC))
         await eventually(partial(stored, broker, java), lambda found: found >= before.total() + expected.finds)
-        # What comes behind all of them, in each way that works still, says that no more of them come.
+        # Messages sent behind all others, by each delivery path that still works, show when no more deliveries follow.
         ends = [Outgoing(b"end level 1", level=1), Outgoing(b"end level 3", level=3)]
         if kind == "apache-5.3.3" and TIMER_QUEUE not in lost:
             at = str(time.time_ns() // 1_000_000 + 3000)

@@ -1,8 +1,9 @@
-"""A store changes hands: what RocketMQ's broker wrote the broker under test goes on with, and the other way round.
+"""A store changes hands: the broker under test goes on with a store that RocketMQ's broker wrote, and the other way
+round.
 
-Each test fills a store with one broker (plain messages, a group that consumed part of them, delayed messages that
-were delivered, that come due while no broker runs, and that are still waiting), ends that broker cleanly or with
-SIGKILL, starts the other on the same files and looks at everything from outside.
+Each test fills a store with one broker (plain messages, a group that consumed part of them, delayed messages that were
+delivered, that become due while no broker runs, and that still wait), ends that broker cleanly or with SIGKILL, starts
+the other on the same files and inspects everything from outside.
 """
 
 import time
@@ -19,18 +20,18 @@ from tests.peers.messages import Outgoing, Received
 
 QUEUES = 3
 OLD, NEW = 60, 40
-# Level 1 is delivered before the hand-over, level 2 comes due during it, level 3 after it (two JVMs take 12 s).
+# Level 1 is delivered before the hand-over, level 2 becomes due during it, level 3 after it (two JVMs take 12 s).
 LEVELS = "1s 4s 20s 1s 1s"
 PASSED, OVERDUE, WAITING = 1, 2, 3
 WAITING_MS = 20_000
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
-# Offsets go to their files soon, so that a test need not wait for that before it kills the broker.
+# Offsets are written to their files soon, so that a test need not wait long before it kills the broker.
 PROPERTIES = {"messageDelayLevel": LEVELS, "flushConsumerOffsetInterval": "300", "flushDelayOffsetInterval": "300"}
 
 
 @dataclass
 class Content:
-    """What the first broker was left with, as seen from outside."""
+    """The state that the first broker left, as seen from outside."""
 
     topic: str = field(default_factory=lambda: unique("topic"))
     group: str = field(default_factory=lambda: unique("group"))
@@ -40,7 +41,7 @@ class Content:
 
     @property
     def unread(self) -> list[bytes]:
-        """What the group has still to get."""
+        """The bodies that the group has not received yet."""
         return [message.body for message in numbered("new", NEW)] + [b"overdue", b"waiting"]
 
 
@@ -48,7 +49,7 @@ async def _fill(broker: Broker, java: JavaClient) -> Content:
     content = Content()
     admin = java.admin(broker.nameserver)
     await admin.create_topic(broker.address, content.topic, QUEUES)
-    # 5.3.3 answers "boot success" before its name server has it.
+    # 5.3.3 answers "boot success" before its name server has the topic.
     await eventually(partial(admin.route, content.topic))
     await admin.create_group(broker.address, content.group, retry_max_times=7)
     async with await java.producer(broker.nameserver) as producer:
@@ -94,7 +95,7 @@ async def _check(broker: Broker, java: JavaClient, content: Content, ended: int)
     for queue, written in enumerate(content.queues):
         found = await java.pull_all(broker.nameserver, topic, queue)
         _same(found[: len(written)], written)
-        # What came since follows without a gap.
+        # Later messages follow without a gap.
         assert [message.queue_offset for message in found] == list(range(len(found)))
     assert group in await admin.who_consumes(topic)
 
@@ -130,8 +131,8 @@ async def test_store_changes_hands(
 async def test_a_broker_that_asks_for_checksums_of_records_finds_them(
     brokers: BrokerFactory, target: str, java: JavaClient
 ) -> None:
-    """RocketMQ 5 with forceVerifyPropCRC cuts its log, after a kill, at the first record without a right one. Of what
-    waits on the way some comes due under one broker, some under the next."""
+    """RocketMQ 5 with forceVerifyPropCRC keeps the records of duemq after a kill: it would cut its log at the first
+    record without a right checksum. Some of the delayed messages become due under one broker, some under the next."""
     settings = {**PROPERTIES, "enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true"}
     theirs = "apache-5.3.3"
     topic = unique("topic")
@@ -153,7 +154,7 @@ async def test_a_broker_that_asks_for_checksums_of_records_finds_them(
             sent = [*numbered(f"{number}-now", 5), Outgoing(f"{number}-soon".encode(), level=1)]
             sent.append(Outgoing(f"{number}-later".encode(), level=OVERDUE))
             await producer.send(topic, sent)
-        # What the last broker left comes as well; what comes later is for the next one.
+        # This includes the last broker's messages; messages that become due later are for the next one.
         wanted |= {message.body for message in sent}
         due = wanted if number == 2 else wanted - {sent[-1].body}
         await eventually(partial(found, broker), partial(set.issubset, due), timeout=40)

@@ -1,8 +1,9 @@
-"""Messages with a time of their own (RocketMQ 5): never early, nothing lost, at once when late, refused when too far.
+"""Messages with a time of their own (RocketMQ 5): never early, never lost, delivered at once if the time has passed,
+refused if it is too far ahead.
 
-Every client can send them, since they are only properties; the broker decides. Early is measured on the broker's clock,
-by the store time of the delivered record. RocketMQ delivers at the end of the second, duemq at the millisecond: that
-shows in the order of the delivered, which no busy machine can change.
+Every client can send them, since the time is only a property. Earliness is measured by the broker's clock, by the store
+time of the delivered record. RocketMQ delivers at the end of the second, duemq at the millisecond: that shows in the
+order of the delivered messages, which a busy machine cannot change.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ async def _waiting(java: JavaClient, broker: Broker, result: Sent) -> Received:
 async def test_message_is_delivered_at_its_time_and_not_before(
     broker: Broker, clients: ClientPool, java: JavaClient, together: Together, client_name: str
 ) -> None:
-    """By each of the three properties, in each mode of sending; tags, keys and ids are those of the message."""
+    """The broker delivers a message with any of the three time properties, in each mode of sending, at its time and not
+    before; tags, keys and ids stay those of the message."""
 
     async def scenario(name: str) -> None:
         client = await clients.get(name)
@@ -74,7 +76,7 @@ async def test_message_is_delivered_at_its_time_and_not_before(
         ):
             now = _now_ms()
             odd, whole = now + 1537, (now // 1000 + 3) * 1000
-            # A delay counts from when the broker has the message; that is after now.
+            # A delay counts from the arrival at the broker, which is after now.
             due = {b"odd": odd, b"whole": whole, b"milliseconds": now + 1700, b"seconds": now + 2000}
             properties = {
                 b"odd": {"TIMER_DELIVER_MS": str(odd)},
@@ -104,8 +106,8 @@ async def test_message_is_delivered_at_its_time_and_not_before(
 async def test_many_with_random_times_come_each_once_and_none_early(
     broker: Broker, clients: ClientPool, java: JavaClient, together: Together, client_name: str
 ) -> None:
-    """Also to a consumer that takes one of their two tags. duemq delivers them in the order of their times, but for
-    those that are due when it looks: they go together."""
+    """The broker delivers many messages with random times once each and none early, also to a consumer of one of their
+    two tags. duemq delivers them in the order of their times, except messages that are due in the same step."""
 
     async def scenario(name: str) -> None:
         client = await clients.get(name)
@@ -145,7 +147,8 @@ async def test_many_with_random_times_come_each_once_and_none_early(
 
 
 async def test_times_within_a_second_are_kept_apart(broker: Broker, java: JavaClient) -> None:
-    """Sent in the wrong order and delivered in that of their times, each before the next one is due."""
+    """duemq delivers messages that were sent in the wrong order in the order of their times, each before the next one
+    is due."""
     not_on(broker, "apache-5.3.3", "it delivers a second's messages together, in any order, when that is over")
     topic = unique("topic")
     await java.admin(broker.nameserver).create_topic(broker.address, topic, 1)
@@ -165,7 +168,7 @@ async def test_times_within_a_second_are_kept_apart(broker: Broker, java: JavaCl
 async def test_time_that_has_passed_means_at_once(
     broker: Broker, clients: ClientPool, java: JavaClient, together: Together, client_name: str
 ) -> None:
-    """And a delay level wins over any time."""
+    """The broker delivers a message whose time has passed at once. A delay level takes precedence over a time."""
 
     async def scenario(name: str) -> None:
         client = await clients.get(name)
@@ -193,7 +196,8 @@ async def test_time_that_has_passed_means_at_once(
 
 
 async def test_time_beyond_the_longest_delay_is_refused(broker: Broker, topic: str, java: JavaClient) -> None:
-    """timerMaxDelaySec is three days in RocketMQ; a broker with a longer horizon says so in its settings."""
+    """The broker refuses a time beyond timerMaxDelaySec: three days in RocketMQ; a broker with a longer horizon says so
+    in its settings."""
     settings = await java.admin(broker.nameserver).broker_config(broker.address)
     beyond = _now_ms() + int(settings["timerMaxDelaySec"]) * 1000 + DAY_MS
     wrong = [
@@ -213,7 +217,8 @@ async def test_time_beyond_the_longest_delay_is_refused(broker: Broker, topic: s
 async def test_refused_timer_message_is_tried_again_after_the_delay_of_a_retry(
     broker: Broker, clients: ClientPool, java: JavaClient, together: Together, client_name: str
 ) -> None:
-    """Not at once, and not after its own delay: it is a message with a level then."""
+    """The broker delivers a refused timer message again after the delay of a retry: not at once, and not after its own
+    delay, as it has a level then."""
 
     async def scenario(name: str) -> None:
         client = await clients.get(name)
@@ -275,7 +280,7 @@ async def test_the_last_message_of_a_key_replaces_the_ones_before(broker: Broker
         at = _now_ms() + 3000
         for number, due in enumerate((at + 9000, at, at - 1000, at + 1000)):
             properties = {"TIMER_DELIVER_MS": str(due), "TIMER_REPLACE": "true"}
-            # By the client's own selector: all of one key go to one queue.
+            # By the client's own selector: all messages of one key go to one queue.
             message = Outgoing(b"%d" % number, keys="4711", properties=properties, sharding="4711")
             (result,) = await producer.send(topic, [message])
             assert result.error is None
@@ -283,12 +288,13 @@ async def test_the_last_message_of_a_key_replaces_the_ones_before(broker: Broker
         await each_once(producer, topic, QUEUES, [consumer], [b"3", b"after all"])
 
 
-# --- the broker goes away, or is told to wait
+# --- the broker goes away, or a setting stops the timers
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_timers_outlive_the_broker(brokers: BrokerFactory, target: str, java: JavaClient, end: str) -> None:
-    """Some are delivered before, some come due meanwhile and are delivered at once, some wait on."""
+    """After a restart the broker delivers each remaining timer: those that became due while it was down at once, the
+    others at their times."""
     broker = brokers.make(target, {})
     await broker.start()
     topic = unique("topic")
@@ -340,7 +346,7 @@ async def test_what_is_stopped_goes_on_when_it_is_told(
         try:
             assert (await admin.broker_config(broker.address))[setting] == "true"
             await producer.send(topic, [_timed(b"held", _now_ms() + 500)])
-            # RocketMQ's timer would have delivered it a second after it was due, duemq's at once.
+            # RocketMQ's timer would have delivered the message a second after it was due, duemq's at once.
             await producer.send(topic, [Outgoing(b"2 s later", level=2)])
             await consumer.receive_bodies([b"2 s later"])
             assert consumer.bodies == [b"2 s later"]
@@ -362,7 +368,7 @@ async def test_figures_of_the_timers_have_the_names_of_rocketmq(
     int(table["timerReadBehind"])
     for name in ("timerEnqueueTps", "timerDequeueTps"):
         assert re.fullmatch(r"\d+\.\d+(E-?\d+)?", table[name])
-    # The timers' own queue is a topic like others for those who look.
+    # The timers' own queue can be inspected like any other.
     stats = await admin.topic_stats(TIMER)
     assert stats[f"{TIMER}@0"].max > result.queue_offset
 
@@ -370,7 +376,7 @@ async def test_figures_of_the_timers_have_the_names_of_rocketmq(
 async def test_checkpoint_and_metrics_are_told_as_replicas_read_them(
     broker: Broker, topic: str, java: JavaClient
 ) -> None:
-    """GET_TIMER_CHECK_POINT (60) and GET_TIMER_METRICS (61), which no client has a method for."""
+    """The broker answers GET_TIMER_CHECK_POINT (60) and GET_TIMER_METRICS (61), which no client has a method for."""
     async with await java.producer(broker.nameserver) as producer:
         _, result = await producer.send(topic, [_timed(b"1", _now_ms() + DAY_MS), _timed(b"2", _now_ms() + DAY_MS)])
     last = result.queue_offset
@@ -419,7 +425,7 @@ async def test_recalled_message_never_comes_and_its_neighbours_do(
             handle, msg_id = results[index].recall_handle, results[index].msg_id
             assert handle is not None
             assert await producer.recall(topic, handle) == msg_id
-        # The seconds are delivered one after the other, so this one comes when those would have.
+        # The seconds are delivered in order, so this message arrives after those would have.
         await producer.send(topic, [_timed(b"next second", second + 2000)])
         await each_once(producer, topic, QUEUES, [consumer], [b"first", b"third", b"fifth", b"next second"])
         assert not set(consumer.bodies) & {b"recalled", b"recalled too"}
@@ -450,7 +456,8 @@ async def test_recall_that_comes_too_late_or_for_another_topic_is_refused_and_a_
 async def test_recall_is_refused_where_it_is_not_enabled(
     broker: Broker, topic: str, clients: ClientPool, admin: Admin
 ) -> None:
-    """It is off unless recallMessageEnable says otherwise. The handle is given all the same."""
+    """The broker refuses a recall unless recallMessageEnable is set, which is off by default. It returns the handle all
+    the same."""
     producer, consumer = await _recalling(broker, clients, topic)
     async with producer, consumer:
         (result,) = await producer.send(topic, [_timed(b"kept", _now_ms() + 2500)])

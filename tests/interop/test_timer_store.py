@@ -1,12 +1,13 @@
-"""A store with timers changes hands: what RocketMQ's 5.3.3 has in its wheel the broker under test delivers, and back.
+"""A store with timers changes hands: the broker under test delivers the messages in the wheel of RocketMQ's 5.3.3, and
+the other way round.
 
-Each hand-over fills a store with timers at random times: some are delivered before the first broker ends, some come due
-while no broker runs, some wait longer than timerRollWindowSlot, which RocketMQ keeps by writing them anew, and two of
-them are recalled. Where the broker under test has the store first and stops cleanly, some are given another time: once,
-twice, and in the slot that they have. What was delivered is read from the queues of the topic, where a second copy
-could not hide.
+Each hand-over fills a store with timers at random times: some are delivered before the first broker ends, some become
+due while no broker runs, some wait longer than timerRollWindowSlot, which RocketMQ writes anew, and two of them are
+recalled. If the broker under test has the store first and stops cleanly, some are given another time: once, twice, and
+in the slot that they have. The tests read the delivered messages from the queues of the topic, where a second copy
+would show.
 
-The hand-overs are mostly waiting, so several of them run at the same time, from when the first test asks.
+The hand-overs spend most of their time waiting, so several of them run at the same time, started by the first test.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ APACHE = "apache-5.3.3"
 QUEUES = 3
 COUNT = 300
 FIRST_MS = 2000
-# Over which time the messages are due. It has to outlive all brokers but the last: RocketMQ's takes up to 26 s to start
-# beside others of its kind and the other tests, and up to 30 s to stop.
+# The times over which the messages are due. It has to outlive all brokers but the last: RocketMQ's takes up to 26 s to
+# start beside others of its kind and the other tests, and up to 30 s to stop.
 STOP_MS, START_MS, SPARE_MS = 36_000, 26_000, 18_000
 ROLL_WINDOW = 6
 
@@ -52,14 +53,14 @@ class Chain:
 
     @property
     def properties(self) -> dict[str, object]:
-        """What all of them are told."""
+        """The settings of all brokers."""
         properties: dict[str, object] = {"recallMessageEnable": "true"}
         if self.roll_window is not None:
             properties["timerRollWindowSlot"] = self.roll_window
         return properties
 
     def span_ms(self, end: str) -> int:
-        """Over which time its messages are due."""
+        """The time over which the chain's messages are due, ms."""
         ended = [kind for kind in self.kinds[:-1] if kind == APACHE]
         started = [kind for kind in self.kinds[1:] if kind == APACHE]
         return SPARE_MS + len(ended) * STOP_MS * (end == "stop") + len(started) * START_MS
@@ -67,7 +68,7 @@ class Chain:
 
 CHAINS = {
     "from RocketMQ": Chain((APACHE, None), ROLL_WINDOW),
-    # RocketMQ delivers what was recalled if its record is to be rolled while no broker runs, and due before one does.
+    # RocketMQ delivers a recalled message if its record has to be rolled, and becomes due, while no broker runs.
     "to RocketMQ": Chain((None, APACHE), None),
     "to RocketMQ and back": Chain((None, APACHE, None), ROLL_WINDOW),
 }
@@ -80,7 +81,7 @@ def _now_ms() -> int:
 
 @dataclass
 class Content:
-    """What was sent, and when each of it is due."""
+    """The messages sent, with their due times."""
 
     topic: str = field(default_factory=lambda: unique("topic"))
     due: dict[bytes, int] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Content:
 
     @property
     def wanted(self) -> set[bytes]:
-        """What has to arrive."""
+        """The bodies that have to arrive."""
         return self.due.keys() - self.recalled
 
 
@@ -105,13 +106,13 @@ async def _fill(broker: Broker, java: JavaClient, span_ms: int, *, is_reschedule
         body = b"%d" % number
         content.due[body] = start + chance.randrange(span_ms)
         messages.append(Outgoing(body, properties={"TIMER_DELIVER_MS": str(content.due[body])}))
-    # In one second, the last one, so that two of them can be recalled and the others not.
+    # All in the last second, so that two of them can be recalled and the others not.
     neighbours = [b"neighbour %d" % number for number in range(5)]
     second = last // 1000 * 1000
     for number, body in enumerate(neighbours):
         content.due[body] = second + 100 + number * 200
         messages.append(Outgoing(body, properties={"TIMER_DELIVER_MS": str(content.due[body])}))
-    # A delay counts from when the broker has the message, which is after now.
+    # A delay counts from the arrival at the broker, which is after now.
     content.due[b"delay"] = _now_ms() + span_ms
     messages.append(Outgoing(b"delay", properties={"TIMER_DELAY_MS": str(span_ms)}))
     async with await java.producer(broker.nameserver) as producer:
@@ -155,7 +156,7 @@ async def _delivered(broker: Broker, java: JavaClient, topic: str) -> list[list[
 
 
 async def _all_delivered(broker: Broker, java: JavaClient, content: Content) -> list[list[Received]]:
-    """Wait until all that has to arrive is there."""
+    """Wait until all messages that have to arrive are there."""
 
     async def complete() -> list[list[Received]]:
         if await _stored(broker, java, content.topic) < len(content.wanted):
@@ -179,8 +180,8 @@ def _check(content: Content, found: list[list[Received]], last: Broker, last_up:
         twice = {body: count for body, count in counts.items() if count > 1}
         assert not twice, f"delivered twice: {rows.about(last.store, twice)}"
     if last.kind == "duemq":
-        # To the millisecond, whoever wrote them: in the order of their times, where nothing was overdue any more. What
-        # is due when the broker looks goes together, in any order.
+        # To the millisecond, whichever broker wrote them: in the order of their times, once nothing is overdue any
+        # more. Messages that are due in the same step go together, in any order.
         for queue in found:
             exact = [m for m in queue if m.body != b"delay" and content.due[m.body] > last_up]
             for earlier, later in itertools.pairwise(exact):
@@ -207,7 +208,8 @@ async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, en
         broker, up = follower, _now_ms()
         await eventually(partial(java.admin(broker.nameserver).route, content.topic))
     found = await _all_delivered(broker, java, content)
-    # The next one in each queue says that a second copy would have come as well: it is due a second after the last.
+    # The delivery of one more message shows that a second copy of the others would have arrived as well: it is due a
+    # second after the last.
     async with await java.producer(broker.nameserver) as producer:
         at = str(max(*content.due.values(), _now_ms()) + 2000)
         await producer.send(content.topic, [Outgoing(b"end", properties={"TIMER_DELIVER_MS": at})], queue_id=0)
@@ -218,8 +220,9 @@ async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, en
 
     found = await eventually(ended_as_well)
     found[0] = [message for message in found[0] if message.body != b"end"]
-    # Where RocketMQ's broker was killed, or goes on after a kill, what it delivered in the last second may come again.
-    # Then it puts messages into the wheel again, and those that are rolled into other slots than what recalls them.
+    # After a kill of RocketMQ's broker, or when it goes on after a kill, its deliveries of the last second may be
+    # repeated. It puts messages into the wheel again, and rolled ones into other slots than the records that recall
+    # them.
     if end == "kill" and chain == "to RocketMQ and back":
         content.recalled.clear()
         content.due = {body: at for body, at in content.due.items() if not body.startswith(b"neighbour")}
@@ -240,12 +243,12 @@ class HandOvers:
         self._told: set[tuple[str, str]] = set()
 
     def start(self, wanted: set[tuple[str, str]]) -> None:
-        """Begin with all of them."""
+        """Start all wanted hand-overs."""
         for chain, end in sorted(wanted, key=lambda item: -CHAINS[item[0]].span_ms(item[1])):
             self._tasks[chain, end] = asyncio.create_task(self._run(chain, end))
 
     async def result(self, chain: str, end: str) -> None:
-        """Await one; when that has failed before, this is another try."""
+        """Await one hand-over; if it has failed in an earlier test run, try it again."""
         task = self._tasks[chain, end]
         if task.done() and task.exception() is not None and (chain, end) in self._told:
             task = self._tasks[chain, end] = asyncio.create_task(self._run(chain, end))
@@ -253,7 +256,7 @@ class HandOvers:
         await task
 
     async def close(self) -> None:
-        """Give up what still runs."""
+        """Cancel those that still run."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
