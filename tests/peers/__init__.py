@@ -1,10 +1,11 @@
-"""The peers that prove duemq: Apache's own brokers, their clients and mqadmin, and the programs that drive them.
+"""The peers that duemq is tested with: Apache's own brokers, their clients and mqadmin, and the programs that drive
+them.
 
 `python -m tests.peers install` fetches and builds everything below the cache directory ($DUEMQ_PEERS, or
-~/.cache/duemq-peers). It costs a minute or two the first time and nothing afterwards.
+~/.cache/duemq-peers). This takes a minute or two the first time and no time afterwards.
 
     apache.py         Apache's broker, name server and mqadmin as processes
-    duemq_broker.py   our broker, with the same interface
+    duemq_broker.py   duemq's broker, with the same interface
     clients.py        the Java, Go and C++ clients behind one typed, awaitable interface
     capabilities.py   what each client library cannot do, and why
     java/ go/ cpp/    the client programs, each a process that speaks JSON lines (see PROTOCOL.md)

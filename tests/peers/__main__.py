@@ -1,4 +1,4 @@
-"""Command line: `python -m tests.peers install` makes what is missing or stale; `path` prints where it is."""
+"""Command line: `python -m tests.peers install` builds missing or stale peers; `path` prints their directory."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from tests.peers.errors import PeerError
 
 
 def main() -> int:
-    """Run the command line and return the exit code: 0, or 1 with one message on stderr."""
+    """Run the command line; return the exit code: 0, or 1 with one message on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
     parser.add_argument("command", choices=["install", "path"])
     if parser.parse_args().command == "path":

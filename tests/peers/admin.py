@@ -1,4 +1,4 @@
-"""The Java admin API (DefaultMQAdminExt) as a test sees it; java/src/duemq/peer/Admins.java is the other side."""
+"""The Java admin API (DefaultMQAdminExt) for tests; java/src/duemq/peer/Admins.java is the other side."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PERM_READ_WRITE = 6
 
 @dataclass(frozen=True, slots=True)
 class QueueRoute:
-    """A broker's queues of a topic, as a route tells them."""
+    """A broker's queues of a topic in a route."""
 
     broker: str
     read: int
@@ -22,7 +22,7 @@ class QueueRoute:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a topic is."""
+    """The route of a topic: its queues by broker, and the brokers' addresses."""
 
     queues: list[QueueRoute]
     brokers: dict[str, dict[str, str]]
@@ -40,7 +40,8 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a group is in a queue: the queue's end, the group's offset, store time of the last message consumed."""
+    """A group's progress in a queue: the queue's end, the group's offset, and the store time of the last message
+    consumed."""
 
     broker: int
     consumer: int
@@ -48,7 +49,7 @@ class Progress:
 
 
 class Admin:
-    """One name server's brokers. Queues are keyed `topic@queue id` in what it returns."""
+    """The admin API for one name server's brokers. Queues are keyed `topic@queue id` in results."""
 
     def __init__(self, call: Callable[..., Awaitable[Json]]) -> None:
         self._call = call
@@ -112,7 +113,7 @@ class Admin:
         return {name: QueueStats(**stats) for name, stats in queues.items()}
 
     async def consume_stats(self, group: str, topic: str | None = None) -> dict[str, Progress]:
-        """Return how far a group is in the queues of its topics."""
+        """Return a group's progress in the queues of its topics."""
         queues = (await self._call("consume_stats", group=group, topic=topic))["queues"]
         return {name: Progress(**progress) for name, progress in queues.items()}
 
@@ -136,7 +137,7 @@ class Admin:
         return clients
 
     async def running_info(self, group: str, client_id: str) -> Json:
-        """Ask a consumer, through the broker, which queues it has and how it is set up."""
+        """Ask a consumer, through the broker, for its queues and settings."""
         return await self._call("running_info", group=group, client_id=client_id)
 
     async def who_consumes(self, topic: str) -> list[str]:

@@ -12,7 +12,7 @@ from tests.peers.cache import cache_directory
 from tests.peers.errors import PeerError
 from tests.peers.process import Process
 
-# Netty and the mapped files reach into the JDK; Java 17 wants that said.
+# Netty and the mapped files access the internals of the JDK, which Java 17 must be told to allow.
 _OPENS = [
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -22,8 +22,8 @@ _OPENS = [
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 ]
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""For brokers that live less than a minute: Java does not compile what runs so often that it pays once more, and one
-thread collects. Not for those whose speed is measured."""
+"""For brokers that live less than a minute: no costly optimisation of hot code, which would not pay off, and a
+single-threaded collector. Not for brokers whose speed is measured."""
 # Both print "... boot success. serializeType=JSON" as the last step of their start.
 _UP = "boot success"
 _LOGBACK = """<configuration>
@@ -37,7 +37,7 @@ _SILENT = '<configuration><root level="OFF"/></configuration>\n'
 
 
 def _home(directory: Path, log: Path) -> Path:
-    """Make a ROCKETMQ_HOME: all that the start classes want of it is the log configuration."""
+    """Make a ROCKETMQ_HOME; the start classes need only the log configuration in it."""
     conf = directory / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     for program in ("broker", "namesrv"):
@@ -88,7 +88,7 @@ class ApacheNameServer:
 
     @property
     def address(self) -> str:
-        """What clients and brokers are given."""
+        """The address given to clients and brokers."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -98,11 +98,11 @@ class ApacheNameServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process runs."""
         return self._process.running
 
     async def start(self) -> None:
-        """Start it; returns when it accepts connections."""
+        """Start it; return when it accepts connections."""
         await self._process.start(_UP)
 
     async def stop(self) -> None:
@@ -115,7 +115,7 @@ class ApacheNameServer:
 
 
 class ApacheBroker:
-    """Apache's broker, with a name server of its own unless it is given the address of another."""
+    """Apache's broker, with its own name server unless given the address of another."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ApacheBroker:
             "storePathRootDir": self.store,
             "storePathCommitLog": self.store / "commitlog",
             "autoCreateTopicEnable": "true",
-            # Otherwise it refuses sends on a busy machine: these tests are not about its speed.
+            # Otherwise the broker refuses sends on a busy machine: these tests do not measure its speed.
             "waitTimeMillsInSendQueue": "60000",
             "osPageCacheBusyTimeOutMills": "60000",
             "diskMaxUsedSpaceRatio": 98,
@@ -179,7 +179,7 @@ class ApacheBroker:
 
     @property
     def address(self) -> str:
-        """The broker's address, as it stands in routes."""
+        """The broker's address in routes."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -189,17 +189,18 @@ class ApacheBroker:
 
     @property
     def running(self) -> bool:
-        """Whether the broker process is there."""
+        """Whether the broker process runs."""
         return self._process.running
 
     async def start(self) -> None:
-        """Start name server and broker; returns when the broker has registered and accepts connections."""
+        """Start name server and broker; return when the broker has registered and accepts connections."""
         if self._own_nameserver is not None and not self._own_nameserver.running:
             await self._own_nameserver.start()
         await self._process.start(_UP)
 
     async def stop(self) -> None:
-        """Stop the broker cleanly, and then its name server, which has nothing to lose and takes seconds to say so."""
+        """Stop the broker cleanly, and then kill its name server, which has nothing to lose and would take seconds to
+        stop."""
         try:
             await self._process.stop()
         finally:
@@ -215,7 +216,7 @@ class ApacheBroker:
 
 @dataclass(frozen=True)
 class AdminOutput:
-    """What one run of mqadmin gave. The exit code is 0 even for many failures: look at the output."""
+    """The output of one run of mqadmin. The exit code is 0 even for many failures: look at the output."""
 
     returncode: int
     output: str

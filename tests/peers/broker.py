@@ -1,4 +1,4 @@
-"""What a test may ask of a broker, whoever made it."""
+"""The interface of a broker under test, duemq's or Apache's."""
 
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +9,7 @@ HOST = "127.0.0.1"
 
 
 class Broker(Protocol):
-    """A broker with a name server; after it was stopped or killed it may be started again on the same store."""
+    """A broker with a name server; after a stop or a kill it may be started again on the same store."""
 
     @property
     def kind(self) -> str:
@@ -25,11 +25,11 @@ class Broker(Protocol):
 
     @property
     def address(self) -> str:
-        """The broker's address, as it stands in routes."""
+        """The broker's address in routes."""
 
     @property
     def nameserver(self) -> str:
-        """The address that clients are given."""
+        """The name server's address for clients."""
 
     @property
     def pid(self) -> int:
@@ -37,10 +37,10 @@ class Broker(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether the broker process is there."""
+        """Whether the broker process runs."""
 
     async def start(self) -> None:
-        """Start it; returns when clients can connect."""
+        """Start it; return when clients can connect."""
 
     async def stop(self) -> None:
         """Stop it cleanly."""

@@ -1,11 +1,11 @@
-"""The cache directory of the peers: one folder an artefact, rebuilt when what it is made from has changed.
+"""The cache directory of the peers: one folder per artefact, rebuilt when its sources have changed.
 
-    <cache>/<name>/           what was built
+    <cache>/<name>/           the built files
     <cache>/<name>/.key       hash of everything it was built from: versions, sources, tool versions
     <cache>/.lock             held while installing, so that two test runs do not build at once
 
-An artefact is built in a folder beside its place and renamed into it, so a build that was interrupted leaves nothing
-that looks finished.
+An artefact is built in a folder beside its place and renamed into it, so an interrupted build leaves nothing that looks
+finished.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.peers.errors import NotInstalledError
 
 
 def cache_directory() -> Path:
-    """Where the peers live: $DUEMQ_PEERS, or ~/.cache/duemq-peers."""
+    """The directory of the peers: $DUEMQ_PEERS, or ~/.cache/duemq-peers."""
     configured = os.environ.get("DUEMQ_PEERS")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "duemq-peers"
 
@@ -39,7 +39,7 @@ def key_of(*texts: str, files: Iterable[Path] = ()) -> str:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One folder of the cache: what it is called, what it depends on, and how to fill it."""
+    """One folder of the cache: its name, its sources, and the function that fills it."""
 
     name: str
     key: str
@@ -47,24 +47,24 @@ class Artefact:
 
     @property
     def path(self) -> Path:
-        """Where the artefact is, whether built or not."""
+        """The folder's path, whether built or not."""
         return cache_directory() / self.name
 
     def is_current(self) -> bool:
-        """Tell whether what lies in the cache was made from today's sources and versions."""
+        """Whether the folder in the cache was made from the present sources and versions."""
         try:
             return (self.path / ".key").read_text() == self.key
         except FileNotFoundError:
             return False
 
     def require(self) -> Path:
-        """Return the path of the finished artefact, or say how to make it."""
+        """Return the path of the finished artefact. Raises NotInstalledError, which says how to make it."""
         if not self.is_current():
             raise NotInstalledError(self.name)
         return self.path
 
     def install(self) -> bool:
-        """Build the artefact if it is missing or stale; tell whether it had to be."""
+        """Build the artefact if it is missing or stale; return whether it was built."""
         if self.is_current():
             return False
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Artefact:
 
 @contextlib.contextmanager
 def install_lock() -> Iterator[None]:
-    """Keep other installations out while one is running."""
+    """Hold the lock that keeps other installations out."""
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:

@@ -1,7 +1,7 @@
-"""What each client library cannot do, with the reason.
+"""The features that client libraries lack, each with the reason.
 
-A test that needs one of these is skipped for that client, and pytest's summary shows the reason; nothing is left out
-without an entry here.
+A test that needs one of these is skipped for that client, and pytest's summary shows the reason; no test is skipped for
+a client without an entry here.
 """
 
 from enum import Enum
@@ -10,7 +10,7 @@ CLIENTS = ("java-4.9.7", "java-5.3.3", "go", "cpp")
 
 
 class Can(Enum):
-    """Something that not every client library can do."""
+    """A feature that not every client library has."""
 
     ASYNC_TO_QUEUE = "send asynchronously to a chosen queue"
     BATCH = "send a batch"
@@ -79,5 +79,5 @@ GAPS: dict[str, dict[Can, str]] = {
 
 
 def gap(client: str, can: Can) -> str | None:
-    """Return why a client cannot do something, or None if it can."""
+    """Return why a client lacks a feature, or None if it has it."""
     return GAPS[client].get(can)

@@ -9,7 +9,7 @@
         await producer.send("topic", [Outgoing(b"hello")])
         await consumer.receive(1)
 
-What a library cannot do is listed in capabilities.py.
+capabilities.py lists the features that a library lacks.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ def unique(prefix: str) -> str:
 
 
 def _handle(prefix: str) -> str:
-    """Name a client instance; it is part of its client id, which must be unique at a broker."""
+    """Return a name for a client instance; it is part of its client id, which must be unique at a broker."""
     return f"{prefix}-{os.getpid()}-{next(_numbers)}"
 
 
 class _Member:
-    """What producers and consumers share: they belong to a client and can be stopped once."""
+    """The common part of producers and consumers: they belong to a client and can be stopped once."""
 
     _stop_op: str
 
@@ -55,7 +55,7 @@ class _Member:
         self._stopped = False
 
     async def stop(self) -> None:
-        """Stop it; does nothing the second time."""
+        """Stop it; a second call does nothing."""
         if self._stopped:
             return
         self._stopped = True
@@ -85,7 +85,7 @@ class Producer(_Member):
         check: bool = True,
         timeout: float = 60,
     ) -> list[Sent]:
-        """Send messages, one after the other or all at once as the mode says, and return what the library told.
+        """Send messages, one after the other or all at once as the mode says, and return the library's results.
 
         With `check` the first error is raised instead.
         """
@@ -106,7 +106,7 @@ class Producer(_Member):
         return results
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Recall a message that waits, by the handle in its send result; return its id. CallError if refused."""
+        """Recall a waiting message by the handle in its send result; return its id. Raises CallError if refused."""
         reply = await self.client.program.call("recall", handle=self.handle, topic=topic, recall_handle=recall_handle)
         return str(reply["msg_id"])
 
@@ -115,14 +115,14 @@ Outcome = Literal["commit", "rollback", "open"]
 
 
 class TransactionProducer(_Member):
-    """A started transactional producer. It answers a broker that asks about an open transaction that it is open."""
+    """A started transactional producer. It answers a broker's check of an open transaction with "unknown"."""
 
     _stop_op = "transactions_stop"
 
     async def send(self, topic: str, messages: Sequence[Outgoing], outcomes: Sequence[Outcome]) -> list[Sent]:
-        """Send half messages, each with what its transaction ends in; raise the first error.
+        """Send half messages, each with the outcome of its transaction; raise the first error.
 
-        The end is told to the broker in a request that nobody answers.
+        The outcome is sent to the broker in a one-way request.
         """
         reply = await self.client.program.call(
             "transactions_send",
@@ -139,7 +139,7 @@ class TransactionProducer(_Member):
 
 
 class PushConsumer(_Member):
-    """A started push consumer. `messages` has everything it got so far, in the order in which it got it."""
+    """A started push consumer. `messages` has everything received so far, in order."""
 
     _stop_op = "consumer_stop"
 
@@ -147,10 +147,10 @@ class PushConsumer(_Member):
         super().__init__(client, handle)
         self.group = group
         self.messages: list[Received] = []
-        self.watchers: set[asyncio.Event] = set()  # set with each message; see until()
+        self.watchers: set[asyncio.Event] = set()  # set by each message; see until()
 
     def take(self, message: Received) -> None:
-        """Add a message; called by the client for each event."""
+        """Add a message; the client calls this for each event."""
         self.messages.append(message)
         for watcher in self.watchers:
             watcher.set()
@@ -161,22 +161,22 @@ class PushConsumer(_Member):
         return [message.body for message in self.messages]
 
     async def until(self, done: Callable[[list[Received]], bool], timeout: float = 90) -> list[Received]:
-        """Wait until what was received satisfies a condition, and return it."""
+        """Wait until the received messages satisfy a condition, and return them."""
         await until(lambda: done(self.messages), [self], timeout)
         return self.messages
 
     async def receive(self, count: int, timeout: float = 90) -> list[Received]:
-        """Wait until so many messages came, and return all that did."""
+        """Wait until a number of messages have arrived, and return all that did."""
         return await self.until(lambda messages: len(messages) >= count, timeout)
 
     async def receive_bodies(self, bodies: Sequence[bytes], timeout: float = 90) -> list[Received]:
-        """Wait until each of these bodies came, and return all messages so far."""
+        """Wait until each of these bodies has arrived, and return all messages so far."""
         wanted = set(bodies)
         return await self.until(lambda messages: wanted <= {message.body for message in messages}, timeout)
 
 
 async def until(done: Callable[[], bool], consumers: Sequence[PushConsumer], timeout: float = 90) -> None:
-    """Wait until a condition on what these consumers received holds; it is looked at with each message."""
+    """Wait until a condition on the messages of these consumers holds; it is evaluated with each message."""
     news = asyncio.Event()
     for consumer in consumers:
         consumer.watchers.add(news)
@@ -256,9 +256,9 @@ class Client:
     ) -> PushConsumer:
         """Start a push consumer of a topic, or of topics with a tag expression each.
 
-        It answers "again later" to a message until that was consumed again `fail_first` times. `property_names` are
-        the properties that matter, for the client that cannot list them. `handle` is the instance name, for a
-        consumer that must come back as the one it was.
+        It answers "later" to a message until that has been redelivered `fail_first` times. `property_names`: the
+        properties that matter, for the client that cannot list them. `handle`: the instance name, for a consumer that
+        must come back under the same id.
         """
         subscriptions = {topics: "*"} if isinstance(topics, str) else topics
         consumer = PushConsumer(self, handle or _handle("c"), group)
@@ -292,7 +292,7 @@ class Client:
     ) -> Pulled:
         """Read one queue from an offset on, once.
 
-        librocketmq has no error for a pull that failed: it says BROKER_TIMEOUT, with offsets that mean nothing.
+        librocketmq has no error for a failed pull: it returns BROKER_TIMEOUT, with meaningless offsets.
         """
         for _ in range(5):
             reply = await self.program.call(
@@ -314,7 +314,7 @@ class Client:
     async def pull_all(
         self, nameserver: str, topic: str, queue_id: int, offset: int = 0, *, expression: str = "*"
     ) -> list[Received]:
-        """Read one queue from an offset to its end (and not beyond: some libraries then wait for news)."""
+        """Read one queue from an offset to its end (and not beyond: some libraries then wait for new messages)."""
         messages: list[Received] = []
         while True:
             pulled = await self.pull(nameserver, topic, queue_id, offset, expression=expression)
@@ -331,7 +331,7 @@ class Client:
         return int(reply["offset"])
 
     async def queues(self, nameserver: str, topic: str) -> list[int]:
-        """Return the ids of a topic's queues in the route that the library got."""
+        """Return the ids of a topic's queues in the library's route."""
         reply = await self.program.call("queues", nameserver=nameserver, topic=topic)
         ids: list[int] = reply["queues"]
         return ids
@@ -364,7 +364,7 @@ class JavaClient(Client):
         which: Literal["min", "max", "earliest", "search"],
         timestamp: int | None = None,
     ) -> int:
-        """Ask for an offset of a queue, or for the store time of its earliest message."""
+        """Return an offset of a queue, or the store time of its earliest message."""
         reply = await self.program.call(
             "offset", nameserver=nameserver, topic=topic, queue_id=queue_id, which=which, timestamp=timestamp
         )
@@ -373,7 +373,7 @@ class JavaClient(Client):
     async def lite_pull(
         self, nameserver: str, group: str, topic: str, count: int, *, expression: str = "*", timeout: float = 60
     ) -> list[Received]:
-        """Receive so many messages with the lite pull consumer, commit, and leave."""
+        """Receive a number of messages with the lite pull consumer, commit, and leave."""
         reply = await self.program.call(
             "lite_pull",
             nameserver=nameserver,
@@ -419,7 +419,7 @@ def java_client(version: str, directory: Path) -> JavaClient:
         f"-Drocketmq.client.logRoot={directory / 'logs'}",
         "-Drocketmq.client.logLevel=WARN",
         f"-Drocketmq.client.localOffsetStoreDir={directory / 'offsets'}",
-        # A queue or a lock that is not there yet is asked for again after a second, not after twenty.
+        # A missing queue or lock is asked for again after one second instead of twenty.
         "-Drocketmq.client.rebalance.waitInterval=1000",
         "-Drocketmq.client.rebalance.minInterval=200",
         "-cp",

@@ -1,4 +1,4 @@
-"""Our own broker as a process, with the interface of Apache's (tests.peers.apache.ApacheBroker)."""
+"""duemq's broker as a process, with the interface of Apache's (tests.peers.apache.ApacheBroker)."""
 
 import sys
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ from tests.peers import ports
 from tests.peers.broker import BROKER, CLUSTER, HOST
 from tests.peers.process import Process
 
-# The broker logs JSON lines on stderr; this event follows the last of its listening sockets.
+# The broker logs JSON lines on stderr; it logs this event once all sockets listen.
 _UP = r'"event": ?"listening"'
 
 
 class DuemqBroker:
     """`duemq serve` with its embedded name server, or registering with another if given its address.
 
-    Properties are RocketMQ's (mappedFileSizeCommitLog, messageDelayLevel ...). `options` are further arguments of
-    the command line. A start that fails for configuration, port or lock raises StartError with returncode 2.
+    Properties are RocketMQ's (mappedFileSizeCommitLog, messageDelayLevel ...). `options`: further arguments of the
+    command line. A start that fails for configuration, port or lock raises StartError with returncode 2.
     """
 
     kind = "duemq"
@@ -55,7 +55,7 @@ class DuemqBroker:
 
     @property
     def address(self) -> str:
-        """The broker's address, as it stands in routes."""
+        """The broker's address in routes."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -65,7 +65,7 @@ class DuemqBroker:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process runs."""
         return self._process.running
 
     @property
@@ -74,7 +74,7 @@ class DuemqBroker:
         return self._process.returncode
 
     async def start(self) -> None:
-        """Start it; returns when it accepts connections."""
+        """Start it; return when it accepts connections."""
         await self._process.start(_UP, timeout=30)
 
     async def stop(self) -> None:

@@ -1,11 +1,11 @@
-"""What can go wrong with a peer, as opposed to with the broker under test.
+"""Errors of a peer, as opposed to errors of the broker under test.
 
 PeerError
     MissingToolError    java, mvn, go or the like is not installed
     BuildError          a peer could not be fetched or compiled
     NotInstalledError   a peer is used before it was installed
     StartError          a broker did not come up
-    PeerDiedError       a client program ended while somebody was waiting for it
+    PeerDiedError       a client program ended while a caller was waiting for it
     CallError           a client program answered a request with an error
 """
 
@@ -15,7 +15,7 @@ class PeerError(Exception):
 
 
 class MissingToolError(PeerError):
-    """A program that the peers are built or run with is not on the PATH."""
+    """A program that is needed to build or run the peers is not on the PATH."""
 
     def __init__(self, tool: str, package: str) -> None:
         self.tool = tool

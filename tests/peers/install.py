@@ -1,10 +1,10 @@
-"""What is fetched and built, and from what.
+"""The artefacts that are fetched and built, and their sources.
 
 apache-<version>   the jars of Apache's broker, name server, client and tools
 java-<version>     tests/peers/java compiled against them
 go                 tests/peers/go as a binary, with the Go client library
-cpp                the C++ client: a wheel that brings librocketmq.so and a ctypes binding; no Debian package needed
-chromium           nothing but a note that it is there and runs: the browser that the Spark jobs' report is opened in,
+cpp                the C++ client: a wheel with librocketmq.so and a ctypes binding; no Debian package needed
+chromium           only a note that the browser is installed and runs: it opens the report of the Spark jobs;
                    Debian's package
 """
 
@@ -60,7 +60,7 @@ def apache(version: str) -> Artefact:
 
 
 def java_program(version: str) -> Artefact:
-    """Our Java program, compiled against the client of one version, in `classes/`."""
+    """The Java client program, compiled against the client of one version, in `classes/`."""
     major = f"v{version[0]}"
     sources = [*(HERE / "java" / "src").rglob("*.java"), *(HERE / "java" / major).rglob("*.java")]
     resources = sorted((HERE / "java" / "resources").iterdir())
@@ -79,7 +79,7 @@ def java_program(version: str) -> Artefact:
 
 
 def go_program() -> Artefact:
-    """Our Go program: the binary `peer`."""
+    """The Go client program: the binary `peer`."""
     folder = HERE / "go"
     sources = [*folder.glob("*.go"), folder / "go.mod", folder / "go.sum"]
 
@@ -104,18 +104,18 @@ def cpp_library() -> Artefact:
 
 
 def browser() -> Artefact:
-    """Chromium, installed where it is missing: its version, in `version`."""
+    """Chromium, installed if it is missing; its version is in `version`."""
 
     def build(target: Path) -> None:
         version = tools.run("the browser", [tools.find_or_install("chromium", "chromium"), "--no-sandbox", "--version"])
         (target / "version").write_text(version)
 
-    # The cache may outlive the machine: where the browser is gone, what the cache says of it is out of date.
+    # The cache may outlive the machine: if the browser is gone, its note in the cache is out of date.
     return Artefact("chromium", key_of(platform.machine(), shutil.which("chromium") or ""), build)
 
 
 def everything() -> list[Artefact]:
-    """All artefacts, each after those it is built from."""
+    """All artefacts, each after those it depends on."""
     artefacts: list[Artefact] = []
     for version in VERSIONS:
         artefacts += [apache(version), java_program(version)]

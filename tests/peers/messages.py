@@ -1,4 +1,4 @@
-"""Messages as the client programs tell them, whichever library they came through."""
+"""Messages in the form that the client programs exchange, the same for all libraries."""
 
 import base64
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Outgoing:
     """`deliver_ms`, `delay_ms` or `delay_sec` by the library's own method (Can.TIMER_METHODS)."""
 
     def to_json(self) -> Json:
-        """Return the form of PROTOCOL.md, without what is not set."""
+        """Return the form of PROTOCOL.md, without unset fields."""
         json: Json = {"body": base64.b64encode(self.body).decode()}
         for name in ("tags", "keys", "level", "sharding"):
             value = getattr(self, name)
@@ -39,7 +39,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a library told of one send; a batch has one result for all its messages."""
+    """A library's result of one send; a batch has one result for all its messages."""
 
     status: str | None
     error: CallError | None
@@ -70,7 +70,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One message as a consumer got it."""
+    """One message as a consumer received it."""
 
     topic: str
     queue_id: int
@@ -120,5 +120,5 @@ class Pulled:
 
 
 def failure(op: str, json: Json) -> CallError:
-    """Make the exception for an error that a program told."""
+    """Make the exception for an error that a program reported."""
     return CallError(op, json["type"], json["message"], json.get("code"))

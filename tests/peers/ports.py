@@ -1,9 +1,9 @@
-"""Free TCP ports for brokers, together with the neighbours that a broker takes without being told.
+"""Free TCP ports for brokers, together with the neighbouring ports that a broker takes by itself.
 
 A broker on port P also listens on P-2 (the "VIP channel"); Apache's takes P+1 for replication as well. The ports come
-from below the range that the kernel hands to outgoing connections, since a client's connection could otherwise sit on
-a port at the moment a broker is restarted on it. A process has a block of ports of its own and gives each of them out
-once, so that a broker that is down for a moment finds its ports free, and none is two servers'.
+from below the range that the kernel hands to outgoing connections, since a client's connection could otherwise sit on a
+port at the moment a broker is restarted on it. A process has its own block of ports and gives each of them out once, so
+that a broker that is down for a moment finds its ports free, and no two servers share one.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ _HOST = "127.0.0.1"
 
 @functools.cache
 def _block() -> tuple[Iterator[int], socket.socket]:
-    """The ports of this process, over and over. A name that nobody else can have while the socket lives reserves
-    them."""
+    """Yield the ports of this process, over and over. They are reserved by a socket name that no other process can take
+    while the socket lives."""
     owner = socket.socket(socket.AF_UNIX)
     for number in range(_BLOCKS):
         with contextlib.suppress(OSError):
@@ -39,7 +39,7 @@ def _is_free(port: int) -> bool:
 
 
 def _find(count: int) -> int:
-    """The first of so many free ports in a row."""
+    """Return the first of a number of free ports in a row."""
     ports, _ = _block()
     found: list[int] = []
     for port in itertools.islice(ports, _BLOCK):
@@ -51,7 +51,7 @@ def _find(count: int) -> int:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port with no listener."""
     return _find(1)
 
 

@@ -1,7 +1,8 @@
-"""A broker or name server as a child process whose output is kept in a file and watched for the line that says "up".
+"""A broker or name server as a child process whose output is kept in a file and watched for the line that says it is
+up.
 
-The output goes through a pipe so that waiting for a line is an event and not a look at a file from time to time. The
-child dies with us (PDEATHSIG), since a test run that is killed must not leave JVMs behind.
+The output goes through a pipe, so that a wait for a line ends with an event and needs no polling. The child dies with
+its parent (PDEATHSIG), since a killed test run must not leave JVMs behind.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ def _die_with_parent() -> None:
 
 class Process:
     """One child process. Its whole output, standard output and error together, is appended to `output`; `logs`: other
-    files that it writes."""
+    log files of the process."""
 
     _started: ClassVar[list["Process"]] = []
 
@@ -110,15 +111,15 @@ class Process:
             raise PeerError(f"{self.name} did not stop within {timeout:.0f} s; see {self.output}") from None
 
     async def kill(self) -> None:
-        """End the process with SIGKILL: what a crash leaves is what it had written."""
+        """End the process with SIGKILL; only what it had written by then stays."""
         if self.running:
             self._signal(signal.SIGKILL)
         await self._finish()
 
     @classmethod
     def logs_since(cls, begin: float) -> Iterator[tuple[str, str]]:
-        """The ends of the logs of all processes that ran at some time from `begin` on, seconds since the epoch: what
-        each is, and its last lines."""
+        """Yield the ends of the logs of all processes that ran at some time from `begin` on (seconds since the epoch):
+        the name of each, and its last lines."""
         for process in dict.fromkeys(cls._started):
             if process._ended_at is None or process._ended_at >= begin:
                 for path in process.logs:
@@ -127,8 +128,8 @@ class Process:
                         yield f"{process.name}, the end of {path}", "\n".join(text)
 
     def _signal(self, number: int) -> None:
-        # Not by the child's own methods: these reap one that has just ended, and asyncio, which waits for it, then
-        # cannot tell the exit code.
+        # Not by the child's own methods: these reap a child that has just ended, and asyncio, which waits for it, then
+        # cannot get the exit code.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -159,4 +160,4 @@ class Process:
                     seen.set_result(line)
         if not seen.done():
             seen.set_exception(EOFError())
-            seen.exception()  # looked at, in case nobody waits any more
+            seen.exception()  # retrieved here, in case no caller waits any more

@@ -1,4 +1,4 @@
-"""A client program as a child process: requests and replies matched by id, events handed on (PROTOCOL.md)."""
+"""A client program as a child process: requests and replies are matched by id, events are handed on (PROTOCOL.md)."""
 
 import asyncio
 import itertools
@@ -50,11 +50,11 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process runs."""
         return self._child is not None and self._child.returncode is None
 
     async def call(self, op: str, *, timeout: float = 60, **fields: Any) -> Json:
-        """Send a request and return the result in its reply; raise CallError with an error in it."""
+        """Send a request and return the result in its reply; raise CallError if the reply has an error."""
         if self._child is None or self._child.stdin is None or not self.running:
             raise PeerDiedError(f"{self.name} is not running; see {self.log}")
         number = next(self._ids)
@@ -75,7 +75,7 @@ class Program:
         return result
 
     async def stop(self) -> None:
-        """End the process: it stops when its input ends."""
+        """End the process, which stops when its input ends."""
         if self._child is None:
             return
         if self._child.stdin is not None:
@@ -99,7 +99,7 @@ class Program:
                     self._event(line)
                 elif (reply := self._replies.get(line["id"])) is not None and not reply.done():
                     reply.set_result(line)
-        except Exception as error:  # nobody would read on: whoever waits must know why
+        except Exception as error:  # nothing is read any more, so waiting callers must get the reason
             end = f"{self.name} wrote something that cannot be taken: {error!r}"
             child.kill()
         for reply in self._replies.values():

@@ -1,4 +1,4 @@
-"""The programs of the machine that peers are built and run with."""
+"""The programs of the machine that build and run the peers."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ _PACKAGES = {
 
 
 def find(tool: str) -> str:
-    """Return the path of a program, or say which package has it."""
+    """Return the path of a program. Raises MissingToolError, which names the package that has it."""
     path = shutil.which(tool)
     if path is None:
         raise MissingToolError(tool, _PACKAGES.get(tool, tool))
@@ -25,7 +25,7 @@ def find(tool: str) -> str:
 
 
 def find_or_install(tool: str, package: str) -> str:
-    """Return the path of a program; on Debian, as root, install its package where it is missing."""
+    """Return the path of a program; on Debian, as root, install its package if it is missing."""
     apt = shutil.which("apt-get")
     if shutil.which(tool) is None and apt is not None and os.geteuid() == 0:
         env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -33,14 +33,14 @@ def find_or_install(tool: str, package: str) -> str:
         try:
             run(f"Debian's {package}", install, env=env)
         except BuildError:
-            # No list of packages yet, or one of an older state.
+            # There is no list of packages yet, or an outdated one.
             run("the list of Debian's packages", [apt, "update", "--quiet"], env=env)
             run(f"Debian's {package}", install, env=env)
     return find(tool)
 
 
 def run(what: str, command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run one step of building `what` and return its output; raise BuildError with it if the step fails."""
+    """Run one step of building `what` and return its output; raise BuildError with that output if the step fails."""
     done = subprocess.run(
         command,
         check=False,

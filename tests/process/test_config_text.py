@@ -1,4 +1,4 @@
-"""A broker.conf says here what it says to Java: each text is read by java.util.Properties, too."""
+"""duemq reads a broker.conf as Java does: java.util.Properties reads each text too, for comparison."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MARKS = [" ", "\t", "\f", "\\\n", "\\\r\n  ", "\n", "\r", "\r\n", "#", "!", "=",
 def texts(count: int) -> list[str]:
     chance = random.Random(1)
     made = ["".join(chance.choices(NAMES + MARKS, k=chance.randrange(1, 14))) for _ in range(count)]
-    # Java and the library differ in what continues an empty line: nobody writes that.
+    # Java and the library differ in how they continue an empty line, which nobody writes.
     return [text for text in made if not re.search(r"(^|[\r\n])[ \t\f]*\\[\r\n]", text)]
 
 
@@ -65,9 +65,9 @@ def test_java_reads_the_same(tmp_path: Path) -> None:
     asked = texts(3000)
     compared = 0
     for text, expected in zip(asked, read_by_java(tmp_path, asked), strict=True):
-        with suppress(ConfigError):  # a name alone is refused here
+        with suppress(ConfigError):  # duemq refuses a name without a value
             found = config_text.parse(text, "a text")
-            if "" not in expected:  # Java has a name without characters in some texts that end in a backslash
+            if "" not in expected:  # Java finds an empty name in some texts that end in a backslash
                 assert found == expected, text
                 compared += 1
     assert compared > len(asked) / 4

@@ -1,4 +1,4 @@
-"""What pip puts where: an installed duemq owns one name, whatever packages the application beside it has."""
+"""The files that pip installs: an installed duemq owns one top-level name, whatever packages the application has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print("both work")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install` makes of a source tree."""
+    """The wheel that pip builds from the source tree."""
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(ROOT)]
     subprocess.run(command, check=True)
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that has duemq and what a client needs."""
+    """The Python of an environment with duemq and a client's dependencies."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"

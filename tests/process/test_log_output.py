@@ -1,4 +1,4 @@
-"""A broker whose log nobody can write, or nobody reads, starts, works and stops as any other."""
+"""A broker whose log cannot be written, or is not read, starts, works and stops like any other."""
 
 from __future__ import annotations
 

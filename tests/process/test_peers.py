@@ -1,4 +1,4 @@
-"""What the tests show of the brokers that they run, when they fail."""
+"""The broker logs that a failing test shows."""
 
 from __future__ import annotations
 

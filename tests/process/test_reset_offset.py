@@ -1,4 +1,4 @@
-"""A group that is online is sent back: a broker process, and our client."""
+"""A broker process resets the offsets of a group while duemq's client is consuming."""
 
 from __future__ import annotations
 

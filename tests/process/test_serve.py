@@ -1,4 +1,4 @@
-"""`duemq serve` as a process: how it starts, what it says, how it stops."""
+"""`duemq serve` as a process: its start, its output, its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def log_lines(broker: DuemqBroker) -> list[dict[str, Any]]:
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """Run a start that has to fail with one line and exit code 2; gives the line."""
+    """Run a start that has to fail with one line and exit code 2; return the line."""
     done = subprocess.run(
         [DUEMQ, "serve", *arguments],
         capture_output=True,

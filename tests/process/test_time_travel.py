@@ -1,4 +1,4 @@
-"""Time travel as users' tests do it: a broker process whose clock is moved, and our client."""
+"""Time travel as users' tests do it: a broker process with a movable clock, and duemq's client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.peers.duemq_broker import DuemqBroker
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
 TOPIC = "reminders"
 TWO_HOURS = 18
-"""The delay level."""
+"""The delay level of two hours."""
 
 
 async def test_two_hours_take_no_time(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ async def test_two_hours_take_no_time(tmp_path: Path) -> None:
         assert await received() == b"a minute too early"
         await clock.advance(ms=60_000)
         assert await received() == b"in two hours"
-        # Nobody was thrown out: whoever was connected goes on.
+        # The broker has dropped no connected client.
         await producer.send(TOPIC, b"after")
         assert await received() == b"after"
     await broker.stop()
@@ -52,8 +52,8 @@ async def test_two_hours_take_no_time(tmp_path: Path) -> None:
 
 
 async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
-    """Whatever the sender's says: here the broker is three hours ahead. It was sent as a time of this machine's clock
-    once, which had passed there already."""
+    """The broker counts a delay by its own clock, here three hours ahead of the sender's. An earlier client sent the
+    time by its own clock, which had already passed at the broker."""
     broker = DuemqBroker(tmp_path, {"testClock": "true"})
     await broker.start()
     clock = TestClock(broker.nameserver)
@@ -92,7 +92,7 @@ async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
             message = await received()
             assert message.body == body
             assert message.due_time_ms is not None
-            # Due by the broker's clock, whose hours ahead make our lateness negative.
+            # Due by the broker's clock, which is hours ahead, so the lateness by this machine's clock is negative.
             assert message.lateness_ms == message.receive_time_ms - message.due_time_ms
             assert 0 <= message.store_time_ms - message.due_time_ms < 2 * 60_000
     await broker.stop()
@@ -100,7 +100,8 @@ async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("skew_ms", [-10_000, 10_000])
 async def test_a_sender_whose_clock_is_wrong_keeps_its_delays(tmp_path: Path, skew_ms: int) -> None:
-    """10 s slow, its delays were 10 s short."""
+    """A message is delivered after its full delay although its sender's clock is 10 s slow or fast. With an earlier
+    client the delays of a slow sender were 10 s short."""
     broker = DuemqBroker(tmp_path)
     await broker.start()
     consumer = PushConsumer("g", nameserver=broker.nameserver, from_="first")

@@ -1,4 +1,4 @@
-"""Timers as a user has them: a broker process, our client, and time travel over weeks."""
+"""Timers from a user's view: a broker process, duemq's client, and time travel over weeks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_message_in_forty_days_is_on_time_over_a_kill(broker: DuemqBroke
     consumer = PushConsumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
     async with consumer:
-        # The clock of the first run is gone with it: so much is still to pass.
+        # The test clock starts anew with each process, so this time still has to pass.
         await clock.advance("960h")
         message = await consumer.receive()
         await message.ack()

@@ -1,4 +1,4 @@
-"""A topic with a table of levels of its own: a broker process, and our client and command line."""
+"""A topic with its own table of levels: a broker process, with duemq's client and command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[DuemqBroker]:
-    # Without timers, by which any delay could be had.
+    # Without timers, which would allow any delay.
     properties = {"testClock": "true", "messageDelayLevel": "1s 1h 2h 3h", "timerWheelEnable": "false"}
     broker = DuemqBroker(tmp_path, properties)
     await broker.start()
@@ -56,7 +56,7 @@ async def test_a_delay_is_kept_whatever_the_topics_table_is(broker: DuemqBroker)
 
     await set_attributes(broker, "+delay.levels=1s 3h 2h")
     async with Producer(broker.nameserver, _intervals=Intervals(delays=0.0)) as producer, consumer:
-        # The table as it was made, changed, and taken away: by each of them 2h is another level.
+        # The table as it was made, changed, and removed: in each of them 2h is another level.
         for change in ("+delay.levels=1s 3h 2h", "+delay.levels=2h 1s", "-delay.levels"):
             await set_attributes(broker, change)
             begin = (await clock.now()).timestamp() * 1000
@@ -67,7 +67,7 @@ async def test_a_delay_is_kept_whatever_the_topics_table_is(broker: DuemqBroker)
             await clock.advance("1m")
             message = await received()
             assert message.body == b"in two hours"
-            # Whole seconds on either side would be another level; a ms that the clock is read to is not.
+            # A difference of whole seconds would mean another level; 1 ms is the precision of the clock.
             assert message.store_time_ms - begin >= 2 * HOUR_MS - 1, change
         await set_attributes(broker, "+delay.levels=1s 3h")
         with pytest.raises(

@@ -1,5 +1,5 @@
-"""What deploy/ starts: commands that there are, in units that systemd takes; and what happens where a unit failed, with
-systemctl and logger of this test's own."""
+"""The units in deploy/: they run existing commands, systemd accepts them, and a failed unit is reported, here with the
+test's own systemctl and logger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_unit_that_failed_is_told(tmp_path: Path, notify: dict[str, str], told
     text = (UNITS / "duemq-failed@.service").read_text()
     found = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
     assert found is not None
-    # As systemd reads it: a dollar is written twice, and %i is the instance.
+    # As systemd reads it: $$ stands for a dollar, and %i for the instance.
     command = shlex.split(found[1].replace("$$", "$").replace("%i", "duemq.service"))
     done = subprocess.run(
         command,
@@ -50,7 +50,7 @@ def test_units_name_it(unit: str) -> None:
 
 
 def shell_words(path: Path, start: str) -> list[str]:
-    """The words of a command of ours in a file, from `spark` on."""
+    """The words of a duemq command in a file, from `spark` on."""
     text = path.read_text()
     line = next(line for line in text.splitlines() if line.startswith(start))
     return shlex.split(line.partition("/bin/duemq ")[2].partition(" 2>&1")[0])
@@ -73,7 +73,7 @@ def test_what_is_run_every_night_is_a_command_of_ours(by: str, job: str) -> None
         "kubernetes": lambda: pod_words(DEPLOY / "kubernetes" / f"cronjob-{job}.yaml"),
     }[by]()
     assert words[:2] == ["spark", job]
-    context = main.commands[job].make_context(job, words[2:])  # raises where there is no such option
+    context = main.commands[job].make_context(job, words[2:])  # raises for an unknown option
     given = context.params
     assert given["master"] == "local[2]"
     if job == "analyse":

@@ -1,8 +1,8 @@
 """Apache's C++ client as a process: one JSON request a line in, replies and events out (tests/peers/PROTOCOL.md).
 
-The client is librocketmq.so as the PyPI wheel `rocketmq` brings it, called through the wheel's own ctypes binding, and
-through its table of C functions where the binding leaves one out. It needs nothing else of this repository, so it is
-run as a file.
+The client is librocketmq.so from the PyPI wheel `rocketmq`, called through the wheel's own ctypes binding, and through
+its table of C functions where the binding lacks one. The program needs nothing else of this repository, so it is run as
+a file.
 """
 
 import base64
@@ -33,17 +33,17 @@ _PULL_STATUS = {
     _CPullStatus.OFFSET_ILLEGAL: "OFFSET_ILLEGAL",
     _CPullStatus.BROKER_TIMEOUT: "BROKER_TIMEOUT",
 }
-_MAX_MESSAGE_SIZE = 4 << 20  # what the other libraries and the brokers have; here it is 128 KiB unless set
+_MAX_MESSAGE_SIZE = 4 << 20  # the default of the other libraries and the brokers; this library's is 128 KiB
 # At shutdown the library commits what it has finished, and a callback that has just told its message has not returned.
 _LAST_CALLBACK_S = 0.1
 _SUCCESS, _AGAIN = 0, 1
-# What a client logs for a heartbeat while it knows no broker. Its timer sends one 10 ms after the start; a producer
-# sends one more in the start itself.
+# The log line of a heartbeat while the client knows no broker. Its timer sends one heartbeat 10 ms after the start; a
+# producer sends one more during the start itself.
 _HEARTBEAT_TO_NOBODY = b"sendheartbeat brokeradd is empty"
 _HEARTBEATS_OF_A_PRODUCER, _HEARTBEATS_OF_A_PULL_CONSUMER = 2, 1
 _START_TIMEOUT_S = 30
 _LOOK_EVERY_S = 0.001
-# The C functions give a property by name and cannot list them; a request may ask for more (`property_names`).
+# The C functions return a property by name and cannot list them; a request may ask for more (`property_names`).
 _PROPERTIES = [
     "CLUSTER",
     "DELAY",
@@ -108,11 +108,11 @@ def _received(message: RecvMessage, names: list[str]) -> Json:
 
 
 class _Log:
-    """The library's log of this process: it alone tells when a client has sent the heartbeats of its start.
+    """The library's log of this process, the only sign that a client has sent the heartbeats of its start.
 
-    A send or a pull that meets such a heartbeat fails ("No route info of this topic", or an asynchronous failure
-    without a text): while the heartbeat connects to the broker, the library takes that connection for none, and all
-    its tries are over before it stands.
+    A send or a pull during such a heartbeat fails ("No route info of this topic", or an asynchronous failure without a
+    text): while the heartbeat connects to the broker, the library counts that connection as missing, and all its tries
+    are over before the connection is made.
     """
 
     def __init__(self) -> None:
@@ -127,9 +127,10 @@ class _Log:
 
     @contextmanager
     def until_heartbeats(self, count: int) -> Iterator[None]:
-        """Leave the block, which starts one client, when the client has sent the `count` heartbeats of its start.
+        """Run the block, which starts one client, and return when the client has sent the `count` heartbeats of its
+        start.
 
-        One client starts at a time, since the lines do not tell whose they are. Raises TimeoutError.
+        One client starts at a time, since the log lines do not name their client. Raises TimeoutError.
         """
         with self._starting:
             begin = self._size()
@@ -174,11 +175,11 @@ class Program:
             if operation is None:
                 raise ValueError(f"no operation {request['op']}")
             self.write({"id": request["id"], "result": operation(request)})
-        except Exception as error:  # whatever it is, the caller has to know
+        except Exception as error:  # the caller gets every error
             self.write({"id": request["id"], "error": _failure(error)})
 
     def op_hello(self, _: Json) -> Json:
-        """Tell which client this is."""
+        """Return the name and version of this client."""
         return {"client": "cpp", "version": _VERSION}
 
     def op_producer_start(self, request: Json) -> Json:
@@ -314,13 +315,13 @@ class Program:
                 dll.ReleasePullResult(pulled)
 
     def op_queues(self, request: Json) -> Json:
-        """Tell the queues in the client's route."""
+        """Return the queues in the client's route."""
         with _pull_consumer(request) as consumer, _queues(consumer, request["topic"]) as queues:
             return {"queues": sorted(queue.queueId for queue in queues)}
 
 
 def _selector(request: Json, spec: Json) -> Callable[[int, Any, Any], int] | None:
-    """Give the function that chooses the queue of a message, or None for the library's choice."""
+    """Return the function that chooses the queue of a message, or None for the library's choice."""
     if "queue_id" in request:
         queue_id: int = request["queue_id"]
         return lambda size, message, argument: queue_id
@@ -359,13 +360,13 @@ def _queues(consumer: PullConsumer, topic: str) -> Iterator[list[_CMessageQueue]
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    # The library prints to standard output now and then: our lines get a descriptor of their own.
+    # The library sometimes prints to standard output: replies get a descriptor of their own.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     program = Program(out)
     for line in sys.stdin:
         threading.Thread(target=program.answer, args=(json.loads(line),), daemon=True).start()
-    os._exit(0)  # clients that were not stopped have threads that would keep the process
+    os._exit(0)  # threads of clients that were not stopped would keep the process alive
 
 
 if __name__ == "__main__":
