@@ -51,7 +51,7 @@ def main() -> None:
 
 
 async def run(rounds: int, only: Collection[str], *, tiny: bool) -> tuple[Figures, Figures]:
-    """The medians of all figures of some cases, Apache's and ours."""
+    """Return the medians of all figures of some cases, Apache's and duemq's."""
     results: dict[str, list[Figures]] = {"apache": [], "duemq": []}
     for number in range(rounds):
         for name, make in (("apache", apache), ("duemq", ours)):
@@ -67,7 +67,7 @@ async def run(rounds: int, only: Collection[str], *, tiny: bool) -> tuple[Figure
 async def one_broker(
     make: MakeBroker, directory: Path, only: Collection[str], say: Callable[[str], None], *, tiny: bool
 ) -> Figures:
-    """The figures of some cases for one broker."""
+    """Return the figures of some cases for one broker."""
     figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
     figures |= await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)
     figures |= await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)

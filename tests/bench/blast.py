@@ -1,6 +1,7 @@
-"""A broker's own capacity: frames encoded beforehand, pipelined over raw sockets, so that the client costs little.
+"""Measures a broker's own capacity: frames encoded beforehand and pipelined over raw sockets, so that the client costs
+little.
 
-Answers are counted, not parsed: their success is the text `"code":0,` in the header.
+Answers are counted, not parsed: a successful one contains the text `"code":0,` in its header.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DUE = "#" * DUE_DIGITS
 
 @dataclass(frozen=True)
 class Blast:
-    """What a run gave."""
+    """The result of a run."""
 
     per_second: float
     failed: int
@@ -46,7 +47,7 @@ class Block:
 
 
 def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: str) -> bytes:
-    """A send as Java clients make it, with a JSON header."""
+    """Encode a send as Java clients do, with a JSON header."""
     header = SendMessageV2(
         producer_group="bench",
         topic=topic,
@@ -73,18 +74,18 @@ def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: 
 
 
 class Frames(ABC):
-    """Frames of delayed messages that each carry a number, in `number` and in UNIQ_KEY, and when it is `due`, as
-    tests.bench.stored and the Java load find it again.
+    """Frames of delayed messages, each with a number, in `number` and in UNIQ_KEY, and its due time in `due`, which
+    tests.bench.stored and the Java load read again.
 
-    What differs between the frames has a fixed width, so that a frame is joined from pieces.
+    The parts that differ between frames have a fixed width, so that a frame can be joined from pieces.
     """
 
     @abstractmethod
     def block(self, first: int, count: int) -> Block:
-        """The frames of the messages from a number on."""
+        """Return the frames of the messages from a number on."""
 
     def blocks(self, count: int) -> Iterator[Block]:
-        """All messages, the first one alone: it makes the topic."""
+        """Yield the blocks of all messages, the first message alone: it makes the topic."""
         yield self.block(0, 1)
         for first in range(1, count, _BLOCK):
             yield self.block(first, min(_BLOCK, count - first))
@@ -99,19 +100,19 @@ def _delayed_frame(topic: str, n: int, size: int, delay: str, due: int | str) ->
 
 
 class PlainFrames(Frames):
-    """Messages without a delay, all alike but for their queue."""
+    """Frames of messages without a delay, all alike but for their queue."""
 
     def __init__(self, topic: str, *, size: int = 1024) -> None:
         properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02"
         self._frames = [send_frame(topic, n, n, b"x" * size, properties) for n in range(_QUEUES)]
 
     def block(self, first: int, count: int) -> Block:
-        """The frames of the messages from a number on."""
+        """Return the frames of the messages from a number on."""
         return Block(b"".join([self._frames[number % _QUEUES] for number in range(first, first + count)]), count)
 
 
 class DelayedFrames(Frames):
-    """Messages with a level: message n goes to queue n % 4 with level n % `levels` + 1."""
+    """Frames of messages with a level: message n goes to queue n % 4 with level n % `levels` + 1."""
 
     def __init__(self, topic: str, *, size: int = 1024, levels: tuple[int, ...] = (1,), delay_ms: int = 0) -> None:
         due = int(time.time() * 1000) + delay_ms
@@ -122,7 +123,7 @@ class DelayedFrames(Frames):
             self._pieces.append((head, middle, tail))
 
     def block(self, first: int, count: int) -> Block:
-        """The frames of the messages from a number on."""
+        """Return the frames of the messages from a number on."""
         pieces: list[bytes] = []
         every = len(self._pieces)
         for number in range(first, first + count):
@@ -133,7 +134,7 @@ class DelayedFrames(Frames):
 
 
 class TimedFrames(Frames):
-    """Messages with a timer: message n goes to queue n % 4 and is due at `due(n)`, ms since the epoch."""
+    """Frames of messages with a timer: message n goes to queue n % 4 and is due at `due(n)`, ms since the epoch."""
 
     def __init__(self, topic: str, due: Callable[[int], int], *, size: int = 1024) -> None:
         self._due = due
@@ -146,7 +147,7 @@ class TimedFrames(Frames):
             self._pieces.append((head, before, between, middle, tail))
 
     def block(self, first: int, count: int) -> Block:
-        """The frames of the messages from a number on."""
+        """Return the frames of the messages from a number on."""
         pieces: list[bytes] = []
         for number in range(first, first + count):
             digits, due = b"%07d" % number, b"%013d" % self._due(number)
@@ -167,11 +168,11 @@ class Pipeline:
 
     @property
     def waiting(self) -> int:
-        """Requests that have no answer yet."""
+        """Number of requests without an answer yet."""
         return self.sent - self.answered
 
     def write(self) -> None:
-        """Write what the socket takes of what is pending."""
+        """Write as much of the pending bytes as the socket takes."""
         while self.pending:
             try:
                 self.pending = self.pending[self.socket.send(self.pending) :]
@@ -185,7 +186,7 @@ class Pipeline:
         self.write()
 
     def read(self) -> None:
-        """Count the answers that are there."""
+        """Count the answers that have arrived."""
         received = self.socket.recv(1 << 20)
         if not received:
             raise ConnectionError("the broker closed the connection")
@@ -205,8 +206,8 @@ def blast(
     connections: int = 4,
     dues: Sequence[int] = (),
 ) -> Blast:
-    """Send about `count` messages, a multiple of what a block holds, and wait for all answers. With `dues` (a multiple
-    of a block's as well) they have timers, for these times in turn."""
+    """Send about `count` messages, a multiple of a block's size, and wait for all answers. With `dues` (also a multiple
+    of a block's size) the messages have timers for these times in turn."""
     properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01blast\x02"
     timers = [f"TIMER_DELIVER_MS\x01{due}\x02" for due in dues] or [""] * 256
     body = b"x" * size
@@ -226,7 +227,7 @@ def blast_delayed(
 
 
 def _pipelined(address: tuple[str, int], blocks: Iterator[Block], window: int, connections: int) -> Blast:
-    """Write blocks, the first one before the clock starts: it makes the topic."""
+    """Write blocks. The first one makes the topic and is written before the clock starts."""
     everyone = [Pipeline(address) for _ in range(connections)]
     _make_topic(everyone[0], next(blocks))
     for connection in everyone:

@@ -1,4 +1,4 @@
-"""The two brokers that are measured, how they are started, and the Java load on them."""
+"""The two brokers under measurement, how to start them, and the Java load on them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.peers.broker import HOST, Broker
 from tests.peers.duemq_broker import DuemqBroker
 
 MakeBroker = Callable[[Path, Mapping[str, object]], Broker]
-"""Makes a broker from a directory, whose `store` may be there already, and RocketMQ's properties."""
+"""Makes a broker from a directory, whose `store` may exist already, and RocketMQ's properties."""
 
 
 def apache(directory: Path, properties: Mapping[str, object]) -> Broker:
-    """Apache's 4.9.7, with the heap that its own documentation gives a small broker."""
+    """Apache's 4.9.7, with the heap that its documentation recommends for a small broker."""
     return ApacheBroker("4.9.7", directory, properties, heap="2g")
 
 
@@ -34,13 +34,13 @@ def apache_with_timers(directory: Path, properties: Mapping[str, object]) -> Bro
 
 
 def ours(directory: Path, properties: Mapping[str, object]) -> Broker:
-    """This broker."""
+    """duemq's broker."""
     return DuemqBroker(directory, properties)
 
 
 @asynccontextmanager
 async def running(make: MakeBroker, directory: Path, properties: Mapping[str, object]) -> AsyncIterator[Broker]:
-    """A broker that is stopped in the end."""
+    """Run a broker, and stop it at the end."""
     broker = make(directory, properties)
     await broker.start()
     try:
@@ -51,16 +51,16 @@ async def running(make: MakeBroker, directory: Path, properties: Mapping[str, ob
 
 @dataclass(frozen=True)
 class Started:
-    """How long a start took, from the birth of the broker's process; a name server of its own ran beforehand."""
+    """The duration of a start, from the creation of the broker's process; its name server ran beforehand."""
 
     began_ms: float
-    """When the process began, ms since the epoch."""
+    """Time at which the process began, ms since the epoch."""
     opened_ms: float
-    """When its port took a connection, ms since the epoch."""
+    """Time at which its port took a connection, ms since the epoch."""
     answered_ms: float
-    """When it had answered the first request, ms since the epoch."""
+    """Time at which it had answered the first request, ms since the epoch."""
     bytes_read: int
-    """What its process had read when its port took a connection, from the disk or from memory."""
+    """Bytes that its process had read when its port took a connection, from the disk or from memory."""
 
     @property
     def open_s(self) -> float:
@@ -74,14 +74,14 @@ class Started:
 
 
 async def start_timed(broker: Broker) -> Started:
-    """Start a broker and see when it is there. The first request asks for an offset."""
+    """Start a broker and measure the time until it answers. The first request asks for an offset."""
     task = asyncio.create_task(broker.start())
     while not broker.running and not task.done():
         await asyncio.sleep(0.001)
     began = time.time()
     while True:
         if task.done():
-            await task  # a start that failed is told at once
+            await task  # a failed start is reported at once
         try:
             socket.create_connection((HOST, broker.port), 0.1).close()
             break

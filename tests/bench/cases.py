@@ -1,4 +1,4 @@
-"""What is measured of sending, pulling and idling, for one broker at a time; see tests.bench.level_cases for delays."""
+"""The cases of sending, pulling and idling, for one broker at a time; see tests.bench.level_cases for delays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIGURES: Mapping[str, Figure] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each case does."""
+    """The size of each case."""
 
     blast: int
     java: int
@@ -51,7 +51,7 @@ TINY = Sizes(blast=3200, java=500, flush=200, backlog=2000, late_seconds=2, idle
 
 
 async def start_time(make: MakeBroker, directory: Path) -> Figures:
-    """From the process's start until its port takes a connection. Apache's name server runs beforehand."""
+    """Time from the process's start until its port takes a connection. Apache's name server runs beforehand."""
     broker = make(directory, {})
     started = await start_timed(broker)
     await broker.stop()
@@ -59,7 +59,7 @@ async def start_time(make: MakeBroker, directory: Path) -> Figures:
 
 
 async def idle(broker: Broker, sizes: Sizes) -> Figures:
-    """CPU of a broker that nobody asks anything."""
+    """CPU of a broker without requests."""
     await asyncio.sleep(1)
     before = cpu_seconds(broker.pid)
     await asyncio.sleep(sizes.idle_seconds)
@@ -98,7 +98,7 @@ async def java_sends(broker: Broker, sizes: Sizes) -> Figures:
 
 
 async def backlog(broker: Broker, sizes: Sizes) -> Figures:
-    """1 KiB messages that wait already, read by one Java push consumer."""
+    """1 KiB messages that already wait in the broker, read by one Java push consumer."""
     name = f"nameserver={broker.nameserver}"
     await java("send", name, "topic=backlog", f"count={sizes.backlog}", "warm=1", "window=2048")
     before = cpu_seconds(broker.pid)
@@ -112,7 +112,7 @@ async def backlog(broker: Broker, sizes: Sizes) -> Figures:
 async def lateness(broker: Broker, sizes: Sizes) -> Figures:
     """Level 1 (1 s) at a steady 200 a second, received by a Java push consumer."""
     name, count = f"nameserver={broker.nameserver}", 200 * sizes.late_seconds
-    await java("send", name, "topic=late", "count=0", "warm=1")  # a consumer has to find the topic when it starts
+    await java("send", name, "topic=late", "count=0", "warm=1")  # a consumer must find the topic when it starts
     consuming = asyncio.create_task(
         java("consume", name, "topic=late", "group=late", f"count={count}", f"timeout={sizes.late_seconds + 60}")
     )
@@ -128,7 +128,7 @@ async def lateness(broker: Broker, sizes: Sizes) -> Figures:
 
 
 async def sync_flush(broker: Broker, sizes: Sizes) -> Figures:
-    """1 KiB sends that are answered when they are on the disk."""
+    """1 KiB sends that are answered once they are on the disk."""
     name, warm = f"nameserver={broker.nameserver}", max(1, sizes.flush // 8)
     async_ = await java("send", name, "topic=async", f"count={sizes.flush}", f"warm={warm}")
     sync = await java("send", name, "topic=sync", f"count={sizes.flush // 4}", f"warm={warm}", "sync=true")
@@ -136,7 +136,7 @@ async def sync_flush(broker: Broker, sizes: Sizes) -> Figures:
 
 
 async def memory_after(broker: Broker, sizes: Sizes) -> Figures:
-    """Memory of a broker after the cases before."""
+    """Memory of a broker after the other cases."""
     used = memory(broker.pid)
     return {"anonymous_mib": used.anonymous, "resident_mib": used.resident}
 
@@ -146,14 +146,14 @@ _SHARED: tuple[tuple[str, Mapping[str, object], tuple[Case, ...]], ...] = (
     ("async", {}, (idle, pipelined, java_sends, backlog, lateness, memory_after)),
     ("sync", {"flushDiskType": "SYNC_FLUSH"}, (sync_flush,)),
 )
-"""Cases that share a broker: the directory it gets, its properties, the cases in their order."""
+"""Cases that share a broker: the broker's directory, its properties, and the cases in order."""
 NAMES = (start_time.__name__, *(case.__name__ for _, _, cases in _SHARED for case in cases))
 
 
 async def run(
     make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
-    """The figures of the cases whose names are in `only`, for one broker."""
+    """Return the figures of the cases whose names are in `only`, for one broker."""
     figures: Figures = {}
     if start_time.__name__ in only:
         say(start_time.__name__)

@@ -1,4 +1,4 @@
-"""Figures by name, what they mean, and the table that shows them side by side."""
+"""Figures by name, their meanings, and the table that shows them side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of the table. `more_is_better` decides which way the ratio is good."""
+    """A row of the table. `more_is_better` decides in which direction the ratio is good."""
 
     title: str
     unit: str
@@ -21,18 +21,19 @@ class Figure:
 
 
 def median(rounds: Sequence[Figures]) -> Figures:
-    """The median of each figure over the rounds."""
+    """Return the median of each figure over the rounds."""
     return {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
 
 
 def part(values: Sequence[float], share: float) -> float:
-    """The value that this share of the values does not exceed; 1 gives the largest."""
+    """Return the value that this share of the values does not exceed; 1 gives the largest."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def table(rows: Mapping[str, Figure], theirs: Figures, mine: Figures, other: str) -> str:
-    """The figures side by side; a ratio above 1 is in our favour. What one broker does not have is a dash."""
+    """Return the figures side by side; a ratio above 1 is in duemq's favour. A figure that one broker lacks is a
+    dash."""
     lines = [f"{'':52} {other:>14} {'duemq':>12}  {'ratio':>6}"]
     for name, figure in rows.items():
         a, b = theirs.get(name), mine.get(name)
@@ -55,7 +56,7 @@ def _number(value: float | None) -> str:
 async def figures_of(
     cases: Iterable[Callable[[T], Awaitable[Figures]]], bench: T, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
-    """The figures of the cases whose names are in `only`, each told before it begins."""
+    """Return the figures of the cases whose names are in `only`; each case is announced before it begins."""
     figures: Figures = {}
     for case in cases:
         if case.__name__ in only:

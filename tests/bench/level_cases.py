@@ -1,6 +1,5 @@
-"""What is measured of delay levels, for one broker at a time. Every case has brokers of its own, and reads from the
-commitlog that each message was delivered once and none early.
-"""
+"""The cases of delay levels, for one broker at a time. Every case has brokers of its own, and checks in the commitlog
+that each message was delivered once and none early."""
 
 from __future__ import annotations
 
@@ -54,19 +53,19 @@ FIGURES: Mapping[str, Figure] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each case does. Numbers of messages, unless a name says seconds."""
+    """The size of each case. Numbers of messages, unless a name says seconds."""
 
     overdue: int
     delay_seconds: int
-    """Delay of what is to be overdue: longer than it takes to send it and to stop the broker."""
+    """Delay of the messages that are to be overdue: longer than it takes to send them and to stop the broker."""
     drains: int
-    """Drains in which sends and pulls are sampled: one is short."""
+    """Number of drains in which sends and pulls are sampled, since one drain is short."""
     steady_rate: int
     steady_seconds: int
     warm: int
     pending: int
     settle_seconds: float
-    """After this time the memory of a broker that has started is looked at."""
+    """Seconds from a broker's start to the measurement of its memory."""
     paths: int
 
 
@@ -97,13 +96,14 @@ _TOPIC = "overdue"
 _LEVELS = 18
 _STEADY_DELAY_MS = 2000
 _APACHE_STOP_SECONDS = 10
-"""What Apache's broker may take to stop, before its messages are due."""
+"""Seconds that Apache's broker may take to stop before its messages are due."""
 _PATIENCE = 300
-"""Seconds after which a broker that still has not delivered everything is given up."""
+"""Seconds after which a case gives up a broker that has not delivered everything."""
 
 
 class Bench:
-    """One broker's turn. `sizes` says how much; stores of overdue messages are filled once and copied for each use."""
+    """One broker's run. `sizes`: the size of each case; stores of overdue messages are filled once and copied for each
+    use."""
 
     def __init__(self, make: MakeBroker, directory: Path, sizes: Sizes) -> None:
         self.make = make
@@ -116,13 +116,13 @@ class Bench:
     async def restarted(
         self, properties: Mapping[str, object], *, levels: int = 1, count: int | None = None
     ) -> AsyncIterator[Drain]:
-        """A broker just started with `count` overdue messages, spread over levels; it is stopped in the end."""
+        """Run a broker on a store with `count` overdue messages, spread over levels; stop it at the end."""
         count = count or self.sizes.overdue
         filled = await self._filled(levels, count)
         self._copies += 1
         directory = self.directory / f"drain-{self._copies}"
         directory.mkdir()
-        # The copy is on the disk before the clock starts, or writing it would be part of what is measured.
+        # Sync the copy to the disk before the clock starts, or writing it would be part of the measurement.
         copy = f"cp -a --sparse=always '{filled}' '{directory / 'store'}' && sync -f '{directory}'"
         await asyncio.to_thread(subprocess.run, copy, shell=True, check=True)
         broker = self.make(directory, self._table(levels) | dict(properties))
@@ -136,7 +136,7 @@ class Bench:
         return {"messageDelayLevel": " ".join([f"{self.delay_seconds}s"] * levels)}
 
     async def _filled(self, levels: int, count: int) -> Path:
-        """A store with that many messages, all of them overdue and none delivered."""
+        """Return a store with that many messages, all of them overdue and none delivered."""
         directory = self.directory / f"overdue-{levels}-{count}"
         if not directory.exists():
             frames = DelayedFrames(_TOPIC, levels=tuple(range(1, levels + 1)), delay_ms=self.delay_seconds * 1000)
@@ -151,7 +151,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Drain:
-    """A broker that delivers what was overdue when it started."""
+    """A broker that delivers the messages that were overdue when it started."""
 
     broker: Broker
     started: Started
@@ -159,11 +159,11 @@ class Drain:
     delay_ms: int
 
     async def end(self) -> None:
-        """Wait until consumers see all of it."""
+        """Wait until consumers see all messages."""
         await wait_for(self.broker, _TOPIC, self.count)
 
     async def stored(self) -> Delivered:
-        """Stop the broker, after the end, and read what it stored."""
+        """Stop the broker, after the end, and read its commitlog."""
         await self.broker.stop()
         result = await asyncio.to_thread(delivered, self.broker.store, _TOPIC, self.count, self.delay_ms)
         if result.first_ms < self.started.began_ms:
@@ -176,7 +176,7 @@ class Drain:
 
 
 async def wait_for(broker: Broker, topic: str, count: int) -> None:
-    """Wait until consumers can see `count` messages of a topic with four queues, and see that no more follow."""
+    """Wait until consumers can see `count` messages of a topic with four queues, and check that no more follow."""
 
     def watch() -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -194,7 +194,7 @@ async def wait_for(broker: Broker, topic: str, count: int) -> None:
 
 
 async def overdue(bench: Bench) -> Figures:
-    """1 KiB messages of one level, due while the broker was down, into their topic."""
+    """1 KiB messages of one level that became due while the broker was down, until they are in their topic."""
     async with bench.restarted({}) as drain:
         await drain.end()
         result = await drain.stored()
@@ -202,7 +202,7 @@ async def overdue(bench: Bench) -> Figures:
 
 
 async def overdue_levels(bench: Bench) -> Figures:
-    """As many, evenly over 18 levels."""
+    """The same number of messages, spread evenly over 18 levels."""
     async with bench.restarted({}, levels=_LEVELS) as drain:
         await drain.end()
         result = await drain.stored()
@@ -210,7 +210,8 @@ async def overdue_levels(bench: Bench) -> Figures:
 
 
 async def overdue_java(bench: Bench) -> Figures:
-    """As many of one level, while a Java push consumer, which starts when the port is open, takes them."""
+    """The same number of messages of one level, while a Java push consumer, started when the port is open, receives
+    them."""
     async with bench.restarted({}) as drain:
         name = f"nameserver={drain.broker.nameserver}"
         received = await java("consume", name, f"topic={_TOPIC}", "group=overdue", f"count={drain.count}")
@@ -223,7 +224,8 @@ async def overdue_java(bench: Bench) -> Figures:
 
 
 async def drain_latency(bench: Bench) -> Figures:
-    """Sends to another topic and pulls of what is being delivered, each from one connection at 100 a second."""
+    """Latency of sends to another topic and of pulls of the delivered messages, each from one connection at 100 a
+    second."""
     sends: list[Sample] = []
     pulls: list[Sample] = []
     for _ in range(bench.sizes.drains):
@@ -239,7 +241,7 @@ async def drain_latency(bench: Bench) -> Figures:
             result = await drain.stored()
         during = range(result.first_ms - 1, result.last_ms + 1)
         for all_samples, taken in zip((sends, pulls), sampled, strict=True):
-            # A drain may be over before the first request is made; then the first one stands for it.
+            # A drain may be over before the first request is made; then the first request stands for it.
             all_samples.extend([sample for sample in taken if int(sample.wall_ms) in during] or taken[:1])
     return {
         f"drain_{kind}_p{percent}_ms": part([sample.latency_ms for sample in samples], percent / 100)
@@ -249,8 +251,8 @@ async def drain_latency(bench: Bench) -> Figures:
 
 
 async def steady(bench: Bench) -> Figures:
-    """1 KiB messages at a steady rate to one level of 2 s, in and out at the same time. A broker may refuse some,
-    which is counted; it has to deliver those that it took."""
+    """1 KiB messages at a steady rate to one level of 2 s, in and out at the same time. Messages that a broker refuses
+    are counted; it has to deliver the others."""
     sizes, directory = bench.sizes, bench.directory / "steady"
     async with running(bench.make, directory, {"messageDelayLevel": f"{_STEADY_DELAY_MS // 1000}s"}) as broker:
         await asyncio.to_thread(blast, (HOST, broker.port), "warm", sizes.warm)
@@ -305,8 +307,8 @@ async def pending(bench: Bench) -> Figures:
 
 
 async def paths(bench: Bench) -> Figures:
-    """Overdue messages of one level under SYNC_FLUSH, by the sync and by the async delivery path: in the batches that
-    the broker makes, and one at a time, which is all that Apache's does."""
+    """Overdue messages of one level under SYNC_FLUSH, by the sync and by the async delivery path: in the broker's own
+    batches, and one at a time, which is all that Apache's broker does."""
     batches: dict[str, dict[str, object]] = {"": {}}
     if bench.make is ours:
         batches["_single"] = {"scheduleDeliverBatchSize": 1}
@@ -335,7 +337,7 @@ NAMES = tuple(case.__name__ for case in CASES)
 async def run(
     make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
-    """The figures of the cases whose names are in `only`, for one broker."""
+    """Return the figures of the cases whose names are in `only`, for one broker."""
     bench = Bench(make, directory / "levels", sizes)
     bench.directory.mkdir(parents=True)
     return await figures_of(CASES, bench, only, say)

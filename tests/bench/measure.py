@@ -23,7 +23,7 @@ def bytes_read(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """In MiB: all that is resident, and the part that is not file cache."""
+    """Memory in MiB: all resident memory, and the part that is not file cache."""
 
     resident: float
     anonymous: float

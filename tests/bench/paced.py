@@ -1,12 +1,12 @@
-"""Sends at a steady rate, from a process of its own so that nothing else holds it up.
+"""Sends at a steady rate, from a process of its own so that no other work delays it.
 
     python -m tests.bench.paced PORT TOPIC RATE SECONDS plain
     python -m tests.bench.paced PORT TOPIC RATE SECONDS DELAY_MS [SPREAD_MS]
 
-With SPREAD_MS the messages have timers, for a random time from DELAY_MS to DELAY_MS + SPREAD_MS after they are to be
-sent; otherwise they have level 1, whose delay is DELAY_MS. Every 5 ms one write holds the messages that are to be sent
-by then; the schedule does not slow down when the broker does.
-Prints {"count": n, "failed": n, "seconds": until the last answer, "behind_ms": the most that a write came too late}.
+With SPREAD_MS the messages have timers, for a random time from DELAY_MS to DELAY_MS + SPREAD_MS after their scheduled
+send; otherwise they have level 1, whose delay is DELAY_MS. Every 5 ms one write holds the messages scheduled until
+then; the schedule does not slow down when the broker does. Prints {"count": n, "failed": n, "seconds": until the last
+answer, "behind_ms": the most that a write came too late}.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is measured of promptness while much else goes on, for one broker at a time; beside Apache's 5.3.3, since 4.9.7
-has no timers. Every case has a broker of its own."""
+"""The cases of promptness under other load, for one broker at a time; beside Apache's 5.3.3, since 4.9.7 has no timers.
+Every case has a broker of its own."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ FIGURES: Mapping[str, Figure] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each case does."""
+    """The size of each case."""
 
     plain_rate: int
     timer_rate: int
     seconds: int
     drain: int
-    """Messages that become due, 10,000 each second."""
+    """Messages that become due, 10,000 per second."""
     drain_rate: int
     lead_seconds: int
     backlog: int
     """Messages that are pulled meanwhile."""
     kills: int
     kill_rate: int
-    """Messages a second in between."""
+    """Messages per second between kills."""
 
 
 REAL = Sizes(
@@ -82,7 +82,7 @@ _PATIENCE = 120
 
 @dataclass(frozen=True)
 class PressureBench:
-    """One broker's turn."""
+    """One broker's run."""
 
     make: MakeBroker
     directory: Path
@@ -102,7 +102,7 @@ async def _paced(broker: Broker, topic: str, rate: int, seconds: int, *delay: in
 
 
 async def beside_plain(bench: PressureBench) -> Figures:
-    """A few messages with timers beside many without: 1 KiB each."""
+    """A few messages with timers beside many without, 1 KiB each."""
     sizes, directory = bench.sizes, bench.directory / "beside"
     async with running(bench.make, directory, _PROPERTIES) as broker:
         await asyncio.to_thread(blast, (HOST, broker.port), "plain", 3200)
@@ -124,8 +124,8 @@ async def beside_plain(bench: PressureBench) -> Figures:
 
 
 async def mix(bench: PressureBench) -> Figures:
-    """A send each 10 ms, while timers become due, a backlog is pulled, and topics are made, used and removed. The
-    checkpoints come by themselves."""
+    """One send every 10 ms, while timers become due, a backlog is pulled, and topics are made, used and removed. The
+    checkpoints happen by themselves."""
     sizes, directory = bench.sizes, bench.directory / "mix"
     async with running(bench.make, directory, _PROPERTIES) as broker:
         address, done = (HOST, broker.port), threading.Event()
@@ -158,8 +158,8 @@ async def mix(bench: PressureBench) -> Figures:
 
 
 async def kills(bench: PressureBench) -> Figures:
-    """200-byte messages due 0.5 to 4 s later, and SIGKILL every 0.8 to 3.5 s; then a start, and nothing more is sent.
-    Of our broker only: Apache's does not keep what was acknowledged, nor deliver once."""
+    """200-byte messages due 0.5 to 4 s later, and SIGKILL every 0.8 to 3.5 s; then a start without further sends. For
+    duemq only: Apache's broker neither keeps all acknowledged messages nor delivers them once."""
     if bench.make is not ours:
         return {}
     sizes, directory, chance = bench.sizes, bench.directory / "kills", random.Random(1)
@@ -196,7 +196,7 @@ async def kills(bench: PressureBench) -> Figures:
 
 
 def _send_until_it_ends(address: tuple[str, int], due: list[int], rate: int, chance: random.Random) -> int:
-    """Send messages with timers until the connection breaks; `due` gets the time of each. Gives how many were
+    """Send messages with timers until the connection breaks; `due` gets the time of each. Return the number
     acknowledged."""
     frames = TimedFrames("kills", due.__getitem__, size=200)
     pipeline = Pipeline(address)
@@ -248,7 +248,7 @@ NAMES = tuple(case.__name__ for case in CASES)
 async def run(
     make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
-    """The figures of the cases whose names are in `only`, for one broker."""
+    """Return the figures of the cases whose names are in `only`, for one broker."""
     bench = PressureBench(apache_with_timers if make is apache else make, directory / "pressure", sizes)
     bench.directory.mkdir(parents=True)
     return await figures_of(CASES, bench, only, say)

@@ -1,4 +1,4 @@
-"""Single requests at a steady rate, one at a time, and how long each took while the broker did something else."""
+"""Single requests at a steady rate, one at a time, and the latency of each while the broker does other work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sample(NamedTuple):
     """One request."""
 
     wall_ms: float
-    """When it was to be made, ms since the epoch."""
+    """The scheduled time of the request, ms since the epoch."""
     latency_ms: float
 
 
@@ -39,7 +39,7 @@ def send_regularly(address: tuple[str, int], topic: str, done: threading.Event) 
 
 
 def pull_regularly(address: tuple[str, int], topic: str, done: threading.Event) -> list[Sample]:
-    """Pull from queue 0 of a topic, up to 32 messages at a time, without waiting where there are none."""
+    """Pull from queue 0 of a topic, up to 32 messages at a time; an empty pull returns at once."""
     offset = 0
     with Remote(address) as remote:
 
@@ -69,7 +69,7 @@ def pull_regularly(address: tuple[str, int], topic: str, done: threading.Event) 
 
 
 def _regularly(request: Callable[[int], None], done: threading.Event) -> list[Sample]:
-    """Make requests on a schedule. One that had to wait for the one before it counts from when it was to be made, or
+    """Make requests on a schedule. A request that had to wait for the one before it counts from its scheduled time, or
     a broker that stalls for a second would give one slow request instead of a hundred."""
     samples: list[Sample] = []
     start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Where the time of the hot path goes: a whole broker in this process, without sockets, under Python's profiler.
+"""Profiles the hot path: a whole broker in this process, without sockets, under Python's profiler.
 
     python -m tests.bench.profile [sends|timers|pulls|levels] [--messages N]      (make profile WHAT=sends)
 
-Printed are CPU microseconds a message without the profiler, best of three runs, and then, with it, the functions that
-take most. The profiler makes calls dearer than they are: its shares count, and the figure without it.
+It prints CPU microseconds per message without the profiler, best of three runs, and then, with it, the functions that
+take the most time. The profiler makes calls slower than they are: use its shares, and the figure without it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.support.wire import encode_all, pull, send
 BODY = b"x" * 1000
 KEY = "UNIQ_KEY\x017F0000010001\x02WAIT\x01true\x02TAGS\x01a"
 READ = 64
-"""Requests that one read of a socket brings."""
+"""Requests in one read of a socket."""
 RUNS = 3
 SHOWN = 25
 SETTINGS = ("mappedFileSizeCommitLog=1073741824", "flushDiskType=ASYNC_FLUSH")
 
 
 class _Case:
-    """One kind of work on a broker: `prepare` once, then `run` as often as one likes."""
+    """One kind of work on a broker: `prepare` once, then `run` any number of times."""
 
     def __init__(self, broker: UnboundBroker, messages: int) -> None:
         self.broker = broker
@@ -45,12 +45,12 @@ class _Case:
         self.messages = self.reads * READ
 
     async def prepare(self) -> None:
-        """What is not measured."""
+        """Work that is not measured."""
         answer = await self.peer.ask(send("T", BODY, properties=KEY))
         assert answer.code == 0, answer
 
     async def run(self) -> None:
-        """What is measured."""
+        """Work that is measured."""
         raise NotImplementedError
 
 
@@ -70,7 +70,7 @@ class Sends(_Case):
 
 
 class Timers(Sends):
-    """Messages with a time: taken, and put into the wheel."""
+    """Messages with a time, from the request until they are in the wheel."""
 
     properties = f"{KEY}\x02TIMER_DELAY_MS\x01600000"
 
@@ -90,7 +90,7 @@ class Levels(Sends):
 
 
 class Pulls(Sends):
-    """Reads of messages, 32 a pull."""
+    """Reads of messages, 32 per pull."""
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -107,14 +107,14 @@ CASES: dict[str, type[_Case]] = {"sends": Sends, "timers": Timers, "levels": Lev
 
 
 async def measure(name: str, messages: int) -> None:
-    """Print where the time of a case goes."""
+    """Print the profile of a case."""
     with tempfile.TemporaryDirectory() as directory:
         async with running(Path(directory), *SETTINGS) as broker:
             case = CASES[name](broker, messages)
             await case.prepare()
             spent = []
             profile = cProfile.Profile()
-            # The client does not look at what it gets: its decoding would be most of the time.
+            # The client does not decode the answers: that would take most of the time.
             with patch.object(Peer, "received"):
                 for _ in range(RUNS):
                     gc.collect()

@@ -1,4 +1,4 @@
-"""A blocking connection for the few requests that a benchmark makes beside its load, so that it disturbs little."""
+"""A blocking connection for the few requests that a benchmark makes beside its load, so that they disturb little."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Remote:
         self._socket.close()
 
     def requests(self, code: int, all_ext: Iterable[dict[str, str]]) -> list[Command]:
-        """The answers to requests of one code, in the order of the requests."""
+        """Return the answers to requests of one code, in the order of the requests."""
         frames = []
         first = self._opaque + 1
         for ext in all_ext:
@@ -39,7 +39,7 @@ class Remote:
         return self.exchange(b"".join(frames), first, len(frames))
 
     def exchange(self, frames: bytes, first_opaque: int, count: int) -> list[Command]:
-        """Write frames as they are and wait for their answers, sorted by opaque."""
+        """Write frames unchanged, and return their answers sorted by opaque."""
         self._socket.sendall(frames)
         answers: dict[int, Command] = {}
         while len(answers) < count:
@@ -52,6 +52,6 @@ class Remote:
         return [answers[first_opaque + n] for n in range(count)]
 
     def max_offsets(self, topic: str, queues: int) -> list[int]:
-        """How many messages each queue of a topic has ever had, as consumers see it."""
+        """Number of messages that each queue of a topic has ever had, as consumers see it."""
         wanted = [{"topic": topic, "queueId": str(queue_id)} for queue_id in range(queues)]
         return [int(answer.ext["offset"]) for answer in self.requests(RequestCode.GET_MAX_OFFSET, wanted)]

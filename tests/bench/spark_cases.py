@@ -1,12 +1,12 @@
-"""What is measured of the Spark jobs: queries, audit, analysis and compaction of a store that was generated
-(tests.bench.spark_stores), and the naive ways of the same. MB and GB are 10^6 and 10^9 bytes of commitlog.
+"""The cases of the Spark jobs: queries, audit, analysis and compaction of a generated store (tests.bench.spark_stores),
+and naive programs for the same tasks. MB and GB are 10^6 and 10^9 bytes of commitlog.
 
-Sessions are warm, and so is the page cache: what is measured is the jobs, not the disk. Every answer is compared with
-what the store's maker wrote. The naive ways:
+Sessions are warm, and so is the page cache, so that the cases measure the jobs and not the disk. Every answer is
+compared with the figures of the store's generator. The naive programs:
 
-    loop     a Python loop with struct over the file, which adds up the same as the query by topic, of a part of it
-    client   a push consumer of this project that drains the store's topics from its broker, and writes Parquet: of some
-             hundred thousand messages, from which the time for all is told. It gets no schedule copies, and so less.
+    loop     a Python loop with struct over part of the file, which computes the same sums as the query by topic
+    client   a push consumer of this project that drains the store's topics from its broker, and writes Parquet: some
+             hundred thousand messages, scaled up to all. It does not receive schedule copies, so it reads less.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ BIG = "spark_growth"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each case does."""
+    """The size of each case."""
 
     gigabytes: float
     """GiB of the store."""
@@ -77,9 +77,9 @@ class Sizes:
     """GiB of the stores that grow, for the figures of GROWTH_GB."""
     rounds: int
     loop_bytes: int
-    """Of the commitlog, that the naive loop reads."""
+    """Bytes of the commitlog that the naive loop reads."""
     client_messages: int
-    """That the naive client drains."""
+    """Messages that the naive client drains."""
     segment: int = spark_stores.SEGMENT
 
 
@@ -96,13 +96,13 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class SparkBench:
-    """Where stores are made, and how large."""
+    """The directory and the sizes of the stores."""
 
     directory: Path
     sizes: Sizes
 
     def generated(self, gigabytes: float) -> Generated:
-        """A new store, in the page cache."""
+        """Return a new store, in the page cache."""
         shutil.rmtree(self.directory, ignore_errors=True)
         store = spark_stores.write(self.directory / "store", gigabytes, segment=self.sizes.segment)
         for path in (store.path / "commitlog").iterdir():
@@ -113,7 +113,7 @@ class SparkBench:
 
 
 async def _run(store: Generated, master: str, jobs: list[str], rounds: int, processors: int = 2) -> dict[str, Any]:
-    """Run jobs in a process of their own, and check what they found."""
+    """Run jobs in a process of their own, and check their results."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.bench.spark_run", str(store.path), "--master", master, "--rounds", str(rounds),
         "--processors", str(processors), "--jobs", *jobs, stdout=asyncio.subprocess.PIPE,
@@ -148,7 +148,7 @@ def _check(store: Generated, name: str, found: Any) -> None:
 
 
 def _ends(store: Generated) -> dict[str, int]:
-    """How many records each topic has."""
+    """Number of records of each topic."""
     ends: dict[str, int] = {}
     for name, end in store.offsets.items():
         topic = name.split("@")[0]
@@ -184,8 +184,8 @@ async def spark_jobs(bench: SparkBench) -> Figures:
 
 
 async def spark_naive(bench: SparkBench) -> Figures:
-    """The same as the query by topic without Spark, and without the files."""
-    # A store of its own, since the broker goes on with it.
+    """The same as the query by topic, without Spark, and without access to the files."""
+    # A store of its own, since the broker writes to it.
     store = await asyncio.to_thread(bench.generated, bench.sizes.gigabytes)
     loop = await asyncio.to_thread(_loop, store, bench.sizes.loop_bytes)
     messages = await _drained(store, bench.directory, bench.sizes.client_messages)
@@ -195,7 +195,7 @@ async def spark_naive(bench: SparkBench) -> Figures:
 
 
 def _loop(store: Generated, limit: int) -> float:
-    """MB/s of what is written first when one knows the format, and Python."""
+    """MB/s of a straightforward Python loop that knows the record format."""
     totals: dict[bytes, list[int]] = {}
     head = struct.Struct(">iIiiiqqiq8sq8siqi")
     path = min((store.path / "commitlog").iterdir())
@@ -221,7 +221,7 @@ def _loop(store: Generated, limit: int) -> float:
 
 
 async def _drained(store: Generated, directory: Path, wanted: int) -> float:
-    """Messages a second that a consumer gets from a broker, and writes to Parquet."""
+    """Messages per second that a consumer receives from a broker and writes to Parquet."""
     broker = make_broker("duemq", directory / "broker", {"mappedFileSizeCommitLog": _segment(store)}, store=store.path)
     await broker.start()
     names = ("topic", "queue_id", "queue_offset", "store_ms", "tags", "body")
@@ -233,7 +233,7 @@ async def _drained(store: Generated, directory: Path, wanted: int) -> float:
         count, start, writer = 0, 0.0, None
         async with consumer:
             async for message in consumer:
-                # The first messages wait for what a consumer has to know of its group.
+                # The first messages wait until the consumer has its group's state.
                 start = start or time.perf_counter()
                 place = (message.topic, message.queue.queue_id, message.queue_offset)
                 rows.append((*place, message.store_time_ms, message.tags, message.body))
@@ -261,7 +261,7 @@ def _segment(store: Generated) -> int:
 
 
 async def spark_growth(bench: SparkBench) -> Figures:
-    """The same jobs over stores of more and more: time in proportion, and the same memory."""
+    """The same jobs over growing stores: the time should be proportional, and the memory constant."""
     figures: Figures = {}
     for label, gigabytes in zip(GROWTH_GB, bench.sizes.growth, strict=True):
         store = await asyncio.to_thread(bench.generated, gigabytes)
@@ -286,7 +286,8 @@ NAMES = tuple(case.__name__ for case in CASES)
 async def run(
     make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
-    """The figures of the cases whose names are in `only`. No broker takes part in most of it: Apache's has none."""
+    """Return the figures of the cases whose names are in `only`. They are of duemq only: Apache has no such jobs, and
+    most of the cases need no broker."""
     if make is not ours:
         return {}
     bench = SparkBench(directory / "spark", sizes)

@@ -1,5 +1,5 @@
-"""The records of the stores that benchmarks make (tests.bench.spark_stores): many of one layout at a time, as the rows
-of a matrix."""
+"""The records of the stores that benchmarks generate (tests.bench.spark_stores): many of one layout at a time, as the
+rows of a matrix."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ _DECIMALS: Final = (48 + np.arange(10_000)[:, None] // np.array([1000, 100, 10, 
 
 
 class Kind(NamedTuple):
-    """What all messages of one kind have alike."""
+    """The common fields of all messages of one kind."""
 
     topic: str
     tag: str
     level: int
-    """0 for plain ones, -1 for timers."""
+    """0 for plain messages, -1 for timers."""
 
 
 class Messages(NamedTuple):
-    """Messages, or their deliveries, one a row of each array."""
+    """Messages, or their deliveries, one in each row of every array."""
 
     store_ms: Integers
     born_ms: Integers
     kind: Integers
-    """Index of its kind."""
+    """Index of the message's kind."""
     number: Integers
     body: Integers
-    """Index in the pool."""
+    """Index in the pool of bodies."""
     queue_id: Integers
-    """Of the real topic."""
+    """Queue id in the real topic."""
     due_ms: Integers
-    """0 for plain ones."""
+    """Due time, 0 for plain messages."""
     origin: Integers
-    """Of deliveries the physical offset of what scheduled them, else -1."""
+    """Physical offset of the record that scheduled a delivery, else -1."""
 
     def part(self, which: Any) -> Messages:
         return Messages(*(column[which] for column in self))
@@ -75,7 +75,8 @@ class Messages(NamedTuple):
 
 
 class Template:
-    """The layout of the records of one kind, in their own topic or where they wait, with what changes left open."""
+    """The layout of the records of one kind, in their own topic or where they wait, with the variable fields left
+    open."""
 
     def __init__(self, kind: Kind, topic: str) -> None:
         key, number = b"7F000001" * 3 + b"\0" * 8, b"\0" * 10
@@ -107,7 +108,7 @@ class Template:
         head["born_host"] = head["store_host"] = np.void(_HOST)
 
     def rows(self, messages: Messages) -> tuple[Bytes, NDArray[Any]]:
-        """Records without what their place says, and a view of their heads."""
+        """Return records without the fields that depend on their position, and a view of their heads."""
         rows = np.empty((len(messages.kind), self.size), np.uint8)
         rows[:, : HEAD.itemsize] = self.row[: HEAD.itemsize]
         rows[:, TEXT_AT:] = self.row[TEXT_AT:]
@@ -125,7 +126,7 @@ class Template:
 
 
 def _digits(rows: Bytes, at: int, count: int, numbers: Integers) -> None:
-    """Write numbers as so many decimal digits, four at a time."""
+    """Write numbers with a fixed number of decimal digits, four at a time."""
     for end in range(at + count, at, -4):
         width = min(4, end - at)
         numbers, low = np.divmod(numbers, 10_000)

@@ -1,13 +1,13 @@
-"""One Spark session over one store: how long queries and jobs take, and what memory they need. A process of its own for
-each, since a JVM keeps its master and its heap.
+"""Measures the time and memory of queries and jobs in one Spark session over one store. Each session runs in a process
+of its own, since a JVM keeps its master and its heap.
 
     python -m tests.bench.spark_run STORE --master local[2] --processors 2 --jobs aggregate audit analyse grown compact
 
-A task keeps Python and Java busy at the same time; so one alone on two processors says nothing about how tasks add up.
+A task keeps Python and Java busy at the same time, so one task alone on two processors says nothing about scaling.
 
-Each job runs once to warm up the session, and then some times, of which the best counts; compact, which writes, once.
-The answer is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the
-memory.
+Each job runs once to warm up the session, and then several times, of which the best counts; compact, which writes, runs
+once. The result is printed as JSON: wall-clock and CPU seconds and findings of each job, and the memory of all
+processes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _TICK = os.sysconf("SC_CLK_TCK")
 _INTERVAL_S = 0.1
 QUERIES = {"aggregate", "roles"}
-"""Which are not measured in the session of a job, since that is made for jobs."""
+"""Jobs that are not measured in the session of other jobs, which has other settings."""
 BY_TOPIC = "select topic, count(*) as number, sum(size) as bytes, max(store_ms) as last from messages group by topic"
 BY_ROLE = "select role, real_topic, count(*) as number, sum(size) as bytes from messages group by role, real_topic"
 
 
 @dataclass
 class Processes:
-    """This process and all that it started: their CPU time, and the most memory that they had, in MiB. A worker that
-    was forked shares pages with others, which are counted for each."""
+    """This process and all its descendants: their CPU time, and their peak memory, in MiB. Pages that a forked worker
+    shares with others are counted for each."""
 
     jvm: float = 0.0
     worker: float = 0.0
@@ -62,12 +62,12 @@ class Processes:
 
     @staticmethod
     def cpu_seconds() -> float:
-        """Of all of them, and of those that they waited for."""
+        """CPU seconds of all processes, including children that they waited for."""
         return sum(seconds for _, seconds in _family().values())
 
 
 def _family() -> dict[int, tuple[str, float]]:
-    """This process and its descendants: name, and CPU seconds."""
+    """Return this process and its descendants: name, and CPU seconds."""
     found: dict[int, tuple[int, str, float]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -92,7 +92,7 @@ def _anonymous(pid: int) -> float:
 
 
 class Jobs:
-    """What can be measured; each gives what it found."""
+    """The jobs to measure; each returns its findings."""
 
     def __init__(self, session: SparkSession, store: Path) -> None:
         self._session, self._store = session, store
@@ -121,7 +121,7 @@ class Jobs:
         return {"bytes": found.bytes, "delivered": found.audit.delivered}
 
     def grown(self) -> Any:
-        """The analysis of a store that one has analysed that has grown by 1 % since."""
+        """Analyse a store that has grown by 1 % since an earlier analysis."""
         from duemq.spark_jobs.analyse.analyse import analyse
         from tests.bench.spark_stores import Cut
 

@@ -1,15 +1,16 @@
-"""Large stores for the benchmarks of the Spark jobs, written as files, without a broker, as fast as files are written.
+"""Large stores for the benchmarks of the Spark jobs, written as files, without a broker, at the speed of the disk.
 
     python -m tests.bench.spark_stores PATH --gb N [--seed 1]
 
-What is in one is what a broker with delayed messages leaves after some hours: bodies of 1 KiB; of what was sent 30% are
-plain, 50% have a delay level and 20% a timer; each of those is there twice, once waiting and once delivered, a few ms
-late, but for what is due after the end. All of it lies as it would have come, 1000 messages a second; the end is now.
-Delivered records name their origins, as duemq's do. Consume queues, timer log and wheel, the JSON tables and the
-checkpoint fit. Our broker and Apache's open such a store and go on with it: see tests/spark/test_generated.py.
+A store looks as if a broker had run with delayed messages for some hours: bodies of 1 KiB; 30% of the messages are
+plain, 50% have a delay level and 20% a timer; each delayed message is there twice, once waiting and once delivered, a
+few ms late, unless it is due after the end. Records lie in the order of their store times, 1000 messages sent per
+second; the end is now. Delivered records name their origins, as duemq's do. Consume queues, timer log and wheel, the
+JSON tables and the checkpoint fit. duemq's broker and Apache's open such a store and go on with it: see
+tests/spark/test_generated.py.
 
 Records are made as the rows of matrices, all records of one layout (`Template`) at a time, and then put in order.
-Bodies are taken from a pool with their checksums.
+Bodies and their checksums come from a pool.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ SEGMENT: Final = 1 << 30
 QUEUE_SEGMENT: Final = 300_000 * 20
 TIMER_SEGMENT: Final = 100 << 20
 TICK_MS: Final = 10_000
-"""Records are made by so much time; no delay is shorter."""
+"""Records are made in ticks of this length; no delay is shorter."""
 SENDS: Final = 10_000
 """Messages sent in a tick."""
 TOPICS: Final = {"orders": 4, "payments": 4, "mail": 2, "reminders_of_customers": 8}
-"""With their numbers of queues."""
+"""Topics with their numbers of queues."""
 TAGS: Final = ("new", "changed", "cancelled")
 LEVELS: Final = {3: 10, 4: 30, 5: 60, 6: 120, 9: 300, 16: 1800}
-"""Of RocketMQ's own table, with seconds."""
+"""Levels of RocketMQ's own table, with seconds."""
 TIMER_MS: Final = 600_000
-"""Timers are due up to so much ahead, one of a thousand some days more."""
+"""Timers are due up to this far ahead, one in a thousand some days later."""
 GROUPS: Final = ("billing", "notifications", "search")
 _POOL: Final = 4096
 _RECORD: Final = 1280
-"""About the size of one."""
+"""Approximate bytes of a record."""
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _TIMER_UNIT: Final = np.dtype(
     [
@@ -73,7 +74,7 @@ _MAX_PARTS: Final = 1024
 
 @dataclass
 class Generated:
-    """A store that was written, and what any job must find in it."""
+    """A generated store, and the figures that any job must find in it."""
 
     path: Path
     size: int = 0
@@ -84,10 +85,10 @@ class Generated:
     plain: int = 0
     levels: int = 0
     timers: int = 0
-    """Scheduled, delivered or not."""
+    """Scheduled timers, delivered or not."""
     delivered: int = 0
     late_ms: int = 0
-    """Of all delivered messages together."""
+    """Sum of the lateness of all delivered messages."""
     offsets: dict[str, int] = field(default_factory=dict)
     """The end of each queue, by `topic@queue`."""
 
@@ -104,7 +105,7 @@ _KINDS: Final = [Kind(topic, tag, level) for topic in TOPICS for tag in TAGS for
 
 
 class _Writer:
-    """The commitlog and, at the end, everything that is made of it."""
+    """Writes the commitlog and, at the end, all files derived from it."""
 
     def __init__(self, path: Path, seed: int, segment: int) -> None:
         self.result = Generated(path)
@@ -112,7 +113,7 @@ class _Writer:
         self._file: BinaryIO | None = None
         self._end = 0
         chance = np.random.default_rng(seed)
-        # Hexadecimal digits: of twice the size that they need, as texts are.
+        # Hexadecimal digits take twice the size of the bytes.
         self._pool = HEX[chance.integers(0, 16, (_POOL, BODY), np.uint8)]
         self._crcs = np.array([zlib.crc32(body.tobytes()) & 0x7FFFFFFF for body in self._pool], np.int64)
         self._queues = [(SCHEDULE_TOPIC, level - 1) for level in LEVELS] + [(TIMER_TOPIC, 0)]
@@ -139,7 +140,7 @@ class _Writer:
         return self._end
 
     def append(self, messages: Messages) -> Integers:
-        """Append messages in the order of their store times; gives their physical offsets."""
+        """Append messages in the order of their store times; return their physical offsets."""
         count = len(messages.kind)
         waits = (messages.origin < 0) & ~self._is_plain[messages.kind]
         template = messages.kind + len(_KINDS) * waits
@@ -151,7 +152,7 @@ class _Writer:
         split = int(np.searchsorted(ends, limit - 8, "right"))
         if split < count:
             starts[split:] += limit - starts[split]
-        # Queue offsets: the place of a record among those of its queue.
+        # Queue offset: the position of a record among those of its queue.
         order = np.argsort(queue, kind="stable")
         bounds = np.searchsorted(queue[order], np.arange(len(self._queues) + 1))
         queue_offset = np.empty(count, np.int64)
@@ -238,7 +239,7 @@ class _Writer:
         for number in np.unique(messages.kind[is_delivery & ~is_timer]).tolist():
             self._delivered[_KINDS[number].level] += int((is_delivery & (messages.kind == number)).sum())
 
-    # --- what is made of it
+    # --- derived files
 
     def finish(self, begun_ms: int, ended_ms: int) -> Generated:
         """Write all other files. `ended_ms`: timers due before it are delivered."""
@@ -258,7 +259,7 @@ class _Writer:
         return result
 
     def _write_timers(self, ended_ms: int) -> None:
-        units = np.concatenate(self._timer_units).astype(_TIMER_UNIT)  # as concatenate changes the order of bytes
+        units = np.concatenate(self._timer_units).astype(_TIMER_UNIT)  # concatenate changes the byte order
         per_file = (TIMER_SEGMENT - 68) // 52 + 1
         numbers = np.arange(len(units))
         positions = numbers // per_file * TIMER_SEGMENT + numbers % per_file * 52
@@ -293,7 +294,7 @@ class _Writer:
 
 
 def _write_files(directory: Path, data: bytes, size: int) -> None:
-    """Write data as files of a size, the last of them filled with a hole."""
+    """Write data as files of one size, the last of them filled with a hole."""
     directory.mkdir(parents=True)
     for base in range(0, max(1, len(data)), size):
         with (directory / f"{base:020d}").open("wb") as file:
@@ -302,7 +303,7 @@ def _write_files(directory: Path, data: bytes, size: int) -> None:
 
 
 def _write_config(result: Generated, delivered: dict[int, int]) -> None:
-    """The JSON tables. Groups are at the ends of their queues, but for the last one, which is halfway."""
+    """Write the JSON tables. Groups are at the ends of their queues, except the last one, which is halfway."""
     version = {"counter": 1, "timestamp": result.begun_ms}
     topics = {**TOPICS, SCHEDULE_TOPIC: 18, TIMER_TOPIC: 1}
     config = {"order": False, "perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
@@ -325,8 +326,8 @@ def _write_config(result: Generated, delivered: dict[int, int]) -> None:
 
 
 def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT) -> Generated:
-    """Write a store of about so many GiB into a new or empty directory; its time ends now. `segment` is the size of a
-    commitlog file, which a broker has to be told if it is another than RocketMQ's. Raises OSError."""
+    """Write a store of about `gigabytes` GiB into a new or empty directory; its time ends now. `segment`: the size of a
+    commitlog file, which must be set for a broker if it differs from RocketMQ's. Raises OSError."""
     wanted = int(gigabytes * (1 << 30))
     writer = _Writer(path, seed, segment)
     chance = np.random.default_rng(seed)
@@ -345,7 +346,8 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
         ahead = TICK_MS + chance.integers(0, TIMER_MS, SENDS)
         ahead += (chance.random(SENDS) < 0.001) * chance.integers(1, 30, SENDS) * 86_400_000
         due = store_ms + np.where(levels[kind] < 0, ahead, delays[kind])
-        # A timer of a whole second waits in the slot before. At the end of it all that one is done, what it has is not.
+        # A timer of a whole second waits in the slot before. At the end of the store that slot is done while its timers
+        # are not, so avoid whole seconds.
         due += (levels[kind] < 0) & (due % 1000 == 0)
         sent = Messages(
             store_ms=store_ms,
@@ -380,7 +382,7 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
 
 
 def _ticks(wanted: int) -> int:
-    """How many ticks make so many bytes: each SENDS messages, and the deliveries of what was sent before."""
+    """Return the number of ticks for this many bytes: each has SENDS messages, and the deliveries of earlier ones."""
     size, ticks = 0.0, 0
     while size < wanted:
         due = [ticks * TICK_MS >= seconds * 1000 for seconds in LEVELS.values()]
@@ -391,11 +393,11 @@ def _ticks(wanted: int) -> int:
 
 
 class Cut:
-    """A store whose commitlog lacks its end, which can be put back: as a broker would have left it before, but for the
-    files beside it. Its files stay what they are."""
+    """A store whose commitlog lacks its end, which can be put back: the commitlog as a broker would have left it
+    earlier; the other files are complete. Files are changed in place."""
 
     def __init__(self, store: Path, size: int) -> None:
-        """`size`: about so many bytes."""
+        """`size`: about how many bytes to cut."""
         from duemq.spark_jobs.store.ranges import boundary
         from duemq.spark_jobs.store.store_files import StoreFiles
 
@@ -414,7 +416,7 @@ class Cut:
                     file.truncate(segment.size)
 
     def put_back(self) -> None:
-        """Write what was cut."""
+        """Put the end back."""
         for path, at, data in self._parts:
             with path.open("r+b") as file:
                 file.seek(at)

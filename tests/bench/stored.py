@@ -1,7 +1,7 @@
-"""What a broker's commitlog says of a run with delayed messages, read after the broker has stopped.
+"""Reads the outcome of a run with delayed messages from a broker's commitlog, after the broker has stopped.
 
-It reads RocketMQ's files by itself and not with the modules that wrote ours: a benchmark that checks its answers must
-not share a mistake with what it measures.
+It reads RocketMQ's files by itself and not with duemq's modules: a benchmark that checks its answers must not share a
+mistake with the code that it measures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     store_ms: int
     number: int
     due_ms: int
-    """As the client wrote it into the message."""
+    """The due time that the client wrote into the message."""
 
 
 def records(store: Path) -> Iterator[Record]:
@@ -57,37 +57,37 @@ def records(store: Path) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Messages that were delivered, each once and none early. Times are ms since the epoch, in the messages' order."""
+    """The delivered messages, each once and none early. Times are ms since the epoch, in the messages' order."""
 
     scheduled: Sequence[int]
-    """When each was stored to wait."""
+    """Time at which each message was stored to wait."""
     stored: Sequence[int]
-    """When each was stored in its topic."""
+    """Time at which each message was stored in its topic."""
     due: Sequence[int]
 
     @property
     def first_ms(self) -> int:
-        """When the first one was stored in its topic."""
+        """Time at which the first message was stored in its topic."""
         return min(self.stored)
 
     @property
     def last_ms(self) -> int:
-        """When the last one was."""
+        """Time at which the last message was stored in its topic."""
         return max(self.stored)
 
     @property
     def per_second(self) -> float:
-        """Rate from the first to the last."""
+        """Delivery rate from the first to the last message."""
         return _rate(self.stored)
 
     @property
     def scheduled_per_second(self) -> float:
-        """Rate at which they were stored to wait."""
+        """Rate at which the messages were stored to wait."""
         return _rate(self.scheduled)
 
     @property
     def late_ms(self) -> list[int]:
-        """How late each was stored in its topic."""
+        """Lateness of each message's storage in its topic."""
         return [stored - due for stored, due in zip(self.stored, self.due, strict=True)]
 
 
@@ -96,8 +96,8 @@ def _rate(times_ms: Sequence[int]) -> float:
 
 
 def delivered(store: Path, topic: str, count: int, delay_ms: int | None, *, refused: int | None = 0) -> Delivered:
-    """Read how messages 0 to `count` - 1, of which the broker refused some (None: nobody knows how many), went to a
-    topic: after a delay that was the same for all, or, without one, each at the time of its timer.
+    """Read how messages 0 to `count` - 1, of which the broker refused some (None: number unknown), went to a topic:
+    after the same delay for all, or, without one, each at the time of its timer.
 
     Raises RuntimeError if one was lost, stored twice or delivered early.
     """

@@ -1,6 +1,7 @@
-"""The benchmarks' cases of delays at their smallest, over this broker alone: they must not rot between releases.
+"""The benchmarks' cases of delays at their smallest, with duemq's broker alone, so that they keep working between
+releases.
 
-What a case measures is checked by the case itself: each message delivered once, none early.
+Each case checks its own run: each message delivered once, none early.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ async def test_the_cases_of_pressure_give_their_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        # Four Spark sessions, whose jobs tests/spark runs besides.
+        # Four Spark sessions, whose jobs tests/spark runs as well.
         pytest.param(spark_cases.spark_jobs.__name__, marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
         spark_cases.spark_naive.__name__,
     ],
 )
 async def test_a_case_of_the_spark_jobs_gives_its_figures(name: str, tmp_path: Path) -> None:
-    """All but that of stores that grow, which is the same over again."""
+    """Each case of the Spark jobs returns its figures, except that of growing stores, which repeats the others."""
     said: list[str] = []
     figures = await spark_cases.run(ours, tmp_path, spark_cases.TINY, (name,), said.append)
     assert said == [name]

@@ -1,6 +1,5 @@
-"""What is measured of timers, for one broker at a time; beside Apache's 5.3.3, since 4.9.7 has none. Every case has a
-broker of its own, and reads from the commitlog that each message was delivered once and none early.
-"""
+"""The cases of timers, for one broker at a time; beside Apache's 5.3.3, since 4.9.7 has none. Every case has a broker
+of its own, and checks in the commitlog that each message was delivered once and none early."""
 
 from __future__ import annotations
 
@@ -54,17 +53,18 @@ BIG = "pending_timers_big"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each case does. Numbers of messages, unless a name says seconds."""
+    """The size of each case. Numbers of messages, unless a name says seconds."""
 
     second: int
     second_lead_seconds: int
-    """From the first send to when all are due: longer than it takes to send them and to put them into the wheel."""
+    """Seconds from the first send to the common due time: longer than it takes to send all messages and to put them
+    into the wheel."""
     random_rate: int
     random_seconds: int
     random_spread_ms: int
     accepted: int
     accepted_dues: int
-    """How many different times they are for."""
+    """Number of different due times."""
     pending: int
     pending_big: int
     settle_seconds: float
@@ -103,7 +103,7 @@ _PATIENCE = 300
 
 @dataclass(frozen=True)
 class TimerBench:
-    """One broker's turn."""
+    """One broker's run."""
 
     make: MakeBroker
     directory: Path
@@ -116,12 +116,12 @@ def now_ms() -> int:
 
 
 def wait_until_in_wheel(broker: Broker) -> None:
-    """Wait until the broker has put everything it took into its wheel, as it says itself."""
+    """Wait until the broker reports that it has put all accepted timers into its wheel."""
     deadline = time.monotonic() + _PATIENCE
     with Remote((HOST, broker.port)) as remote:
         while True:
             (answer,) = remote.requests(RequestCode.GET_BROKER_RUNTIME_INFO, [{}])
-            # Apache's broker cannot tell just after its start.
+            # Apache's broker cannot report this just after its start.
             if answer.code == ResponseCode.SUCCESS and loads(answer.body)["table"]["timerOffsetBehind"] == "0":
                 return
             if time.monotonic() > deadline:
@@ -130,7 +130,7 @@ def wait_until_in_wheel(broker: Broker) -> None:
 
 
 async def _send_for(broker: Broker, topic: str, due: Callable[[int], int], first_ms: int, count: int) -> None:
-    """Have 1 KiB messages in the wheel, and wait until just before the first of them is due."""
+    """Put 1 KiB messages into the wheel, and wait until just before the first of them is due."""
     await asyncio.to_thread(blast_delayed, (HOST, broker.port), TimedFrames(topic, due), count)
     await asyncio.to_thread(wait_until_in_wheel, broker)
     left = first_ms / 1000 - time.time()
@@ -140,7 +140,8 @@ async def _send_for(broker: Broker, topic: str, due: Callable[[int], int], first
 
 
 async def one_second(bench: TimerBench) -> Figures:
-    """1 KiB messages that are all due at the beginning of one second, which Apache's broker keeps as well as it can."""
+    """1 KiB messages that are all due at the beginning of one second, the precision that Apache's broker has as
+    well."""
     count, directory = bench.sizes.second, bench.directory / "second"
     async with running(bench.make, directory, _PROPERTIES) as broker:
         address, done = (HOST, broker.port), threading.Event()
@@ -166,7 +167,8 @@ async def one_second(bench: TimerBench) -> Figures:
 
 
 async def spread_second(bench: TimerBench) -> Figures:
-    """As many, each due at a random ms of one second: neighbours in time are far from each other in the commitlog."""
+    """The same number of messages, each due at a random ms of one second: neighbours in time are far from each other in
+    the commitlog."""
     count, directory, chance = bench.sizes.second, bench.directory / "spread", random.Random(1)
     async with running(bench.make, directory, _PROPERTIES) as broker:
         first = (now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
@@ -178,7 +180,7 @@ async def spread_second(bench: TimerBench) -> Figures:
 
 
 async def random_times(bench: TimerBench) -> Figures:
-    """1 KiB messages at a steady rate, for times from 1 s on."""
+    """1 KiB messages at a steady rate, for times from 1 s ahead."""
     sizes, directory = bench.sizes, bench.directory / "random"
     async with running(bench.make, directory, _PROPERTIES) as broker:
         process = await asyncio.create_subprocess_exec(
@@ -199,8 +201,8 @@ async def random_times(bench: TimerBench) -> Figures:
 
 
 async def accept(bench: TimerBench) -> Figures:
-    """1 KiB sends over four raw sockets, 512 unanswered at a time, in turn without and with a timer; the third run of
-    each counts. CPU is taken until the messages are in the wheel."""
+    """1 KiB sends over four raw sockets, 512 unanswered at a time, alternating without and with a timer; the third run
+    of each counts. CPU is measured until the messages are in the wheel."""
     sizes, directory = bench.sizes, bench.directory / "accept"
     chance, figures = random.Random(1), {}
     dues = [now_ms() + _DAY_MS + chance.randrange(_SPREAD_MS) for _ in range(sizes.accepted_dues)]
@@ -225,7 +227,7 @@ async def pending_timers(bench: TimerBench) -> Figures:
 
 
 async def pending_timers_big(bench: TimerBench) -> Figures:
-    """Ten times as many, for our broker only."""
+    """Ten times as many, for duemq only."""
     if bench.make is not ours:
         return {}
     return await _pending(bench, bench.sizes.pending_big, "timers_pending_big")
@@ -276,7 +278,7 @@ NAMES = tuple(case.__name__ for case in CASES)
 async def run(
     make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
-    """The figures of the cases whose names are in `only`, for one broker."""
+    """Return the figures of the cases whose names are in `only`, for one broker."""
     bench = TimerBench(apache_with_timers if make is apache else make, directory / "timers", sizes)
     bench.directory.mkdir(parents=True)
     return await figures_of(CASES, bench, only, say)

@@ -1,10 +1,11 @@
-"""What a message costs the timer wheel as more and more are pending: in this process, without sockets.
+"""Measures the cost of a message in the timer wheel as the number of pending messages grows: in this process, without
+sockets.
 
     python -m tests.bench.timer_growth        writes docs/timer-growth.svg (some minutes, 4 GB of disk)
 
-Two costs. An insert: from a message in the commitlog to its unit in the timer log and its place in the wheel, for
-random times of a day, in batches of 256. A tick: a second of the clock with 100 messages, from loading its slot to 100
-copies in their topic; a second that has none costs nothing, since nothing ticks then.
+There are two costs. An insert: from a message in the commitlog to its unit in the timer log and its place in the wheel,
+for random times of a day, in batches of 256. A tick: a second of the clock with 100 messages, from loading its slot to
+100 copies in their topic; a second without messages costs nothing, since it has no tick.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _BODY = b"x" * 100
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The numbers of messages to measure with."""
 
     pending: tuple[int, ...]
     inserts: int
@@ -51,7 +52,7 @@ TINY = Sizes(pending=(100, 1000), inserts=256, ticks=3)
 
 @dataclass(frozen=True)
 class Point:
-    """The costs with so many messages pending."""
+    """The costs at one number of pending messages."""
 
     pending: int
     insert_us: float
@@ -59,7 +60,7 @@ class Point:
 
 
 class Growth:
-    """A store whose clock stands still but for what is measured."""
+    """A store whose clock stands still except for the measurements."""
 
     def __init__(self, directory: Path) -> None:
         self._clock = ManualClock(_START_MS)
@@ -74,7 +75,7 @@ class Growth:
         self.pending = 0
 
     def fill(self, pending: int) -> None:
-        """Have so many messages pending, for random times of a day that begins in an hour."""
+        """Insert messages until `pending` are pending, for random times of a day that begins in an hour."""
         while self.pending < pending:
             self._insert_far(min(_BATCH, pending - self.pending))
             if self.pending % (_BATCH * 400) < _BATCH:
@@ -82,11 +83,11 @@ class Growth:
                     pass
 
     def insert_us(self, count: int) -> float:
-        """Time of an insert."""
+        """Time per insert, us."""
         return sum(self._insert_far(_BATCH) for _ in range(count // _BATCH)) / count * 1e6
 
     def tick_us(self, count: int) -> float:
-        """Time of a second that delivers TICK_MESSAGES."""
+        """Time per second that delivers TICK_MESSAGES, us."""
         now_ms = self._clock.now_ms() // 1000 * 1000
         before = self._topic.next_offset
         dues = [now_ms + 1000 * second for second in range(20, 20 + count) for _ in range(TICK_MESSAGES)]
@@ -112,7 +113,7 @@ class Growth:
         return self._insert([first + self._chance.randrange(24 * _HOUR_MS) for _ in range(count)])
 
     def _insert(self, dues: Sequence[int]) -> float:
-        """Append messages, and put them into the wheel; gives how many seconds the latter took."""
+        """Append messages, and put them into the wheel; return the seconds taken by the latter."""
         for due in dues:
             text = with_time("UNIQ_KEY\x017F00000100002A9F0000000000000000", due)
             self._sender.stage(_BODY, ByTimer(due), text, "growth", 0)
@@ -120,7 +121,7 @@ class Growth:
         return self._run()
 
     def _run(self) -> float:
-        """Do what is to be done now; gives how many seconds it took."""
+        """Do the work that is due now; return the seconds taken."""
         now = look(self._clock)
         start = time.perf_counter()
         while (due := self._timers.step(now, UNLIMITED)) is not None and due <= now.wall_ms:
@@ -143,11 +144,11 @@ def measure(sizes: Sizes) -> list[Point]:
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640, 380, 80, 40, 30, 60
 _LOWEST, _HIGHEST = -1, 4
-"""Powers of ten of the axis of costs, in us."""
+"""Powers of ten at the ends of the axis of costs, us."""
 
 
 def svg(points: Sequence[Point]) -> str:
-    """A plot of both costs, on logarithmic axes."""
+    """Return a plot of both costs, on logarithmic axes."""
     first, last = log10(points[0].pending), log10(points[-1].pending)
 
     def x(pending: float) -> float:
