@@ -1,14 +1,13 @@
-"""How fast is this broker beside Apache's 4.9.7? Both are started in turn on this machine, with the same clients. In
-the cases of timers it is Apache's 5.3.3, since 4.9.7 has none: the figures whose names begin with `timers`, `beside`
-and `mix`. Those of the Spark jobs, which begin with `spark`, have nothing to be compared with but naive ways of their
-own.
+"""Benchmarks of duemq's broker and Apache's 4.9.7. Both are started in turn on this machine, with the same clients. The
+cases of timers (figures whose names begin with `timers`, `beside` and `mix`) use Apache's 5.3.3, since 4.9.7 has no
+timers. The cases of the Spark jobs (`spark`) are compared only with naive programs for the same tasks.
 
     python -m tests.bench [--rounds 2] [--tiny] [--big] [--only CASE ...]      (make bench)
 
-Time is noise, ratios count: on a small machine client and broker share the processors. Each round measures Apache's
-broker and then ours; the table shows the median of the rounds. Every run of a client checks its own answer: nothing
-failed, lost, doubled or early. A run of all
-cases is appended to tests/bench/results.jsonl with the date and the commit.
+Absolute times are noisy, so look at the ratios: on a small machine client and broker share the processors. Each round
+measures Apache's broker and then duemq's; the table shows the median of the rounds. Every run of a client checks its
+own result: no message failed, lost, doubled or early. A run of all cases is appended to tests/bench/results.jsonl with
+the date and the commit.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""What proves the Spark jobs: stores of real brokers, faults put into them, and a reader of its own to compare with."""
+"""The tests of the Spark jobs: stores of real brokers, faults put into them, and an independent reader to compare
+with."""

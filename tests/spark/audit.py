@@ -1,28 +1,28 @@
-"""What became of each scheduled message of a store, told by the plainest means: the rules that an audit has to follow.
+"""The outcome of each scheduled message of a store, found by the plainest means: the rules that an audit has to follow.
 
 **Scheduled** is a record of SCHEDULE_TOPIC_XXXX (a delay level), or of rmq_sys_wheel_timer (a timer) that neither
-deletes another (TIMER_DEL_UNIQKEY) nor is one once more (TIMER_ROLL_TIMES). A retry of a consumer is one too.
-A record with TIMER_ROLL_TIMES is its origin once more: RocketMQ rolls so, duemq reschedules so. If the origin's record
-is gone, it counts as the origin. But if it names an origin and is another message than that, by UNIQ_KEY, target or the
-producer's time, it has taken its place (TIMER_REPLACE): it is one of its own, and its origin is cancelled.
+deletes another (TIMER_DEL_UNIQKEY) nor repeats one (TIMER_ROLL_TIMES). A retry of a consumer is scheduled too. A record
+with TIMER_ROLL_TIMES repeats its origin: RocketMQ rolls this way, duemq reschedules this way. If the origin's record is
+gone, it counts as the origin. But if it names an origin and is another message, by UNIQ_KEY, target or the producer's
+time, it has replaced that message (TIMER_REPLACE): it is a message of its own, and its origin is cancelled.
 
-**A delivery names its origin** in the prepared-transaction offset where duemq delivered (-1 means 0), unless it is a
-committed transaction's; so do duemq's records that delete and repeat, of the record whose place they take.
-**Otherwise keys tell**: a record delivers if its topic and queue are those of its REAL_TOPIC and REAL_QID, and it has a
-level (DELAY above 0) or was a timer (TIMER_OUT_MS), and an origin that is not delivered has the same UNIQ_KEY, target
-and reconsume times. The retries of one message have the same UNIQ_KEY, and differ in the others.
+**A delivery names its origin** in the prepared-transaction offset if duemq delivered it (-1 means 0), unless it belongs
+to a committed transaction; duemq's records that delete and repeat name the record that they replace in the same way.
+**Otherwise keys decide**: a record delivers if its topic and queue are those of its REAL_TOPIC and REAL_QID, and it has
+a level (DELAY above 0) or was a timer (TIMER_OUT_MS), and an undelivered origin has the same UNIQ_KEY, target and
+reconsume times. The retries of one message have the same UNIQ_KEY, and differ in the others.
 
-**Due** is, of a level: the deliver time in the record (duemq) or in the tags code of its unit (RocketMQ). Of a timer:
-the one in the record (duemq), else what its properties say: TIMER_DELAY_SEC, TIMER_DELAY_MS from the store time on, or
-TIMER_DELIVER_MS. Late is the store time of the delivery minus that.
+**Due** is, for a level: the deliver time in the record (duemq) or in the tags code of its unit (RocketMQ). For a timer:
+the deliver time in the record (duemq), else the time in its properties: TIMER_DELAY_SEC, TIMER_DELAY_MS after the store
+time, or TIMER_DELIVER_MS. Lateness is the store time of the delivery minus the due time.
 
-**The verdict**: twice, or delivered, by the number of deliveries. Without one: cancelled, if something deletes it (by
-origin; RocketMQ's by topic and key and the same TIMER_OUT_MS), or its level's unit is withdrawn (size 1). Lost, if the
-broker has passed it, else pending. A level passes a queue offset: by the checkpoint's note if that is valid, else by
-delayOffset.json. The wheel passes what it has no unit for in the slot of that note's second or a later one (RocketMQ:
-timercheck's read time), unless it has not come to it in the timer topic's queue. The time when a message is due does
-not tell: duemq, stopped in the middle of a second, gives what is left of it units in the next one, and a topic's policy
-may hold messages beyond their time.
+**The verdict**: twice, or delivered, by the number of deliveries. Without a delivery: cancelled, if a record deletes it
+(by origin; RocketMQ's by topic and key and the same TIMER_OUT_MS), or its level's unit is withdrawn (size 1). Lost, if
+the broker has passed it, else pending. A level has passed the queue offsets before its progress: by the checkpoint's
+note if that is valid, else by delayOffset.json. The wheel has passed messages without a unit in the slot of that note's
+second or a later one (RocketMQ: timercheck's read time), unless it has not reached them in the timer topic's queue. The
+due time does not decide: duemq, stopped in the middle of a second, gives the rest of it units in the next one, and a
+topic's policy may hold messages beyond their time.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ Key = tuple[str, str, str, int]
 
 @dataclass
 class Scheduled:
-    """One scheduled message and what became of it."""
+    """One scheduled message and its outcome."""
 
     origin: Record
     last: Record
-    """The record that waits, or waited last: the origin, or what took its place."""
+    """The record that waits, or waited last: the origin, or the record that repeats it."""
     due_ms: int | None
-    """None where nothing tells: a level of RocketMQ's without its unit."""
+    """The due time, ms since the epoch; None if unknown: for a level of RocketMQ's without its unit."""
     deliveries: list[Record] = field(default_factory=list)
     cancelled_by: Record | None = None
     verdict: Verdict = "pending"
@@ -71,7 +71,7 @@ class Scheduled:
 
     @property
     def late_ms(self) -> int | None:
-        """Of the first delivery."""
+        """Lateness of the first delivery."""
         return self.deliveries[0].store_ms - self.due_ms if self.deliveries and self.due_ms is not None else None
 
 
@@ -81,11 +81,11 @@ class Audit:
 
     scheduled: list[Scheduled]
     orphans: list[Record]
-    """Deliveries of messages whose origin is not there."""
+    """Deliveries of messages whose origin is missing."""
 
     @property
     def totals(self) -> Counter[Verdict]:
-        """How many of each verdict; they add up to the number scheduled."""
+        """Number of messages per verdict; they add up to the number scheduled."""
         return Counter(message.verdict for message in self.scheduled)
 
     def of(self, verdict: Verdict) -> list[Scheduled]:
@@ -97,15 +97,15 @@ class Audit:
 
 @dataclass
 class _Progress:
-    """What the broker says that it has passed."""
+    """The positions that the broker says it has passed."""
 
     runs: dict[int, list[tuple[int, int]]] | None
-    """duemq's note: for each level, where its runs begin and how far each is."""
+    """duemq's note: for each level, the start and the progress of each run."""
     delay_offsets: dict[int, int]
     second: int
-    """Slots before that of this second mean nothing any more."""
+    """Slots before that of this second have no meaning any more."""
     timer_queue: int
-    """The next of the timer topic's queue to be put into the wheel."""
+    """The queue offset of the timer topic to be put into the wheel next."""
     in_wheel: set[int]
     """Physical offsets that have a unit in a slot that counts."""
 
@@ -121,7 +121,7 @@ class _Progress:
 
 
 def audit(store: Path, contents: Contents | None = None) -> Audit:
-    """The audit of a store; `contents` if they were read already."""
+    """Return the audit of a store; `contents`: its records, if they were read already."""
     records = (contents or oracle.contents(store)).records
     levels: dict[int, dict[int, Unit]] = defaultdict(dict)
     for topic, queue_id in oracle.queues(store):
@@ -186,8 +186,8 @@ def audit(store: Path, contents: Contents | None = None) -> Audit:
 
 
 def _origin_of(record: Record) -> int | None:
-    """The physical offset of the record that a record names, if it names one. What is scheduled has its deliver time
-    in that place, and a committed message its half."""
+    """The physical offset of the record that a record names, if any. Scheduled records have their deliver time in that
+    field, and a committed message its half's offset."""
     number = record.prepared_offset
     if record.topic == SCHEDULE_TOPIC or number == 0 or record.sys_flag & TRANSACTION == COMMIT:
         return None
@@ -224,7 +224,7 @@ def _due(origin: Record, last: Record, levels: dict[int, dict[int, Unit]]) -> in
 
 
 def _delete(record: Record, scheduled: list[Scheduled]) -> None:
-    """Cancel what a record of RocketMQ's deletes, unless it had been delivered."""
+    """Cancel the message that a record of RocketMQ's deletes, unless it had been delivered."""
     found = record.properties
     names = found["TIMER_DEL_UNIQKEY"]
     for message in scheduled:

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over a pipe: the DevTools protocol as JSON texts that end with a NUL byte, on the file
+"""A headless Chromium, driven through pipes: the DevTools protocol as JSON texts that end with a NUL byte, on the file
 descriptors 3 and 4 of the browser. No network, no port, no library."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FLAGS = (
 
 
 class Page:
-    """A tab. `errors`: what the page's console had of errors; `requests`: addresses that the page asked for."""
+    """A tab. `errors`: errors in the page's console; `requests`: addresses that the page requested."""
 
     def __init__(self, write_fd: int, read_fd: int) -> None:
         self._write_fd, self._read_fd = write_fd, read_fd
@@ -47,14 +47,14 @@ class Page:
         self.requests: list[str] = []
 
     def attach(self) -> None:
-        """Make the tab."""
+        """Create the tab."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, timeout: float = 60, **params: Any) -> Any:
-        """One command and its result."""
+        """Run one command and return its result."""
         self._number += 1
         number = self._number
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
@@ -69,7 +69,7 @@ class Page:
                 return answer["result"]
 
     def _read(self, timeout: float) -> Any:
-        """The next message; events are noted."""
+        """Return the next message; events are recorded."""
         deadline = time.monotonic() + timeout
         while b"\0" not in self._rest:
             if not select.select([self._read_fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -112,31 +112,31 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression, of a promise when it is kept."""
+        """Return the value of an expression, or of its promise once that is resolved."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", "the script failed"))
         return answer["result"].get("value")
 
     def screenshot(self) -> bytes:
-        """The whole page as PNG."""
+        """Return the whole page as PNG."""
         picture = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         return base64.b64decode(picture["data"])
 
     def pdf(self) -> bytes:
-        """The page as it is printed."""
+        """Return the page in print form."""
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
 
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """A browser with one tab. Raises MissingToolError where there is none."""
+    """Run a browser with one tab. Raises MissingToolError if there is none."""
     program = tools.find("chromium")
     to_browser, from_us = os.pipe()
     to_us, from_browser = os.pipe()
 
     def place() -> None:
-        # The ends may have these very numbers: copies out of the way first.
+        # The pipes may have these very numbers: move copies out of the way first.
         first, second = os.dup(to_browser), os.dup(from_browser)
         os.dup2(first, 3)
         os.dup2(second, 4)

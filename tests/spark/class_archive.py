@@ -1,9 +1,9 @@
-"""An archive of the classes that Spark loads, for the tests: Spark starts some twenty times in them, and with this
-in 9 s instead of 17 (two busy cores).
+"""An archive of the classes that Spark loads, for the tests: they start Spark some twenty times, and with the archive a
+start takes 9 s instead of 17 (two busy cores).
 
     python -m tests.spark.class_archive PATH
 
-Java passes over an archive that is missing, or of other classes (-Xshare:auto, its default)."""
+Java ignores an archive that is missing, or of other classes (-Xshare:auto, its default)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from tests.bench import spark_stores
 
 PATH = Path(sys.prefix) / "spark.jsa"
 OLDEST = Path(sys.prefix) / "oldest-spark"
-"""Where `make test` puts the oldest Spark that we allow. It starts twice: an archive would cost more than it saves."""
+"""The directory in which `make test` puts the oldest supported Spark. It starts twice: an archive would cost more than
+it saves."""
 _COLLECTOR = "-XX:+UseSerialGC"
-"""With others threads go on collecting beside the tasks, whose cores they take."""
+"""Other collectors have threads that go on collecting beside the tasks, on the tasks' cores."""
 QUERY = "select topic, count(*) n from messages where queue_id >= 0 group by topic order by n desc"
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
-"""Else Java says on its standard output that an archive is not of its classes, as it is not of an older Spark's."""
+"""Otherwise Java prints to standard output that an archive is not of its classes, as with an older Spark."""
 
 
 def use() -> None:
-    """Have all Spark processes that are started from here on use the archive, if there is one."""
+    """Have all Spark processes started from here on use the archive, if there is one."""
     archive = f" -XX:SharedArchiveFile={PATH} {_QUIET}" if PATH.exists() else ""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", _COLLECTOR + archive)
 
 
 def oldest() -> dict[str, str]:
-    """The environment of a Python process that has the oldest Spark that we allow, and this source tree."""
+    """Return the environment of a Python process with the oldest supported Spark and this source tree."""
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OLDEST), root]), "PYSPARK_PYTHON": sys.executable}
     environment.pop("SPARK_HOME", None)
@@ -40,13 +41,13 @@ def oldest() -> dict[str, str]:
 
 
 def make(path: Path) -> None:
-    """Make the archive of what a query loads. Raises CalledProcessError."""
+    """Make the archive of the classes that a query loads. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as scratch:
         store = Path(scratch) / "store"
         spark_stores.write(store, 0.01, segment=4 << 20)
         command = [str(Path(sys.prefix) / "bin" / "duemq"), "spark", "sql", str(store), QUERY, "--master", "local[1]"]
         added = {"SPARK_SUBMIT_OPTS": f"{_COLLECTOR} -XX:ArchiveClassesAtExit={path} {_QUIET}"}
-        # Java writes it when it ends, somewhat later than the command: so does its end of this pipe.
+        # Java writes the archive when it ends, somewhat later than the command: its end of this pipe closes then, too.
         with subprocess.Popen(command, env={**os.environ, **added}, stdout=subprocess.PIPE) as run:
             run.communicate(timeout=300)
     if run.returncode:

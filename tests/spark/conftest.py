@@ -1,13 +1,13 @@
 """Fixtures of the Spark jobs' tests: stores of real brokers, and Spark.
 
-    stores          tests.spark.stores.Stores: `stores.get(kind, end)`, written when first wanted
+    stores          tests.spark.stores.Stores: `stores.get(kind, end)`, written on first use
     written         each kind in turn, stopped cleanly
     killed          each kind in turn, killed while it delivered
     duemq_store, apache_497_store, apache_533_store    one of them, stopped cleanly
     writable        a copy of `written` of this test's own, for faults
     spark           one session for all tests, as the command line makes it: two tasks at a time, little memory
 
-All of them are written by Apache's Java client, so tests that want one are interop tests: they are marked so, and tried
+Apache's Java client fills all of them, so tests that use one are interop tests: they have that mark, and are tried
 again as the interop tests are.
 """
 
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _HERE in item.path.parents and _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.interop)
         elif item.path.name == "test_stream.py":
-            # Spark gives the Python process of a stream 10 s to start, most of which it compiles: too few where three
+            # Spark gives the Python process of a stream 10 s to start, most of which it compiles: too few when three
             # test runs share two processors. There is no setting for it.
             item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=["Python worker failed to connect back"]))
 
@@ -73,8 +73,8 @@ def apache_533_store(stores: Stores, request: pytest.FixtureRequest) -> WrittenS
 
 
 def _store(stores: Stores, request: pytest.FixtureRequest, kind: Kind, end: End = "stop") -> WrittenStore:
-    """A store of the session. A test tried again gets another one where Apache's broker wrote it, since what failed may
-    be in the files; one of ours that is wrong stays wrong."""
+    """Return a store of the session. A test tried again gets a new one if Apache's broker wrote it, since the failure
+    may be in the files; a wrong store of duemq's stays wrong."""
     if kind != "duemq" and getattr(request.node, "execution_count", 1) > 1:
         stores.forget(kind, end)
     return stores.get(kind, end)

@@ -1,6 +1,6 @@
-"""Faults put into a copy of a store, each with what a right reader and a right audit must then say.
+"""Faults put into a copy of a store, each with the result that a correct reader or audit must then give.
 
-Faults of what brokers do, for the audit; the commitlog stays readable:
+Faults as if by a broker, for the audit; the commitlog stays readable:
 
     remove_delivery   a delivered record becomes another message: its scheduled one is lost, if the broker has passed it
     double_delivery   a delivered record is appended once more
@@ -8,12 +8,12 @@ Faults of what brokers do, for the audit; the commitlog stays readable:
 
 Faults of the disk, for the readers:
 
-    flip_byte         in a body: the checksum is wrong, the record before and behind are not touched
+    flip_byte         in a body: the checksum is wrong, the records before and behind are not touched
     tear_tail         the last records are cut, by zeros or by the end of the file
     zero_stretch      zeros from the middle of one record to the middle of another
     zero_record       zeros over one record
 
-Give them a store that nobody else uses (`WrittenStore.copy`, the fixture `writable`).
+They need a store that no other test uses (`WrittenStore.copy`, the fixture `writable`).
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ _QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT = 20, 28
 
 @dataclass(frozen=True)
 class AuditFault:
-    """What an audit must say of one scheduled message. All others stay as they were."""
+    """The verdict that an audit must give for one scheduled message. All other verdicts stay."""
 
     origin_offset: int
     """Physical offset of the record that scheduled it."""
     unique_key: str | None
     verdict: Verdict
     late_ms: int | None
-    """Of its first delivery; None without one."""
+    """Lateness of its first delivery; None without one."""
     deliveries: tuple[int, ...]
     """Physical offsets of the records that deliver it now."""
 
 
 @dataclass(frozen=True)
 class DiskFault:
-    """What a reader must say of the commitlog. All other records are there as before."""
+    """The damage that a reader must report of the commitlog. All other records are there as before."""
 
     lost: tuple[int, ...]
     """Physical offsets of the records that are not whole any more."""
     damage_at: int
-    """Where the damage begins: at the first of them."""
+    """Begin of the damage: at the first of the lost records."""
     resumes_at: int | None
-    """Where the next whole record, or end marker, begins; None where nothing comes behind."""
+    """Begin of the next whole record, or end marker; None if nothing follows."""
 
 
-# --- what a broker would have done
+# --- faults as if by a broker
 
 
 def remove_delivery(store: Path, message: Scheduled) -> AuditFault:
-    """Make another message of the only delivery: of the same size, in a topic that does not exist. The consume queue's
-    unit stays, and points to it. For a message that the broker has passed; the verdict is "lost"."""
+    """Turn the only delivery into another message of the same size, in a topic that does not exist. The unit in the
+    consume queue stays, and points to it. For a message that the broker has passed; the verdict is "lost"."""
     (delivery,) = message.deliveries
     assert len(delivery.topic) == len(delivery.topic.encode()), "topics of the same length are made of ASCII ones"
     with _at(store, delivery.physical_offset) as (file, at):
@@ -92,7 +92,7 @@ def double_delivery(store: Path, message: Scheduled) -> AuditFault:
 
 
 def delay_delivery(store: Path, message: Scheduled, by_ms: int) -> AuditFault:
-    """Let the only delivery have been stored so much later. Store times do not ascend any more then."""
+    """Make the only delivery look as if stored `by_ms` later. Store times do not ascend any more then."""
     (delivery,) = message.deliveries
     assert message.late_ms is not None
     with _at(store, delivery.physical_offset) as (file, at):
@@ -106,7 +106,7 @@ def delay_delivery(store: Path, message: Scheduled, by_ms: int) -> AuditFault:
     )
 
 
-# --- what a disk would have done
+# --- faults as if by a disk
 
 
 def flip_byte(store: Path, record: Record) -> DiskFault:
@@ -123,8 +123,8 @@ def flip_byte(store: Path, record: Record) -> DiskFault:
 
 
 def tear_tail(store: Path, how: Literal["zeros", "cut"], records: int = 3) -> DiskFault:
-    """End the commitlog in the body of one of the last records, and have nothing of those behind it: with zeros,
-    as a crash does to a file of full size, or by a shorter file, as a copy that was broken off."""
+    """End the commitlog in the body of one of the last records, and remove the records behind it: with zeros, as a
+    crash leaves a file of full size, or by a shorter file, as an interrupted copy."""
     found = oracle.contents(store).records
     first = max(number for number in range(len(found) - records + 1) if len(found[number].body) > 1)
     torn = found[first]
@@ -141,7 +141,7 @@ def tear_tail(store: Path, how: Literal["zeros", "cut"], records: int = 3) -> Di
 
 
 def stretches(records: list[Record], count: int) -> Iterator[tuple[Record, Record]]:
-    """The first and the last of each `count` records that lie one after the other in one file."""
+    """Yield the first and the last of each `count` records that lie one after the other in one file."""
     for first, last in zip(records, records[count - 1 :], strict=False):
         if first.physical_offset // SEGMENT == last.physical_offset // SEGMENT:
             yield first, last
@@ -170,12 +170,12 @@ def zero_record(store: Path, record: Record) -> DiskFault:
     return DiskFault((record.physical_offset,), record.physical_offset, record.physical_offset + record.size)
 
 
-# --- how
+# --- helpers
 
 
 @contextmanager
 def _at(store: Path, physical_offset: int) -> Iterator[tuple[BinaryIO, int]]:
-    """The file with a physical offset, to be changed, and the place in it."""
+    """Open the file with a physical offset for changes; return it and the place in it."""
     path = max(path for path in (store / "commitlog").iterdir() if int(path.name) <= physical_offset)
     with path.open("r+b") as file:
         yield file, physical_offset - int(path.name)
@@ -203,7 +203,8 @@ def _topic_at(record: Record) -> int:
 
 
 def _append(store: Path, data: bytearray) -> int:
-    """Append a record, which is told where it lies; gives that. The next file is made if there is no room."""
+    """Append a record with its physical offset filled in; return that offset. The next file is made if there is no
+    room."""
     end = oracle.contents(store).end
     first = min((store / "commitlog").iterdir())
     size = first.stat().st_size

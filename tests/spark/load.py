@@ -1,4 +1,4 @@
-"""The load of the stores: messages of every kind that a broker takes, with what has to become of each."""
+"""The load of the stores: messages of every kind that a broker accepts, each with its expected outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import wire
 LEVELS: Final = "1s 2s 1s 1s 1h 2h"
 LEVEL_MS: Final = (1000, 2000, 1000, 1000, 3_600_000, 7_200_000)
 ROLL_WINDOW_SECONDS: Final = 10
-"""What is due later than that gets another unit, in RocketMQ another record, each time it has passed."""
+"""Messages due later than that get another unit, in RocketMQ another record, each time it has passed."""
 HOUR_MS: Final = 3_600_000
 
 Kind = Literal["plain", "level", "timer", "half"]
@@ -33,31 +33,33 @@ Fate = Literal["delivered", "pending", "cancelled", "committed", "rolled back", 
 
 @dataclass(frozen=True)
 class Sent:
-    """One message that a broker took."""
+    """One message that a broker accepted."""
 
     unique_key: str
-    """UNIQ_KEY; empty for the one that was sent without. To the parts of a batch 5.3.3's client adds that of the whole
-    batch behind their own: stored by 5.3.3's broker they have two, and the last one, the same for all, is the one that
-    counts in RocketMQ."""
+    """UNIQ_KEY; empty for the message sent without. 5.3.3's client appends the key of the whole batch to each part's
+    own: stored by 5.3.3's broker a part has two, and the last one, the same for all, is the one that counts in
+    RocketMQ."""
     physical_offset: int | None
-    """Of the record that the send made, the waiting one where there is such. Not told of halves."""
+    """Physical offset of the record that the send made, the waiting one if the message is scheduled. Unknown for
+    halves."""
     topic: str
-    """What it is for."""
+    """The topic that the message is for."""
     tags: str | None
     keys: str | None
     body: bytes
-    """As the producer has it, not compressed."""
+    """The producer's body, not compressed."""
     kind: Kind
     outcome: Fate
-    """Of plain ones "delivered". "either": delivered or pending, of what was under way when the broker was killed."""
+    """"delivered" for plain messages. "either": delivered or pending, for messages under way when the broker was
+    killed."""
     level: int = 0
-    """1 and on; 0 without. The delay is LEVEL_MS[level - 1]."""
+    """The delay level, from 1; 0 without. The delay is LEVEL_MS[level - 1]."""
     deliver_ms: int | None = None
-    """The time asked for, of timers that ask for a time (TIMER_DELIVER_MS), ms since the epoch."""
+    """The requested time of timers with TIMER_DELIVER_MS, ms since the epoch."""
     delay_ms: int | None = None
-    """The delay asked for, of timers that ask for one."""
+    """The requested delay of timers with a delay."""
     properties: tuple[tuple[str, str], ...] = ()
-    """The user's own."""
+    """The user's own properties."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Retried:
 
 
 class Load:
-    """One run of it against a broker with the settings of `tests.spark.stores`."""
+    """One run of the load against a broker with the settings of `tests.spark.stores`."""
 
     def __init__(self, broker: Broker, java: JavaClient, seed: int = 1) -> None:
         self._broker = broker
@@ -86,8 +88,8 @@ class Load:
         self.progress: dict[str, dict[int, int]] = {}
 
     async def run(self, *, cut_short: bool) -> Load:
-        """Send everything and wait until the broker has done what it has to. With `cut_short` it is also given levels
-        at the end, and may be killed while it delivers them."""
+        """Send everything and wait until the broker has delivered everything due. With `cut_short`, also send levels at
+        the end, so that the broker may be killed while it delivers them."""
         parts = [self._plain(), self._levels(), self._retries()]
         parts += [self._timers()] if self._has_timers else []
         parts += [self._transactions()] if self._has_transactions else []
@@ -98,7 +100,7 @@ class Load:
             await self._burst()
         return self
 
-    # --- what is sent
+    # --- sending
 
     async def _plain(self) -> None:
         topic, other = await self._topic("plain", 4), await self._topic("unicode_and_batches", 2)
@@ -114,7 +116,7 @@ class Load:
                     properties=chance.choice(({}, {"region": "north", "n": str(number)})),
                 )
             )
-        # Beyond 4 KiB Java's client compresses, also what gets larger by it.
+        # Beyond 4 KiB Java's client compresses bodies, also those that get larger by it.
         messages += [Outgoing(b"%05d " % number * 1500, tags="large") for number in range(60)]
         messages += [Outgoing(chance.randbytes(9000), tags="noise") for _ in range(30)]
         await self._send(topic, messages, "plain", "delivered")
@@ -132,7 +134,7 @@ class Load:
                 keys, ids = result.msg_id.split(","), result.offset_msg_id.split(",")
                 for part, key, offset_id in zip(parts, keys, ids, strict=True):
                     self._note(other, part, key, offset_id, "plain", "delivered")
-        if self._broker.kind != "apache-5.3.3":  # which fails at it
+        if self._broker.kind != "apache-5.3.3":  # it fails on an empty body
             offset_id = await self._send_empty(other)
             self._note(other, Outgoing(b"", tags="empty"), "", offset_id, "plain", "delivered")
         await self._consume_some(other)
@@ -148,7 +150,7 @@ class Load:
         ):
             messages = [self._small(f"level {level}, {n}", level=level) for n in range(count)]
             await self._send(topic, messages, "level", outcome)  # type: ignore[arg-type]
-        large = Outgoing(self._chance.randbytes(200_000), level=1)  # most of the room that a file has left
+        large = Outgoing(self._chance.randbytes(200_000), level=1)  # most of the room left in a file
         await self._send(topic, [large], "level", "delivered")
         delivered = 231
         if self._broker.kind == "duemq":
@@ -158,7 +160,7 @@ class Load:
 
     async def _timers(self) -> None:
         topic = await self._topic("timers", 3)
-        # Each of them has the time that it takes to be sent, also on a busy machine, before what it asks for is past.
+        # Each message has time to be sent, also on a busy machine, before its requested time is past.
         now = _now_ms()
         rolled = [self._timer(now + (ROLL_WINDOW_SECONDS + 6) * 1000 + n) for n in range(5)]
         await self._send(topic, rolled, "timer", "delivered")
@@ -167,7 +169,7 @@ class Load:
         await self._send(topic, soon, "timer", "cancelled")
         now = _now_ms()
         due = [self._timer(now + 3000 + self._chance.randrange(4000)) for _ in range(120)]
-        # Whole seconds are a case of their own in RocketMQ.
+        # Whole seconds are a special case in RocketMQ.
         due += [self._timer(now // 1000 * 1000 + 5000), self._timer(now // 1000 * 1000 + 6000)]
         due += [Outgoing(b"ms", properties={"TIMER_DELAY_MS": "2345"})]
         due += [Outgoing(b"s", properties={"TIMER_DELAY_SEC": "3"})]
@@ -177,7 +179,7 @@ class Load:
         await self._send(topic, [self._timer(at) for at in far], "timer", "pending")
         delivered = len(due) + 1 + len(rolled)
         if self._broker.kind == "duemq":
-            # A handle finds its message there wherever it is; RocketMQ's only finds what was never rolled.
+            # A handle finds its message there in any state; RocketMQ's only finds one that was never rolled.
             await self._send(topic, [self._timer(now + 200 * 24 * HOUR_MS)], "timer", "cancelled")
             await self._change_timers(topic, _now_ms())
             await self._replace_timers(topic, _now_ms())
@@ -198,7 +200,7 @@ class Load:
             self._note(topic, message, result.msg_id, result.offset_msg_id or "", "half", fates[outcome])
         await self._stored(topic, shares["commit"])
 
-        # 4.9.7 tells no client of the topic in which it writes down what has ended.
+        # 4.9.7 gives clients no route to the topic in which it records ended transactions.
         async def ended() -> int:
             ops = [one.body for one in oracle.contents(self._broker.store).records if one.topic == oracle.OP_TOPIC]
             return sum(len(body.rstrip(b",").split(b",")) for body in ops)
@@ -229,10 +231,10 @@ class Load:
         await self._send(topic, [self._small(f"burst {n}", level=1) for n in range(300)], "level", "either")
         await self._stored(topic, 1)
 
-    # --- changes that only duemq knows
+    # --- changes that only duemq has
 
     async def _change_levels(self, topic: str) -> None:
-        """Three messages of the last level: one is cancelled, one delivered now, one given a time that comes soon."""
+        """Cancel one message of the last level, deliver one now, and give one a time that comes soon."""
         messages = [self._small(f"changed level {n}", level=6) for n in range(3)]
         cancelled, now, later = await self._send(topic, messages, "level", "delivered")
         self._correct(cancelled, replace(cancelled, outcome="cancelled"))
@@ -246,7 +248,7 @@ class Load:
             assert changes.counts == {ChangeResult.RESCHEDULED: 1}
 
     async def _change_timers(self, topic: str, now: int) -> None:
-        """One that would come in an hour comes soon, one later."""
+        """Give one timer of an hour an early time, and one a later time."""
         messages = [self._timer(now + HOUR_MS), self._timer(now + HOUR_MS)]
         soon, later = await self._send(topic, messages, "timer", "pending")
         at, far = (now + 5000) / 1000, (now + 3 * HOUR_MS) / 1000
@@ -257,8 +259,8 @@ class Load:
         self._correct(later, replace(later, deliver_ms=now + 3 * HOUR_MS))
 
     async def _replace_timers(self, topic: str, now: int) -> None:
-        """Messages that take the place of others by their key: of one that waits, of one that does so itself, of one
-        that was given another time; the last of each is delivered, or waits on."""
+        """Send messages that replace others with their key: a waiting one, one that itself replaced another, and one
+        that was given another time; the last of each is delivered, or still waits."""
         soon, far = now + 6000, now + HOUR_MS
         for key, times in (("once", (far, soon)), ("chain", (far, far + 7, far + 1007)), ("moved", (far, far + 2000))):
             for number, at in enumerate(times):
@@ -273,7 +275,7 @@ class Load:
                 if not is_last:
                     self._corrected(sent, outcome="cancelled")
 
-    # --- how
+    # --- helpers
 
     async def _topic(self, prefix: str, queues: int) -> str:
         topic = unique(prefix)
@@ -330,7 +332,7 @@ class Load:
         return after
 
     async def _send_empty(self, topic: str) -> str:
-        """Send a message without a body, which the clients refuse to send; gives the broker's id."""
+        """Send a message without a body, which the clients refuse to send; return the broker's id."""
         reader, writer = await asyncio.open_connection(HOST, self._broker.port)
         writer.write(codec.encode(wire.send(topic, b"", properties="TAGS\x01empty"), JSON))
         frames, answers = FrameReader(), list[Command]()
@@ -342,7 +344,7 @@ class Load:
         return answer.ext["msgId"]
 
     async def _stored(self, topic: str, count: int) -> None:
-        """Wait until a topic has so many messages."""
+        """Wait until a topic has this many messages."""
 
         async def total() -> int:
             return sum(queue.max for queue in (await self._admin.topic_stats(topic)).values())
@@ -350,13 +352,13 @@ class Load:
         await eventually(total, lambda found: found >= count, timeout=60)
 
     async def _consume_some(self, topic: str) -> None:
-        """A group that stops midway. Its client commits for the last time in a request that nobody answers."""
+        """Run a group that stops midway. Its client commits for the last time in a one-way request."""
         group = unique("midway")
         await self._java.lite_pull(self._broker.nameserver, group, topic, 20)
         await self._committed(topic, group, 2, 1)
 
     async def _committed(self, topic: str, group: str, queues: int, at_least: int) -> None:
-        """Wait until the broker has a group's offsets in its file, and note them."""
+        """Wait until the broker has a group's offsets in its file, and record them."""
         name = f"{topic}@{group}"
 
         async def offsets() -> tuple[dict[int, int], dict[int, int]]:
@@ -368,7 +370,7 @@ class Load:
             return known, oracle.consumer_offsets(self._broker.store).get(name, {})
 
         def is_written(found: tuple[dict[int, int], dict[int, int]]) -> bool:
-            # Of a queue that was never consumed the broker may say 0, and its file nothing.
+            # For a queue that was never consumed the broker may answer 0 while its file has no entry.
             told, stored = found
             return all(stored.get(queue, 0) == at for queue, at in told.items()) and sum(told.values()) >= at_least
 

@@ -1,7 +1,7 @@
-"""A directory behind the API of S3, as much of it as the jobs take: HEAD and GET of objects, with ranges, lists, PUT
-(whole, in parts, only where there is none), and DELETE.
+"""A directory behind the part of the API of S3 that the jobs use: HEAD and GET of objects, with ranges, lists, PUT
+(whole, in parts, only if absent), and DELETE.
 
-It is there for what goes through pyarrow's file systems: tasks in processes of their own have only a URI of it.
+It serves code that uses pyarrow's file systems: tasks in other processes have only its URI.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ BUCKET = "stores"
 
 
 class ObjectStore:
-    """One at work. `read`: bytes that were given out."""
+    """A running object store. `read`: bytes served."""
 
     def __init__(self, root: Path, port: int) -> None:
         self.root, self.port, self.read = root, port, 0
         self.lock = threading.Lock()
         self.parts: dict[str, dict[int, bytes]] = {}
-        """Of uploads that are not complete."""
+        """Parts of incomplete uploads, by upload and number."""
         self.puts: list[str] = []
-        """Keys, in the order in which they got an object."""
+        """Keys, in the order in which they were written."""
         self.fails_after: int | None = None
-        """How many objects more are taken, before none is."""
+        """Number of objects still accepted before writes fail; None for no limit."""
 
     def put(self, key: str, data: bytes) -> bool:
-        """Make an object, or replace it."""
+        """Create an object, or replace it."""
         with self.lock:
             if self.fails_after is not None and len(self.puts) >= self.fails_after:
                 return False
@@ -48,7 +48,7 @@ class ObjectStore:
             return True
 
     def uri(self, name: str) -> str:
-        """The URI of something in the directory, for pyarrow."""
+        """Return the URI of a path in the directory, for pyarrow."""
         query = f"scheme=http&endpoint_override=127.0.0.1:{self.port}&region=us-east-1"
         return f"s3://key:secret@{BUCKET}/{name}?{query}"
 
@@ -71,8 +71,8 @@ def serving(root: Path) -> Iterator[ObjectStore]:
 
 @contextmanager
 def serving_apart(root: Path) -> Iterator[ObjectStore]:
-    """The same in a process of its own, for clients that keep Python's lock while they wait for an answer. What the
-    store counts is counted there."""
+    """Serve a directory from a process of its own, for clients that keep Python's lock while they wait for an answer.
+    The store's counters are in that process."""
     process = subprocess.Popen([sys.executable, "-m", __name__, str(root)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -101,14 +101,14 @@ class _Handler(BaseHTTPRequestHandler):
         key, query = self._asked()
         store: ObjectStore = self.server.store  # type: ignore[attr-defined]
         if not key:
-            self._send(200, b"")  # The bucket.
+            self._send(200, b"")  # A request for the bucket.
         elif "uploadId" in query:
             store.parts[query["uploadId"]][int(query["partNumber"])] = data
             self._send(200, b"", ETag='"x"')
         elif self.headers.get("If-None-Match") == "*" and (store.root / key).exists():
             self._send(412, _error("PreconditionFailed"))
         elif key.endswith("/"):
-            self._send(200, b"", ETag='"x"')  # A directory's mark, as pyarrow makes them.
+            self._send(200, b"", ETag='"x"')  # A directory's marker, as pyarrow makes them.
         else:
             self._send(*(200, b"") if store.put(key, data) else (403, _error("AccessDenied")), ETag='"x"')
 
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         return unquote(parts.path).lstrip("/").partition("/")[2], query
 
     def _content(self) -> bytes:
-        """The body of a request, also one that comes in chunks with checksums behind them."""
+        """Return the body of a request, also one that comes in chunks with checksums behind them."""
         data = b""
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             while size := int(self.rfile.readline().split(b";")[0], 16):
@@ -225,8 +225,8 @@ def _error(code: str) -> bytes:
 
 
 def _list(root: Path, query: dict[str, str]) -> bytes:
-    """The objects whose names begin with a prefix; with a delimiter only those of one directory, and its own
-    directories."""
+    """Return the objects whose names begin with a prefix; with a delimiter only those of one directory, and its
+    subdirectories."""
     prefix = query.get("prefix", "")
     folder = root / prefix.rpartition("/")[0]
     entries = sorted(folder.iterdir()) if folder.is_dir() else []

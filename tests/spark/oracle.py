@@ -1,7 +1,7 @@
 """A store as a plain reader sees it: one record at a time, with struct, from the files alone.
 
-It is what the tables of spark_jobs are compared with, so it shares no code with them, with `storage` or with
-`protocol`: a mistake in one of those must show here. The layouts are RocketMQ's:
+The tables of spark_jobs are compared with it, so it shares no code with them, with `storage` or with `protocol`: a
+mistake in one of those must show here. The layouts are RocketMQ's:
 
     commitlog/NNN          | size 4 | magic 4 | crc 4 | queue id 4 | flag 4 | queue offset 8 | physical offset 8 |
                            | sysflag 4 | born ms 8 | born host 8 or 20 | store ms 8 | store host 8 or 20 |
@@ -43,7 +43,7 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 class BrokenError(Exception):
-    """There is no whole record at a place; the text says why."""
+    """There is no whole record at a place; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Record:
     """One record, all of its fields."""
 
     physical_offset: int
-    """Where it lies; `stored_physical_offset` is what it says itself."""
+    """The actual position of the record; `stored_physical_offset` is the one in its head."""
     size: int
     magic: int
     body_crc: int
@@ -67,13 +67,13 @@ class Record:
     reconsume_times: int
     prepared_offset: int
     body: bytes
-    """As stored, maybe compressed; see `content`."""
+    """The body as stored, maybe compressed; see `content`."""
     topic: str
     properties_text: bytes
 
     @cached_property
     def properties(self) -> dict[str, str]:
-        """The properties; of a name that comes twice the last one."""
+        """The properties; of a repeated name the last one."""
         found = {}
         for part in self.properties_text.split(b"\x02"):
             name, separator, value = part.partition(b"\x01")
@@ -87,13 +87,13 @@ class Record:
 
     @property
     def content(self) -> bytes:
-        """The body as the producer had it (zlib is all that the stores of these tests have)."""
+        """The producer's body (zlib is the only compression in the stores of these tests)."""
         return zlib.decompress(self.body) if self.sys_flag & COMPRESSED else self.body
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A stretch of the commitlog that is no record, up to where the next one begins (or nothing but zeros follow)."""
+    """A stretch of the commitlog without whole records, up to the next record, or to the end if only zeros follow."""
 
     physical_offset: int
     size: int
@@ -123,18 +123,18 @@ class TimerUnit:
     record_size: int
     topic_hash: int
     last_field: int
-    """0 in a log of RocketMQ's."""
+    """The field that duemq fills; 0 in a log of RocketMQ's."""
 
     @property
     def due_ms(self) -> int:
-        """Ours: the exact time, in the lower 43 bits of the last field, all of which is negative where a policy chose
-        it. 0 for a unit of RocketMQ's, and for one of ours that stands for no message."""
+        """duemq's exact due time, in the lower 43 bits of the last field, all of which is negative if a policy chose
+        the time. 0 for a unit of RocketMQ's, and for one of duemq's that stands for no message."""
         return abs(self.last_field) & ((1 << 43) - 1) if self.last_field != -1 else 0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checkpoint file. `recovery_offset` and `notes` are ours, None and empty where RocketMQ wrote it last."""
+    """The checkpoint file. `recovery_offset` and `notes` are duemq's, None and empty if RocketMQ wrote it last."""
 
     physic_ms: int
     logic_ms: int
@@ -156,7 +156,7 @@ class Contents:
 
 
 def decode(data: bytes, at: int, physical_offset: int) -> Record:
-    """The record at a place in the bytes of a file. Raises BrokenError."""
+    """Decode the record at a place in the bytes of a file. Raises BrokenError."""
     if len(data) - at < 91:
         raise BrokenError("too few bytes")
     size = int.from_bytes(data[at : at + 4], "big", signed=True)
@@ -222,7 +222,7 @@ def _is_end_marker(data: bytes, at: int) -> bool:
 
 
 def _next_start(data: bytes, at: int, base: int) -> int | None:
-    """Where the first whole record, or the end marker, from a place on begins."""
+    """Return the first whole record, or end marker, from a place on."""
     for found in re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94").finditer(data, at + 4):
         place = found.start() - 4
         if found[0] == END_MAGIC:
@@ -238,11 +238,11 @@ def _next_start(data: bytes, at: int, base: int) -> int | None:
 
 
 def contents(store: Path) -> Contents:
-    """All records of a store in order, and what is between them and is none."""
+    """Read all records of a store in order, and the damage between them."""
     records: list[Record] = []
     damages: list[Damage] = []
     markers = 0
-    gap: int | None = None  # zeros from here on: the end, unless something follows
+    gap: int | None = None  # zeros from here on: the end, unless a record follows
     files = sorted((store / "commitlog").iterdir())
     end = begin = int(files[0].name) if files else 0
     for path in files:
@@ -275,7 +275,7 @@ def contents(store: Path) -> Contents:
 
 
 def read_json(path: Path) -> Any:
-    """A file in config/: JSON, with numbers as keys where fastjson wrote it."""
+    """Read a file in config/: JSON, with numbers as keys if fastjson wrote it."""
     text = path.read_text()
 
     def quoted(found: re.Match[str]) -> str:
@@ -285,26 +285,26 @@ def read_json(path: Path) -> Any:
 
 
 def delay_offsets(store: Path) -> dict[int, int]:
-    """delayOffset.json: of each level, the queue offset of the next message to deliver."""
+    """Read delayOffset.json: for each level, the queue offset of the next message to deliver."""
     path = store / "config" / "delayOffset.json"
     return {int(level): at for level, at in read_json(path)["offsetTable"].items()} if path.exists() else {}
 
 
 def consumer_offsets(store: Path) -> dict[str, dict[int, int]]:
-    """consumerOffset.json: by `topic@group` and queue."""
+    """Read consumerOffset.json: offsets by `topic@group` and queue."""
     path = store / "config" / "consumerOffset.json"
     table = read_json(path)["offsetTable"] if path.exists() else {}
     return {name: {int(queue): at for queue, at in queues.items()} for name, queues in table.items()}
 
 
 def queues(store: Path) -> list[tuple[str, int]]:
-    """The consume queues there are."""
+    """List the consume queues."""
     found = [path for path in (store / "consumequeue").glob("*/*") if path.is_dir()]
     return sorted((path.parent.name, int(path.name)) for path in found)
 
 
 def consume_queue(store: Path, topic: str, queue_id: int) -> list[Unit]:
-    """The units of one queue, without those that fill up the place of what was deleted."""
+    """Read the units of one queue, without fillers for deleted ones."""
     units = []
     for path in sorted((store / "consumequeue" / topic / str(queue_id)).iterdir()):
         data, first = path.read_bytes(), int(path.name) // 20
@@ -317,7 +317,7 @@ def consume_queue(store: Path, topic: str, queue_id: int) -> list[Unit]:
 
 
 def timer_units(store: Path) -> list[TimerUnit]:
-    """The units of the timer log."""
+    """Read the units of the timer log."""
     directory = store / "timerlog"
     return [unit for path in sorted(directory.iterdir()) for unit in _timer_units(path)] if directory.exists() else []
 
@@ -332,7 +332,8 @@ def _timer_units(path: Path) -> Iterator[TimerUnit]:
 
 
 def timer_check(store: Path) -> tuple[int, int, int]:
-    """timercheck: the slot to be read next (ms), the flushed end of the timer log, the timer topic's next offset."""
+    """Read timercheck: the slot to be read next (ms), the flushed end of the timer log, the timer topic's next
+    offset."""
     path = store / "config" / "timercheck"
     if not path.exists():
         return 0, 0, 0
@@ -341,7 +342,7 @@ def timer_check(store: Path) -> tuple[int, int, int]:
 
 
 def checkpoint(store: Path) -> Checkpoint:
-    """The checkpoint file."""
+    """Read the checkpoint file."""
     data = (store / "checkpoint").read_bytes() if (store / "checkpoint").exists() else bytes(24)
     physic, logic, index = struct.unpack_from(">3q", data)
     if data[2048:2056] != b"DUEMQCP3":
@@ -362,7 +363,7 @@ def checkpoint(store: Path) -> Checkpoint:
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode, as consume queues keep it of tags and timer logs of topics."""
+    """Java's String.hashCode: of tags in consume queues, and of topics in timer logs."""
     result = 0
     for unit in struct.iter_unpack("<H", text.encode("utf-16-le")):
         result = (31 * result + unit[0]) & 0xFFFFFFFF

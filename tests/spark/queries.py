@@ -1,9 +1,8 @@
-"""Random queries of one view of a store, each compared with the same over a copy in Parquet.
+"""Random queries of one view of a store, each compared with the same query over a copy in Parquet.
 
     python -m tests.spark.queries STORE SCRATCH --seed 0 --steps 60 [--pushdown]
 
-The view, and DataFrames made of it, stay the same over all steps: what one query asks for must change no other's
-answer.
+The view, and DataFrames made of it, stay the same over all steps: one query must not change the answer of another.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ COLUMNS: Final = "physical_offset,size,topic,queue_id,queue_offset,store_ms,born
 
 
 class Conditions:
-    """Conditions on rows, of values that the rows have."""
+    """Random conditions on rows, with values that occur in them."""
 
     def __init__(self, copy: DataFrame, rng: random.Random) -> None:
         rows = copy.collect()
@@ -52,13 +51,13 @@ class Conditions:
         )
 
     def any(self) -> str:
-        """One, or two of them joined."""
+        """Return one condition, or two joined."""
         join = self._rng.choice(["", "", " and ", " or "])
         return f"({self._simple()}{join}{self._simple()})" if join else self._simple()
 
 
 def _queries(ask: Callable[[], str]) -> list[str]:
-    """Some queries over a table {t}."""
+    """Return some queries over a table {t}."""
     one, other = (f"(select * from {{t}} where {ask()})" for _ in range(2))
     return [
         "select count(*), sum(size) from {t}",
@@ -74,7 +73,7 @@ def _queries(ask: Callable[[], str]) -> list[str]:
 
 
 def check(session: SparkSession, store: Path, scratch: Path, seed: int, steps: int) -> Iterator[str]:
-    """Ask `steps` random questions; gives each one, after its answer was compared. Raises AssertionError."""
+    """Ask `steps` random questions; yield each one, after its answer was compared. Raises AssertionError."""
     rng = random.Random(seed)
     reader = session.read.format("rocketmq").option("columns", COLUMNS).option("rangeBytes", str(4 << 20))
     frame = reader.load(str(store))

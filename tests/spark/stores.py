@@ -1,12 +1,12 @@
-"""Stores written by real brokers, with what was sent to them: `write` runs a broker, Apache's Java client sends a mixed
-load (tests.spark.load), and the broker is stopped, or killed.
+"""Stores written by real brokers, with the messages sent to them: `write` runs a broker, Apache's Java client sends a
+mixed load (tests.spark.load), and the broker is stopped, or killed.
 
     kinds: apache-4.9.7 (no timers), apache-5.3.3, duemq (no transactions)
     ends:  stop, kill (in the middle of deliveries)
 
-    python -m tests.spark.stores DIRECTORY [KIND] [END]     write them to keep, and to look at
+    python -m tests.spark.stores DIRECTORY [KIND] [END]     write stores to keep and inspect
 
-Files are small (a commitlog file 1 MiB, 300 units in a consume queue's), so that a store has several of each.
+Files are small (1 MiB for a commitlog file, 300 units for a consume queue's), so that a store has several of each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROPERTIES: Final[dict[str, object]] = {
     "recallMessageEnable": "true",
     "flushConsumerOffsetInterval": "1000",
 }
-"""What the brokers are told; one that goes on with such a store needs the first three."""
+"""Settings of the brokers; one that goes on with such a store needs the first three."""
 _MOST_SLEWED_SECONDS: Final = 0.1
 """A clock that is slowed down or sped up gains or loses less in a minute; one that is set jumps by more."""
 _TRIES: Final = 3
@@ -52,34 +52,34 @@ _TRIES: Final = 3
 
 @dataclass(frozen=True)
 class WrittenStore:
-    """A store that nobody writes any more, and what is in it."""
+    """A store that no broker writes any more, and its expected content."""
 
     path: Path
     kind: Kind
     end: End
     sent: list[Sent]
-    """What producers sent, in no order."""
+    """Messages that producers sent, in no order."""
     retried: list[Retried]
-    """What consumers sent back."""
+    """Messages that consumers sent back."""
     progress: dict[str, dict[int, int]]
-    """Offsets of consumer groups by `topic@group` and queue, as consumerOffset.json has to have them."""
+    """Offsets of consumer groups by `topic@group` and queue, as expected in consumerOffset.json."""
     begun_ms: int
     ended_ms: int
-    """Between these two, by the wall clock, everything was stored."""
+    """Everything was stored between these two times, by the wall clock."""
     settings: dict[str, object] = field(default_factory=lambda: dict(PROPERTIES))
 
     def of(self, kind: str, outcome: str | None = None) -> list[Sent]:
-        """What was sent of a kind, with an outcome."""
+        """Return the sent messages of a kind, optionally with an outcome."""
         return [sent for sent in self.sent if sent.kind == kind and outcome in (None, sent.outcome)]
 
     @property
     def counts(self) -> Counter[str]:
-        """How many of each `kind outcome`."""
+        """Number of messages of each `kind outcome`."""
         return Counter(f"{sent.kind} {sent.outcome}" for sent in self.sent)
 
     @property
     def scheduled(self) -> int:
-        """How many scheduled messages there are, retries included."""
+        """Number of scheduled messages, retries included."""
         return len(self.of("level")) + len(self.of("timer")) + sum(retry.attempts for retry in self.retried)
 
     def copy(self, target: Path) -> Path:
@@ -94,14 +94,14 @@ def copy_store(store: Path, target: Path) -> Path:
 
 
 class ClockSetError(Exception):
-    """Somebody set the machine's clock while a store was written: its times say nothing."""
+    """The machine's clock was set while a store was written, so its times are unusable."""
 
 
 def write(kind: Kind, directory: Path, end: End = "stop") -> WrittenStore:
-    """Write a store into a new directory; takes up to a minute. Raises PeerError, TimeoutError where a broker does
-    not do what it has to, and ClockSetError, whatever else went wrong then."""
+    """Write a store into a new directory; takes up to a minute. Raises PeerError; TimeoutError if a broker does not do
+    its work; and ClockSetError if the clock was set, whatever else went wrong then."""
     wall, monotonic = time.time(), time.monotonic()
-    # In a thread, with a loop of its own: fixtures that want this run beside loops of other tests.
+    # In a thread, with a loop of its own: fixtures that use this run beside loops of other tests.
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(asyncio.run, _write(kind, directory, end))
         error = writing.exception()
@@ -139,14 +139,14 @@ def sampled(values: Iterable[object], always: Iterable[object]) -> list[Any]:
 
 
 class Stores:
-    """The stores of a test session, each written when it is first wanted, and only then."""
+    """The stores of a test session, each written on first use."""
 
     def __init__(self, new_directory: Callable[[str], Path]) -> None:
         self._new_directory = new_directory
         self._written: dict[tuple[Kind, End], WrittenStore] = {}
 
     def get(self, kind: Kind, end: End = "stop") -> WrittenStore:
-        """A store; tests must not change it, see `WrittenStore.copy`."""
+        """Return a store; tests must not change it, see `WrittenStore.copy`."""
         for left in reversed(range(_TRIES)):
             if (kind, end) in self._written:
                 break
@@ -159,7 +159,7 @@ class Stores:
         return self._written[kind, end]
 
     def forget(self, kind: Kind, end: End) -> None:
-        """Have the next that wants it get a new one."""
+        """Make the next request for this store write a new one."""
         self._written.pop((kind, end), None)
 
 

@@ -1,4 +1,4 @@
-"""The analysis, against counting with the plain reader."""
+"""The analysis, compared with counts by the plain reader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
 
 
 def purposes(records: list[Record], deliveries: set[int]) -> tuple[int, int, int, int]:
-    """Messages, scheduled, delivered, and other records."""
+    """Return the purpose of each record: message, scheduled, delivered, or other."""
     found: Counter[str] = Counter()
     for record in records:
         if record.physical_offset in deliveries:
@@ -54,7 +54,7 @@ def test_an_analysis(spark: SparkSession, written: WrittenStore) -> None:
     check_lateness(found, result)
     check_ahead(found, result)
     check_consumers(found, written)
-    # The rest, by counting.
+    # The other figures, by counting.
     sent = [r for r in records if r.topic not in SYSTEM and r.physical_offset not in deliveries]
     keyed = Counter((r.topic, r.unique_key) for r in sent if r.unique_key)
     assert found.duplicates == sum(count - 1 for count in keyed.values())
@@ -66,7 +66,7 @@ def test_an_analysis(spark: SparkSession, written: WrittenStore) -> None:
     told = {(one.consumer_group, one.topic, one.attempt, one.is_dead): one.count for one in found.retries}
     assert told == retried
     keys = Counter((r.topic, r.properties["KEYS"]) for r in records if "KEYS" in r.properties)
-    error = found.key_error  # 0 but where a range has more keys than are kept
+    error = found.key_error  # 0 unless a range has more keys than are kept
     assert error == 0 or len(keys) > KEYS_KEPT
     for key, (_, count) in zip(found.keys, keys.most_common(50), strict=True):
         assert count - error <= key.count <= count
@@ -159,7 +159,8 @@ def check_consumers(found: Analysis, written: WrittenStore) -> None:
 def test_a_cluster_of_two_stores(
     spark: SparkSession, duemq_store: WrittenStore, apache_533_store: WrittenStore, tmp_path: Path
 ) -> None:
-    """Against the plain rules, by which each store is judged, and counting what is in both."""
+    """An analysis of two stores as a cluster agrees with the plain rules, by which each store is judged, and with
+    counts over both."""
     paths = [duemq_store.path, apache_533_store.path]
     runs = []
     for number, path in enumerate(paths):
@@ -220,7 +221,7 @@ def test_its_tables_and_files(spark: SparkSession, duemq_store: WrittenStore, tm
 
 
 def test_a_night_is_compared_with_the_one_before(spark: SparkSession, writable: WrittenStore, tmp_path: Path) -> None:
-    """Two losses and a duplicate come between two nights, of which the second one tells them alone."""
+    """The analysis of a second night reports only the two losses and the duplicate that are new since the first."""
     store, folder = str(writable.path), tmp_path / "nights"
     delivered = [one for one in audit.audit(writable.path).of("delivered") if one.real_topic.startswith("levels")]
     faults.remove_delivery(writable.path, delivered[3])
@@ -257,7 +258,7 @@ def test_a_forecast_at_a_rate(spark: SparkSession, duemq_store: WrittenStore) ->
     waits = [message.due_ms or 0 for message in audit.audit(duemq_store.path).of("pending")]
     found = forecast_of(spark, str(duemq_store.path), rate=0.01)
     assert (found.rate, found.messages, found.measured_seconds) == (0.01, len(waits), 0)
-    # At one in 100 s all of the first hour is done after more than another.
+    # At one message per 100 s, the messages due in the first hour take more than another hour.
     assert found.late_messages > 40
     assert found.episodes[0].start_ms == min(waits) // 1000 * 1000
     fast = forecast_of(spark, str(duemq_store.path), rate=1_000_000)

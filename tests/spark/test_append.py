@@ -1,4 +1,4 @@
-"""Tables that grow, written by Spark's tasks and by the command, and read by Spark."""
+"""Growing tables, written by Spark's tasks and by the command, and read by Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_command_appends_each_store(spark: SparkSession, tmp_path: Path) -> 
     kinds = {field.name: field.dataType.simpleString() for field in frame.schema}
     assert (kinds["store_time"], kinds["day"], kinds["body"]) == ("timestamp", "date", "binary")
     assert kinds["properties"] == "map<string,string>"
-    # A file of a run that was killed.
+    # A file left by a killed run.
     path = next((tmp_path / "table").rglob("*.parquet"))
     path.with_name("000009-x.parquet").write_bytes(path.read_bytes())
     committed = spark.read.option("basePath", str(tmp_path / "table")).parquet(*committed_files(f"{tmp_path}/table"))

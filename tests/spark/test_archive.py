@@ -1,4 +1,4 @@
-"""Archives of stores that real brokers wrote: Spark reads them, and brokers go on with what is restored."""
+"""Archives of stores that real brokers wrote: Spark reads them, and brokers go on with the restored stores."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_a_directory_that_tasks_do_not_see_is_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As with executors on other machines, which would write into a directory of the same name there."""
+    """The job refuses a directory that its tasks do not see, such as one with executors on other machines, which would
+    write into a directory of the same name there."""
     begin = Place.begin
 
     def begin_elsewhere(place: Place) -> None:

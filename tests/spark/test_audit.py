@@ -1,4 +1,4 @@
-"""The audit says of each message what the plain rules of tests/spark/audit.py say of it."""
+"""The audit gives each message the verdict of the plain rules of tests/spark/audit.py."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @dataclass(frozen=True)
 class Case:
-    """What an audit says of one message."""
+    """The audit's result for one message."""
 
     offset: int
-    """Of the record that waits, or waited last."""
+    """Physical offset of the record that waits, or waited last."""
     level: int
     status: str
     due_ms: int
@@ -60,7 +60,7 @@ def case_of(message: Scheduled) -> Case:
 
 
 def cases_of(path: Path) -> tuple[set[Case], set[int]]:
-    """What the matching says of each message, without Spark; and the offsets of unclaimed deliveries."""
+    """Return the result of matching for each message, without Spark, and the offsets of unclaimed deliveries."""
     store = StoreFiles.open(path)
     progress = read_progress(store)
     found = [events for part in plan(store) for events in RangeEvents(store, part, progress)]
@@ -128,7 +128,7 @@ def some(before: Judged, topic: str) -> list[Scheduled]:
 
 
 def test_faults_are_found_and_nothing_else(spark: SparkSession, writable: WrittenStore, tmp_path: Path) -> None:
-    """Deliveries removed, doubled and shifted, several of each, all in one store."""
+    """The audit finds removed, doubled and delayed deliveries, several of each in one store, and nothing else."""
     path, before = writable.path, audit.audit(writable.path)
     sources = ["levels", "%RETRY%", *(["timers"] if writable.kind != "apache-4.9.7" else [])]
     seeded: list[AuditFault] = []
@@ -175,7 +175,7 @@ def test_faults_are_found_and_nothing_else(spark: SparkSession, writable: Writte
 
 
 def test_what_came_from_files_that_have_expired_is_not_lost(spark: SparkSession, writable: WrittenStore) -> None:
-    """The first files go, as by retention: messages whose origin went with them are not the audit's to judge."""
+    """The audit does not count messages as lost if their origin was in the first files, which retention has removed."""
     before = oracle.contents(writable.path)
     first = 2 * SEGMENT
     assert before.end > first
@@ -189,7 +189,7 @@ def test_what_came_from_files_that_have_expired_is_not_lost(spark: SparkSession,
     assert summary.begin == first
     check_totals(summary, expected)
     assert summary.lost == 0
-    # duemq's deliveries name their origin; of RocketMQ's the time, less the delay, is before the first record there is.
+    # duemq's deliveries name their origin; for RocketMQ's, the store time minus the delay is before the first record.
     deliveries = sum(d.physical_offset >= first for m in left_behind for d in m.deliveries)
     assert (summary.expired, summary.unclaimed) == (deliveries, 0)
 
@@ -215,7 +215,7 @@ def test_a_replaced_message_is_cancelled_and_the_new_one_is_its_own(duemq_store:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, bytes]]:
-    """Pairs of private and public keys as openssl makes them."""
+    """Pairs of private and public keys made by openssl."""
     directory = tmp_path_factory.mktemp("keys")
     found = {}
     for name in ("ours", "other"):
@@ -240,7 +240,7 @@ def test_a_signed_summary_is_verified(
         changed = json.loads(text) | {name: value}
         with pytest.raises(JobError, match="digest is another"):
             job.verify(json.dumps(changed).encode(), public)
-    # Whoever can make a digest cannot make a signature.
+    # A forger can make a digest, but not a signature.
     forged = msgspec.structs.replace(summary, delivered=summary.delivered + 1)
     signature = forged.signature
     job.sign(forged, None)
@@ -264,7 +264,7 @@ def test_what_was_read_can_be_checked_against_the_files(spark: SparkSession, due
 
 def test_damages_are_told_and_the_rest_is_judged(spark: SparkSession, writable: WrittenStore) -> None:
     before = oracle.contents(writable.path)
-    # Of a record that ends with zeros in its body and all behind; the audit itself takes no checksums.
+    # Zeros from the body of a record to that of a later one; the audit itself does not compute checksums.
     found = faults.stretches(before.records[len(before.records) // 2 :], 6)
     fault = faults.zero_stretch(writable.path, *next(pair for pair in found if len(pair[0].body) > 900))
     summary = job.audit(spark, str(writable.path))
@@ -291,7 +291,7 @@ def test_records_with_wrong_bytes_are_told_where_one_looks(
 
 
 def test_what_waits_and_was_destroyed_is_told(spark: SparkSession, writable: WrittenStore, tmp_path: Path) -> None:
-    """The queues list it still."""
+    """The audit reports waiting messages whose records were destroyed: the queues still list them."""
     before = audit.audit(writable.path)
     waits = {message.last.physical_offset: message for message in before.of("pending")}
     records = oracle.contents(writable.path).records
@@ -299,7 +299,7 @@ def test_what_waits_and_was_destroyed_is_told(spark: SparkSession, writable: Wri
     def waiting_in(pair: tuple[Record, Record]) -> int:
         return sum(pair[0].physical_offset <= at <= pair[1].physical_offset for at in waits)
 
-    # The zeros begin in a body: of a record with zeros in its properties alone the audit reads the rest.
+    # The zeros begin in a body: if only the properties of a record are zeros, the audit reads the rest.
     pairs = [pair for pair in faults.stretches(records, 30) if 88 <= pair[0].size // 2 < 88 + len(pair[0].body)]
     fault = faults.zero_stretch(writable.path, *max(pairs, key=waiting_in))
     gone = {offset: waits[offset] for offset in fault.lost if offset in waits}
@@ -307,8 +307,8 @@ def test_what_waits_and_was_destroyed_is_told(spark: SparkSession, writable: Wri
     summary = job.audit(spark, str(writable.path), str(tmp_path / "out"))
     assert summary.destroyed == len(gone) == sum(part["destroyed"] for part in (summary.levels, summary.timers))
     assert summary.levels["destroyed"] == sum(message.level > 0 for message in gone.values())
-    # Of the rest the verdicts are as ever. A roll that is gone leaves the older record, which is pending by its own
-    # time, or lost by RocketMQ's wheel, that has the newer one: the plain rules look into the wheel.
+    # The other verdicts are unchanged. If a roll's record is gone, the older record remains: pending by its own time,
+    # or lost by RocketMQ's wheel, which has the newer one; the plain rules look into the wheel.
     after = audit.audit(writable.path).totals
     assert all(getattr(summary, verdict) == after[verdict] for verdict in ("delivered", "twice", "cancelled"))
     assert summary.pending + summary.lost == after["pending"] + after["lost"]
@@ -323,7 +323,8 @@ def test_what_waits_and_was_destroyed_is_told(spark: SparkSession, writable: Wri
 def test_a_commitlog_file_that_was_emptied_is_no_retention(
     spark: SparkSession, writable: WrittenStore, number: int
 ) -> None:
-    """The first one as little as any other: what was in it is told as damaged, and the verdict is no good one."""
+    """The audit reports an emptied commitlog file as damage, with a bad verdict, even if it is the first one: it does
+    not count it as removed by retention."""
     before = StoreFiles.open(writable.path)
     files, end, is_ours = before.segments, before.records_end(), before.written_by == "duemq"
     (writable.path / files[number].path).write_bytes(b"")
@@ -333,8 +334,8 @@ def test_a_commitlog_file_that_was_emptied_is_no_retention(
     assert (summary.begin, summary.damaged, summary.damages) == (0, 1, [told])
     assert summary.expired == 0
     assert not summary.is_good
-    # No broker starts, but 5.3.3 and duemq where a kill may have left the file; not duemq where its checkpoint goes by
-    # a place in it.
+    # Brokers refuse to start, except 5.3.3 and duemq where a kill may have left the file; duemq also refuses if its
+    # checkpoint relies on a place in it.
     told_of_starts = [reason for start in summary.starts for reason in start.reasons if "has 0 bytes" in reason]
     assert len(told_of_starts) == (1 + is_ours if number == -1 else 3)
 
@@ -359,7 +360,7 @@ def test_an_audit_of_nothing_that_waits(spark: SparkSession, tmp_path: Path) -> 
     assert summary.is_good
 
 
-# --- what brokers that start on the store find of what waits
+# --- how many waiting messages a broker finds when it starts on the store
 
 SCHEDULE = f"consumequeue/{oracle.SCHEDULE_TOPIC}"
 LOST = {
@@ -370,8 +371,8 @@ LOST = {
 
 
 def unreachable(written: WrittenStore, lost: str, pending: dict[bool, int]) -> int:
-    """How many of the messages that wait, in levels (True) or with a timer, the broker that wrote the store does not
-    find without some files: as the brokers themselves were seen to do, see tests/interop/test_repair.py."""
+    """Number of waiting messages, in levels (True) or with a timer, that the broker that wrote the store does not find
+    without some files, as observed with the brokers themselves: see tests/interop/test_repair.py."""
     if written.kind == "duemq" or lost == "delayOffset.json":
         return 0
     return pending[lost == "queues of the levels"]

@@ -31,7 +31,7 @@ SMALL = ("--master", "local[1]", "--memory", "512m")
 
 
 def duemq(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `duemq spark ...`, with nothing of these tests' own session in its environment."""
+    """Run `duemq spark ...`, without the environment of these tests' own session."""
     code = "from duemq.cli import main; main()"
     own = ("PYSPARK", "SPARK", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
@@ -59,7 +59,7 @@ def test_an_analysis_that_finds_something_lost_ends_with_1(apache_533_store: Wri
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "parquet", "history.jsonl"}
     checked = duemq("verify", "out/audit.json", cwd=tmp_path)
     assert checked.stdout.endswith("; not signed\n")
-    # The night after, in a folder of nights, of which an older one goes.
+    # The night after, in a folder of nights, from which an older one is removed.
     nights = tmp_path / "nights"
     run(nights, night(0, store=str(path)))
     second = faults.remove_delivery(path, levels[1])
@@ -76,7 +76,8 @@ def test_an_analysis_that_finds_something_lost_ends_with_1(apache_533_store: Wri
 def test_good_answers_come_without_complaints(
     duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
 ) -> None:
-    """Of Java's modules, and of workers whose rows a limit cuts off; and an unknown column is one line."""
+    """A good answer comes without complaints by Java's modules, or by workers whose rows a limit cuts off; and an
+    unknown column is reported in one line."""
     (tmp_path / "a").symlink_to(duemq_store.path)
     (tmp_path / "b").symlink_to(apache_497_store.path)
     query = "select store, topic, body from messages"
@@ -111,7 +112,8 @@ def test_what_is_over_a_limit_ends_with_3_and_a_hook_is_told(duemq_store: Writte
 def test_several_stores_are_analysed_by_one_command(
     duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
 ) -> None:
-    """Each has its nights, and all of them together one; what is no store keeps no other from its turn."""
+    """One command analyses several stores: each has its nights, and all of them together have one; a directory that is
+    not a store does not stop the others."""
     for name, path in (("a", duemq_store.path), ("c", apache_497_store.path)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "store").symlink_to(path)
@@ -142,7 +144,7 @@ def test_a_store_without_a_message_is_audited_and_analysed(tmp_path: Path) -> No
 
 
 def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
-    """spark-submit with the package: in a directory, and by a Python, that know nothing of this project."""
+    """The package runs under spark-submit in a directory, and with a Python, that do not have this project."""
     zipped = tmp_path / "duemq-spark.zip"
     assert CliRunner().invoke(main, ["package", str(zipped)]).exit_code == 0
     with zipfile.ZipFile(zipped) as archive:
@@ -172,7 +174,7 @@ def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
 
 @pytest.fixture
 def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have commands in this process use the session of all tests: to start one takes them seconds."""
+    """Make commands in this process use the session of all tests: a session of their own takes seconds to start."""
     monkeypatch.setattr(spark, "stop", lambda: None)
     monkeypatch.setattr(session, "make_session", lambda *_, **__: spark)
 
@@ -200,7 +202,7 @@ def test_sql(duemq_store: WrittenStore) -> None:
         topic: sum(record.topic == topic for record in records) for topic in {record.topic for record in records}
     }
     assert sum(size for _, size in rows.values()) == sum(record.size for record in records)
-    # Two tables in one query; properties and bodies are there when they are named.
+    # Two tables in one query; properties and bodies are read when they are named.
     query = (
         "select m.physical_offset, m.properties['TAGS'] as tag, length(m.body) as size from messages m "
         "join pending p on p.physical_offset = m.physical_offset order by p.due_ms"

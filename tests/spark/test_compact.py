@@ -1,4 +1,4 @@
-"""Compacting stores of real brokers, and brokers that go on with what comes out."""
+"""Compaction of stores of real brokers, and brokers that go on with the result."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
 WITH_TIMERS: tuple[Kind, ...] = ("duemq", "apache-5.3.3")
 GOES_ON = (("duemq", "apache-4.9.7"), ("apache-4.9.7", "apache-5.3.3"), ("apache-5.3.3", "duemq"))
 CHANGES_HANDS = (("duemq", "apache-5.3.3"), ("apache-5.3.3", "duemq"))
-"""Of all pairs of brokers those that every run tries: each kind of store and each broker once. The soak has all."""
+"""The pairs of brokers that every run tries: each kind of store and each broker once. The soak tries all pairs."""
 AT_ONCE = "1s 1s 1s 1s 1s 1s"
-"""A table of levels by which everything that waits is due."""
+"""A table of levels by which every waiting message is due."""
 
 
 def run(store: Path, out: Path) -> CompactResult:
@@ -44,7 +44,7 @@ def by_place(records: list[Record]) -> dict[tuple[str, int, int], Record]:
 
 
 def is_same(a: Record, b: Record) -> bool:
-    """Whether two records are the same but for where they lie, and where their origins do."""
+    """Whether two records are the same, apart from their positions and those of their origins."""
     a, b = (dataclasses.replace(one, physical_offset=0, stored_physical_offset=0, prepared_offset=0) for one in (a, b))
     return a == b
 
@@ -68,7 +68,7 @@ def test_what_stays_is_as_it_was_and_only_what_is_done_goes(written: WrittenStor
     assert half >= {sent.unique_key for sent in written.of("half", "open")}
     done = {s.unique_key for s in written.sent if s.kind in ("level", "timer") and s.outcome == "delivered"}
     left = [record for record in new.records if record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)]
-    # Of a queue of which something waits the last record stays.
+    # In a queue with a waiting message the last record stays.
     assert sum(record.unique_key in done for record in left) <= 3
     last = oracle.queues(written.path)
     assert sorted(oracle.queues(tmp_path / "new")) == sorted(last)
@@ -88,7 +88,7 @@ def test_what_stays_is_as_it_was_and_only_what_is_done_goes(written: WrittenStor
 
 @asynccontextmanager
 async def running(broker: Broker) -> AsyncIterator[Broker]:
-    """A broker that is up, and down afterwards whatever happens."""
+    """Run a broker, and stop it in any case."""
     await broker.start()
     try:
         yield broker
@@ -99,7 +99,7 @@ async def running(broker: Broker) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def client_for(broker: Broker, directory: Path) -> AsyncIterator[JavaClient]:
-    """Java's client of a version that asks nothing of the broker that it does not know."""
+    """Run a Java client whose version sends no request unknown to the broker."""
     client = java_client("4.9.7" if broker.kind == "apache-4.9.7" else "5.3.3", directory / "client")
     await client.start()
     try:
@@ -113,7 +113,7 @@ async def test_a_broker_goes_on(stores: Stores, kind: Kind, target: Kind, tmp_pa
     written = stores.get(kind)
     run(written.path, tmp_path / "new")
     old = oracle.contents(written.path).records
-    # So that the broker does not change what is compared with.
+    # Settings by which the broker does not change the expected content.
     settings = {**PROPERTIES, "messageDelayLevel": AT_ONCE, "flushDelayOffsetInterval": "1000"}
     broker = make_broker(target, tmp_path / "broker", settings, store=tmp_path / "new")
     async with running(broker), client_for(broker, tmp_path) as java:
@@ -123,7 +123,7 @@ async def test_a_broker_goes_on(stores: Stores, kind: Kind, target: Kind, tmp_pa
         if target != "duemq":
             await _keys(broker, java, written)
         await _next(broker, java, written, old)
-        # After a kill it goes on as well, and what it delivered does not come again.
+        # After a kill it goes on as well, and does not deliver again.
         await broker.kill()
         await broker.start()
         topic = _plain_topic(written)
@@ -163,7 +163,7 @@ async def _progress(broker: Broker, java: JavaClient, written: WrittenStore) -> 
 
 
 async def _pending_levels(broker: Broker, java: JavaClient, written: WrittenStore, old: list[Record]) -> None:
-    """What waited for a level is delivered, once, and nothing again."""
+    """Check that the messages that waited for a level are delivered once, and no others again."""
     (topic,) = {sent.topic for sent in written.of("level")}
     pending = {sent.unique_key for sent in written.of("level", "pending")}
     before = sum(record.topic == topic for record in old)
@@ -183,13 +183,13 @@ async def _pending_levels(broker: Broker, java: JavaClient, written: WrittenStor
 
 
 async def _keys(broker: Broker, java: JavaClient, written: WrittenStore) -> None:
-    """Messages are found by their keys, and by the client's ids."""
+    """Check that messages are found by their keys, and by the client's ids."""
     admin = java.admin(broker.nameserver)
     with_keys = [sent for sent in written.of("plain") if sent.keys and sent.topic.startswith("plain")]
     for sent in with_keys[:: len(with_keys) // 4]:
         order, *customer = (sent.keys or "").split(" ")
         assert [one.body for one in await admin.query_by_key(sent.topic, order)] == [sent.body]
-        for key in customer:  # which has more messages than one answer
+        for key in customer:  # which has more messages than one answer holds
             assert all(key in (one.keys or "") for one in await admin.query_by_key(sent.topic, key))
         assert (await admin.view(sent.topic, sent.unique_key)).body == sent.body
     for sent in written.of("level", "delivered")[:2]:
@@ -197,7 +197,7 @@ async def _keys(broker: Broker, java: JavaClient, written: WrittenStore) -> None
 
 
 async def _next(broker: Broker, java: JavaClient, written: WrittenStore, old: list[Record]) -> None:
-    """New messages get the next queue offsets."""
+    """Check that new messages get the next queue offsets."""
     topic = _plain_topic(written)
     last = max(record.queue_offset for record in old if (record.topic, record.queue_id) == (topic, 0))
     async with await java.producer(broker.nameserver) as producer:
@@ -243,7 +243,7 @@ async def _timers(source: Broker, java: JavaClient, target: Kind, settings: dict
     async with running(broker):
         wanted = {*soon, *later} - {b"later 7", b"later 31"}
         await eventually(partial(stored, broker), lambda count: count >= len(wanted), timeout=90)
-        await asyncio.sleep(2)  # a second copy of something would follow
+        await asyncio.sleep(2)  # a second copy of a message would follow
         found: Counter[bytes] = Counter()
         for queue_id in (0, 1):
             found.update(one.body for one in await java.pull_all(broker.nameserver, topic, queue_id))
@@ -258,7 +258,7 @@ async def test_consumers_pass_over_the_holes_of_a_keyed_topic(target: Kind, tmp_
         await java.admin(source.nameserver).create_topic(source.address, topic, 1)
         await eventually(partial(java.admin(source.nameserver).route, topic))
         bodies = [b"%d " % number * 60 for number in range(4000)]
-        # Some of the first keys never come again.
+        # Some of the first keys do not occur again.
         messages = [
             Outgoing(body, keys=f"k{number % keys if number % 40 else number}") for number, body in enumerate(bodies)
         ]

@@ -1,4 +1,4 @@
-"""The faults are what they say, and the oracle finds them: exactly those, and nothing else."""
+"""The faults are as described, and the oracle finds exactly those."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def some(before: Audit, real_topic: str) -> list[Scheduled]:
-    """Delivered messages that went to a topic, or topics whose name begins so."""
+    """Delivered messages for a topic, or for topics with this prefix."""
     return [message for message in before.of("delivered") if message.real_topic.startswith(real_topic)]
 
 
@@ -25,7 +25,7 @@ def sources(store: WrittenStore) -> list[str]:
 
 
 def check_audit(before: Audit, after: Audit, expected: list[AuditFault]) -> None:
-    """Whether the expected messages, and only they, have another verdict, lateness or deliveries."""
+    """Check that the expected messages, and only they, have another verdict, lateness or deliveries."""
 
     def facts(message: Scheduled) -> AuditFault:
         offsets = tuple(record.physical_offset for record in message.deliveries)
@@ -38,7 +38,7 @@ def check_audit(before: Audit, after: Audit, expected: list[AuditFault]) -> None
 
 
 def check_contents(before: Contents, after: Contents, fault: DiskFault) -> None:
-    """Whether the expected records, and only they, are damaged."""
+    """Check that the expected records, and only they, are damaged."""
     assert [record for record in before.records if record.physical_offset not in fault.lost] == after.records
     (damage,) = after.damages
     assert damage.physical_offset == fault.damage_at

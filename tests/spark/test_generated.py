@@ -1,5 +1,5 @@
-"""The stores that benchmarks make are stores: the oracle finds in them what their maker says, and brokers go on with
-them."""
+"""The generated stores of the benchmarks are valid: the oracle finds in them the figures of their generator, and
+brokers go on with them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_brokers_go_on_with_it(generated: Generated, kind: str, tmp_path: Path) 
     before = audit.audit(generated.path)
     store = copy_store(generated.path, tmp_path / "store")
     now = time.time_ns() // 1_000_000
-    # What has been due since the store's time ended: 4.9.7 knows no timers.
+    # Messages that have become due since the store's time ended: 4.9.7 knows no timers.
     known = [one for one in before.of("pending") if one.level or kind == "duemq"]
     due = {one.origin.physical_offset for one in known if one.due_ms is not None and one.due_ms <= now}
     assert len(due) > 1000

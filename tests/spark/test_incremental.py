@@ -1,4 +1,5 @@
-"""With Spark: runs that go on where the last one ended find what one finds that reads everything, byte for byte."""
+"""With Spark: a run that goes on where the last one ended finds the same as a run that reads everything, byte for
+byte."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MADE_MS = 1_800_000_000_000
 def test_it_finds_what_a_whole_run_finds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_by_tasks: bool
 ) -> None:
-    """Of some ranges, matched in Spark's tasks, or in this process as a store of this size is."""
+    """An incremental analysis of some new ranges finds the same as a whole one, matched in Spark's tasks, or in this
+    process as usual for a store of this size."""
     store, state, told = tmp_path / "store", str(tmp_path / "state"), list[str]()
     made = spark_stores.write(store, GIGABYTES, segment=SEGMENT)
     if is_by_tasks:
@@ -43,7 +45,7 @@ def test_it_finds_what_a_whole_run_finds(
     found = analyse(no_spark, str(store), state=state, tell=told.append, made_ms=MADE_MS)
     assert msgspec.json.encode(found) == expected
     assert found.audit.delivered == made.delivered
-    # Where what was matched is gone it is matched anew, of what is kept of the ranges.
+    # If the matched state is gone, it is matched anew from the kept results of the ranges.
     for path in Path(kept.directory_of(state, str(store))).glob("open-*"):
         os.unlink(path)
     assert told == []

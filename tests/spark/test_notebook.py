@@ -1,4 +1,4 @@
-"""What the docs say of Python and notebooks runs as it stands there."""
+"""The examples in the docs for Python and notebooks run as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query asks of a view changes no other query's answer, with the oldest and the newest Spark that we allow."""
+"""A query of a view does not change the answer of another, with the oldest and the newest supported Spark."""
 
 from __future__ import annotations
 

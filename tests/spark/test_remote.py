@@ -1,5 +1,5 @@
-"""A store behind a URI, through pyarrow's file systems, is the same as on this machine. The file system is S3's, over
-HTTP, served from the store's own directory (tests/spark/object_store.py)."""
+"""The jobs read a store behind a URI, through pyarrow's file systems, as they read one on this machine. The file system
+is S3's, over HTTP, served from the store's own directory (tests/spark/object_store.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def writable(duemq_store: WrittenStore, tmp_path: Path) -> WrittenStore:
 
 @pytest.fixture
 def served(writable: WrittenStore) -> Iterator[ObjectStore]:
-    """The directory above a store of this test's own."""
+    """The directory above a store of this test's own, served."""
     with serving(writable.path.parent) as store:
         yield store
 
@@ -45,7 +45,7 @@ def test_what_is_known_of_the_files_is_the_same(writable: WrittenStore, served: 
     assert there.segments == here.segments
     assert there.queue_files() == here.queue_files()
     assert (there.written_by, there.is_clean, there.is_running) == (here.written_by, here.is_clean, False)
-    # Where holes in a file begin is not told there.
+    # There the holes in a file are not known.
     assert there.records_end() == here.records_end()
     for name in ("config/topics.json", "config/nothing.json"):
         assert there.json(name) == here.json(name)
@@ -98,7 +98,7 @@ def test_an_audit_is_the_same(spark: SparkSession, writable: WrittenStore, serve
     assert there.store == "s3://stores/store", "the keys of the URI are not written down"
     for name in ("records", "scheduled", "delivered", "cancelled", "pending", "lost", "twice", "lateness", "begin"):
         assert getattr(there, name) == getattr(here, name)
-    # All but the last file, of which only zeros follow, have the same hash.
+    # All but the last file, where only zeros follow, have the same hash.
     assert [part.sha256 for part in there.inputs[:-1]] == [part.sha256 for part in here.inputs[:-1]]
 
 

@@ -1,5 +1,5 @@
-"""Archives, tables and results that go to a URI. The file system is S3's, over HTTP (tests/spark/object_store.py), and
-for what renames, as HDFS does, this machine's under another name."""
+"""Archives, tables and results written to a URI. The file system is S3's, over HTTP (tests/spark/object_store.py), and,
+for file systems with renames such as HDFS, this machine's under another name."""
 
 from __future__ import annotations
 

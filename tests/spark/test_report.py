@@ -1,5 +1,5 @@
-"""The report in a browser: plots are drawn in both colour schemes, without an error and without a request, and nothing
-is wider than a phone."""
+"""The report in a browser: plots are drawn in both colour schemes, without an error or a request, and nothing is wider
+than a phone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLOURS = """(figure) => {
     if (data[i + 3] > 250) at.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
   return at;
 }"""
-"""The opaque colours in a plot's canvas."""
+"""JavaScript: the opaque colours in a plot's canvas."""
 MISSING = f"""[...document.querySelectorAll("figure[data-plot]")].flatMap((figure) => {{
   const wanted = [...figure.querySelectorAll(".u-legend .u-series:not(:first-child) .u-marker")].map((marker) => {{
     const [r, g, b] = getComputedStyle(marker).backgroundColor.match(/\\d+/g).map(Number);
@@ -42,7 +42,7 @@ MISSING = f"""[...document.querySelectorAll("figure[data-plot]")].flatMap((figur
   const found = ({COLOURS})(figure);
   return wanted.every((colour) => found.has(colour)) ? [] : [figure.dataset.plot];
 }})"""
-"""The plots that lack the colour of one of their series."""
+"""JavaScript: the plots that lack the colour of one of their series."""
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,13 @@ def test_it_is_drawn(browser: Page, report: Path, dark: bool, width: int) -> Non
 @pytest.mark.parametrize("dark", [False, True])
 def test_each_curve_is_there_in_its_colour(browser: Page, week: Path, dark: bool) -> None:
     browser.open(week, dark=dark)
-    # What is drawn last lies above, so that of lines over each other some pixels of each are left.
+    # Later series are drawn above earlier ones; where lines overlap, some pixels of each remain.
     assert browser.evaluate(MISSING) == []
 
 
 @pytest.mark.parametrize("width", [PHONE, WIDE])
 def test_one_message_alone_is_seen(browser: Page, tmp_path: Path, width: int) -> None:
-    """Though its minute is less wide than a pixel."""
+    """The plot shows a single message, although its minute is narrower than a pixel."""
     analysis = given_by.small(audit=given_by.summary(records=2, scheduled=2, pending=2))
     days = [given_by.MONDAY, given_by.MONDAY + 3 * given_by.DAY, given_by.MONDAY + 6 * given_by.DAY]
     analysis.ahead = [Ahead(at, "orders", 1) for at in days]
@@ -134,7 +134,7 @@ def test_offenders_with_usual_names_need_no_scrolling_on_a_laptop(browser: Page,
 
 @pytest.mark.parametrize("has_clipboard", [True, False])
 def test_an_id_is_copied(browser: Page, week: Path, has_clipboard: bool) -> None:
-    """Also where a page may not use the clipboard, as on some browsers one from a disk."""
+    """A click copies an id, also where a page may not use the clipboard, as in some browsers a page from a disk."""
     browser.open(week)
     browser.evaluate(f"""(() => {{
       window.copied = [];
@@ -180,7 +180,8 @@ def test_a_legend_has_values_only_where_somebody_points(browser: Page, week: Pat
 
 @pytest.mark.parametrize("width", [PHONE, WIDE])
 def test_one_message_beside_a_quarter_of_a_million_is_seen(browser: Page, tmp_path: Path, width: int) -> None:
-    """At other times, and below the peak itself."""
+    """The plot shows a single message beside a peak of a quarter of a million: at other times, and below the peak
+    itself."""
     step, start = 15 * given_by.MINUTE, given_by.MONDAY
     analysis = given_by.small()
     analysis.ahead_step_ms = step
@@ -223,7 +224,7 @@ def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:
 @pytest.mark.parametrize("name", ["week", "cluster"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_can_be_read(browser: Page, tmp_path: Path, dark: bool, name: str) -> None:
-    """WCAG's contrast of 4.5 to 1 for all text."""
+    """All text has WCAG's contrast of 4.5 to 1."""
     path = tmp_path / "report.html"
     path.write_text(render(*REPORTS[name]), encoding="utf-8")
     browser.open(path, dark=dark)
@@ -290,7 +291,7 @@ def test_the_table_behind_a_plot_has_its_numbers(browser: Page, week: Path) -> N
 
 
 def test_paper_is_wide_enough(browser: Page, report: Path) -> None:
-    """Else the browser makes all of it smaller."""
+    """The printed report is not wider than the paper: the browser would shrink all of it."""
     browser.open(report, width=690)
     browser.call("Emulation.setEmulatedMedia", media="print")
     try:
@@ -331,7 +332,8 @@ def test_it_prints(browser: Page, week: Path) -> None:
 
 
 def test_a_changed_script_does_not_run_and_that_is_seen(browser: Page, week: Path) -> None:
-    """That the checks above can fail, and that the page's policy lets its own scripts alone run."""
+    """The page's policy runs its own scripts only: with a changed script no plot is drawn, so the checks above can
+    fail."""
     broken = week.with_name("broken.html")
     broken.write_text(week.read_text(encoding="utf-8").replace("var uPlot=", "var  uPlot="), encoding="utf-8")
     browser.open(broken)

@@ -1,4 +1,4 @@
-"""The stores hold what they say, as the oracle reads them: no test of the jobs can be better than they are."""
+"""The stores contain the messages that they should, by the oracle: the tests of the jobs rely on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark.stores import SEGMENT, WrittenStore
 
 pytestmark = pytest.mark.timeout(300)
 
-# RocketMQ looks every 100 ms for levels, and delivers timers at the next whole second; the rest is a busy machine.
+# RocketMQ checks levels every 100 ms, and delivers timers at the next whole second; the rest is for a busy machine.
 LATE_MS = 30_000
 
 
@@ -30,7 +30,7 @@ def of_topic(contents: Contents, topic: str) -> list[Record]:
 
 
 def is_same(record: Record, sent: Sent) -> bool:
-    """Whether a record has all that was sent."""
+    """Whether a record has all fields of the sent message."""
     found = record.properties
     return (
         record.content == sent.body
@@ -174,7 +174,7 @@ def test_timer_logs_name_what_waits(written: WrittenStore) -> None:
     assert {at[unit.physical_offset].topic for unit in units} == {TIMER_TOPIC}
     assert all(unit.record_size == at[unit.physical_offset].size for unit in units)
     for unit in units:
-        if unit.last_field != -1:  # ours, for no message
+        if unit.last_field != -1:  # duemq's, for no message
             assert unit.topic_hash == oracle.java_hash(at[unit.physical_offset].properties["REAL_TOPIC"])
     waiting = {one.last.physical_offset for one in audit.audit(written.path, contents).of("pending") if not one.level}
     assert waiting <= {unit.physical_offset for unit in units}
@@ -189,7 +189,7 @@ def test_timer_logs_name_what_waits(written: WrittenStore) -> None:
 def test_a_killed_broker_leaves_what_it_had_acknowledged(killed: WrittenStore) -> None:
     assert (killed.path / "abort").exists()
     contents = oracle.contents(killed.path)
-    # The record that was being copied into the file when the broker ended may be torn; nobody was told of it.
+    # The record that was being copied into the file when the broker ended may be torn; it was never acknowledged.
     assert [damage for damage in contents.damages if damage.physical_offset + damage.size != contents.end] == []
     at = {record.physical_offset: record for record in contents.records}
     assert all(is_same(at[sent.physical_offset], sent) for sent in killed.sent if sent.physical_offset is not None)

@@ -1,4 +1,4 @@
-"""Stores as streams, and stores that brokers write meanwhile."""
+"""Stores as streams, and stores that a broker is writing to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Stream:
-    """A query from a store into Parquet files, with a checkpoint. Spark keeps both over queries."""
+    """A query from a store into Parquet files, with a checkpoint. Both outlive a query."""
 
     def __init__(self, spark: SparkSession, store: Path, directory: Path, **options: str) -> None:
         self._spark, self._store, self._directory = spark, store, directory
@@ -44,7 +44,7 @@ class Stream:
         return writer.start(str(self._directory / "out"))
 
     def run(self) -> list[int]:
-        """Read what there is now; gives the physical offsets of everything that came through so far."""
+        """Read everything that there is now; return the physical offsets of all rows so far."""
         query = self.start()
         try:
             query.processAllAvailable()
@@ -69,7 +69,7 @@ class Growing:
         broker.close()
 
     def grow(self, count: int) -> list[int]:
-        """Append messages; gives their physical offsets."""
+        """Append messages; return their physical offsets."""
         broker = Broker(self.root, self._clock)
         try:
             return [broker.send("orders", b"x" * 500, f"KEYS\x01{number}", number % 4) for number in range(count)]
@@ -101,7 +101,7 @@ def test_a_stream_reads_what_is_there_and_then_what_comes(
         assert stream.offsets() == everything(growing)
     finally:
         query.stop()
-    # Stopped, and started again elsewhere: the checkpoint says where it was.
+    # Stopped, and started again elsewhere: the checkpoint has its position.
     more = growing.grow(150)
     found = stream.run()
     assert found == everything(growing)
@@ -123,14 +123,15 @@ def test_a_stream_begins_where_it_is_told_and_in_batches(spark: SparkSession, gr
     middle = before[100]
     given = Stream(spark, growing.root, tmp_path / "given", startingOffset=str(middle), columns="physical_offset")
     assert given.run() == [offset for offset in everything(growing) if offset >= middle]
-    # Files of 64 KiB: a batch ends with one of them at the latest.
+    # Files of 64 KiB: a batch ends at the end of a file at the latest.
     small = Stream(spark, growing.root, tmp_path / "small", maxBytesPerTrigger="100000", columns="physical_offset")
     assert small.run() == everything(growing)
     assert small.batches() >= 3
 
 
 def test_a_stream_and_a_table_begin_at_queue_offsets(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
-    """With the options of Spark's source for Kafka; a restart goes by its checkpoint."""
+    """A stream and a table begin at queue offsets given with the options of Spark's source for Kafka; a restart goes by
+    the stream's checkpoint."""
     asked = json.dumps({"orders": {"0": 23, "1": -2, "2": -2, "3": 70}})
     records = oracle.contents(growing.root).records
     starts = {0: 23, 1: 0, 2: 0, 3: 70}
@@ -152,7 +153,8 @@ def test_a_stream_and_a_table_begin_at_queue_offsets(spark: SparkSession, growin
 def test_what_is_there_now_is_read_in_batches_and_then_it_ends(
     spark: SparkSession, growing: Growing, tmp_path: Path
 ) -> None:
-    """As nightly jobs do it: Trigger.AvailableNow. What comes meanwhile is for the next night."""
+    """With Trigger.AvailableNow, as in nightly jobs, a stream reads the present records in batches and then ends. Later
+    records are for the next night."""
     before, seen, sizes = everything(growing), list[int](), list[int]()
 
     def take(batch: DataFrame, _: int) -> None:
@@ -177,7 +179,7 @@ def test_what_is_there_now_is_read_in_batches_and_then_it_ends(
 
 
 def test_all_at_once_is_all_whatever_the_limits(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
-    """Trigger.Once takes one micro-batch, and means all."""
+    """Trigger.Once reads everything in one micro-batch, whatever the limits."""
     reader = spark.readStream.format("rocketmq").option("columns", "physical_offset").option("maxOffsetsPerTrigger", 7)
     writer = reader.load(str(growing.root)).writeStream.format("parquet").trigger(once=True)
     query = writer.option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "out"))
@@ -187,7 +189,7 @@ def test_all_at_once_is_all_whatever_the_limits(spark: SparkSession, growing: Gr
 
 
 def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> None:
-    """Which gives no start of a batch."""
+    """A stream reads everything with the oldest Spark, which does not pass the start of a batch."""
     stdout, _ = with_the_oldest_spark(
         "options = {'maxBytesPerTrigger': '100000', 'columns': 'physical_offset'}\n"
         "stream = Stream(make_session('old'), Path(sys.argv[1]), Path(sys.argv[2]), **options)\n"
@@ -202,7 +204,8 @@ def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> Non
 
 
 def test_the_oldest_spark_ends_before_the_end_not_without_a_word(growing: Growing, tmp_path: Path) -> None:
-    """It takes Trigger.AvailableNow for one micro-batch, and asks for it as for any other."""
+    """With the oldest Spark, which takes one micro-batch for Trigger.AvailableNow, a stream with a limit ends early and
+    says so."""
     stdout, stderr = with_the_oldest_spark(
         "options = {'maxOffsetsPerTrigger': '200', 'columns': 'physical_offset'}\n"
         "stream = Stream(make_session('old'), Path(sys.argv[1]), Path(sys.argv[2]), **options)\n"
@@ -219,7 +222,7 @@ def test_the_oldest_spark_ends_before_the_end_not_without_a_word(growing: Growin
 
 
 def with_the_oldest_spark(code: str, *arguments: Path) -> tuple[str, str]:
-    """Run Python with Spark 4.1; gives what it prints, and what it says beside that."""
+    """Run Python with Spark 4.1; return its standard output and standard error."""
     begin = (
         "import sys; from pathlib import Path; from duemq.spark_jobs.session import make_session\n"
         "from tests.spark.test_stream import Stream\n"
@@ -286,8 +289,8 @@ def test_schedules_as_a_stream(spark: SparkSession, duemq_store: WrittenStore, t
 async def test_a_store_is_read_while_a_broker_writes_it(
     spark: SparkSession, stores: Stores, kind: Kind, tmp_path: Path
 ) -> None:
-    """Tables, a stream and audits of a store whose broker takes and delivers messages: never an error, only records
-    that are flushed, and nothing is lost."""
+    """Tables, a stream and audits read a store whose broker takes and delivers messages: they never fail, see only
+    flushed records, and lose none."""
     path = stores.get(kind).copy(tmp_path / "store")
     broker = make_broker(kind, tmp_path / "broker", PROPERTIES, store=path)
     java = java_client("4.9.7", tmp_path / "client")
@@ -308,7 +311,7 @@ async def test_a_store_is_read_while_a_broker_writes_it(
             done.set()
 
         def look() -> tuple[list[int], job.Summary]:
-            """Of what is flushed the offsets, and the audit."""
+            """Return the offsets of the flushed records, and the audit."""
             store = StoreFiles.open(path)
             assert store.is_running
             frame = spark.read.format("rocketmq").option("columns", "physical_offset").load(str(path))

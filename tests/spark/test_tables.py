@@ -1,4 +1,4 @@
-"""Every table is what the plain reader of tests/spark/oracle.py sees in the same files."""
+"""Every table agrees with the plain reader of tests/spark/oracle.py over the same files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def host_of(data: bytes) -> str:
 
 
 def message_row(record: Record, deliveries: dict[int, int]) -> Row:
-    """The row of `messages`. `deliveries`: physical offsets of the deliveries, and of what each one delivers."""
+    """Return the row of `messages`. `deliveries`: physical offsets of the deliveries, each with that of its origin."""
     found = record.properties
     roles = {SCHEDULE_TOPIC: "level", TIMER_TOPIC: "timer", HALF_TOPIC: "half", OP_TOPIC: "half_end"}
     role = roles.get(record.topic, "delivery" if record.physical_offset in deliveries else "message")
@@ -136,7 +136,7 @@ def test_schedules_and_pending(spark: SparkSession, written: WrittenStore) -> No
 def test_what_is_pending_after_a_kill(spark: SparkSession, killed: WrittenStore) -> None:
     expected = {m.last.physical_offset for m in audit.audit(killed.path).of("pending")}
     found = offsets(table(spark, killed.path, "pending"))
-    # RocketMQ notes its progress from time to time: started again it would deliver some once more.
+    # RocketMQ saves its progress from time to time: started again it would deliver some messages once more.
     assert expected <= set(found)
     if killed.kind == "duemq":
         assert found == sorted(expected)
@@ -174,7 +174,7 @@ def test_offsets(spark: SparkSession, written: WrittenStore) -> None:
     found = rows(table(spark, written.path, "offsets"))
     ends = {
         queue: len(oracle.consume_queue(written.path, *queue)) for queue in oracle.queues(written.path)
-    }  # nothing has expired: they begin with 0
+    }  # no record has expired: they begin with 0
     groups = {
         (f"{row['topic']}@{row['consumer_group']}", row["queue_id"]): row for row in found if row["kind"] == "consumer"
     }
@@ -194,7 +194,7 @@ def test_offsets(spark: SparkSession, written: WrittenStore) -> None:
 
 
 def test_a_reader_takes_no_note_of_filters() -> None:
-    """Spark 4 keeps one reader for all queries of a DataFrame."""
+    """The reader does not accept pushed filters, since Spark 4 keeps one reader for all queries of a DataFrame."""
     assert StoreReader.pushFilters is DataSourceReader.pushFilters
 
 
@@ -252,7 +252,7 @@ def ranges_of(path: Path, **options: str) -> list[tuple[int, int]]:
 
 
 def test_options_leave_out_ranges(written: WrittenStore) -> None:
-    """Each file of the commitlog is a range here."""
+    """Offset and time options leave out ranges; each file of the commitlog is a range here."""
     contents = oracle.contents(written.path)
     path, everything = written.path, ranges_of(written.path)
     assert [start for start, _ in everything] == list(range(0, contents.end, SEGMENT))
@@ -271,7 +271,7 @@ def test_options_leave_out_ranges(written: WrittenStore) -> None:
     for topic in sorted({record.topic for record in contents.records}):
         starts = sorted({r.physical_offset // SEGMENT * SEGMENT for r in contents.records if r.topic == topic})
         assert [start for start, _ in ranges_of(path, topics=topic)] == starts, topic
-    # Of a topic that has no consume queue nothing is known.
+    # For a topic without a consume queue the ranges are unknown, so none is left out.
     assert ranges_of(path, topics="no such topic") == everything
 
 
@@ -301,7 +301,7 @@ def test_columns_are_chosen(spark: SparkSession, duemq_store: WrittenStore) -> N
 def test_several_stores_are_one_table(
     spark: SparkSession, duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
 ) -> None:
-    """By a pattern and by a list; which store a row is of, a column tells."""
+    """A pattern or a list of stores gives one table; a column names the store of each row."""
     (tmp_path / "broker-a").symlink_to(duemq_store.path)
     (tmp_path / "broker-b").symlink_to(apache_497_store.path)
     stores = {f"{tmp_path}/{name}": oracle.contents(tmp_path / name).records for name in ("broker-a", "broker-b")}
@@ -376,7 +376,8 @@ def test_what_is_no_store_is_told(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_damage_is_told_and_other_rows_stay(spark: SparkSession, writable: WrittenStore) -> None:
-    """A flipped byte, a stretch of zeros and a torn tail, all in one store."""
+    """The table of damage lists a flipped byte, a stretch of zeros and a torn tail in one store, and all other rows
+    stay."""
     path, before = writable.path, oracle.contents(writable.path)
     assert rows(table(spark, path, "damaged")) == []
     victims = [record for record in before.records if len(record.body) > 900 and record.physical_offset < SEGMENT]
@@ -396,7 +397,7 @@ def test_damage_is_told_and_other_rows_stay(spark: SparkSession, writable: Writt
             assert row["physical_offset"] + row["size"] == fault.resumes_at
     whole = [record.physical_offset for record in before.records if record.physical_offset not in lost]
     assert offsets(table(spark, path, checkCrc="true")) == whole
-    # Without the checksums a body may be anything.
+    # Without the checksums a body may contain anything.
     assert victims[3].physical_offset in offsets(table(spark, path))
     assert set(whole) <= set(offsets(table(spark, path)))
 
@@ -417,7 +418,7 @@ def test_a_missing_file_is_damage(spark: SparkSession, writable: WrittenStore) -
 def test_what_a_task_cannot_read_is_told_shortly(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whatever asks, without a page of Java before."""
+    """An error of a task is reported in a few lines by every job, without a page of Java before it."""
     write(tmp_path / "store")
     why = f"{spoil(tmp_path / 'store')}: is a directory, and a file belongs there"
     monkeypatch.delenv("DUEMQ_TRACEBACK", raising=False)
