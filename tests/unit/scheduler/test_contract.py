@@ -1,7 +1,7 @@
-"""What every message that waits is promised, by whichever way it waits, and whatever life the broker has meanwhile.
+"""The promises for every waiting message, whichever way it came to wait and however the broker runs meanwhile.
 
-The ways are those by which a message can get a due time; the lives are what may happen between any two events. A new
-way to wait, or a new kind of restart, is a line in `WAYS` or `LIVES`."""
+The ways are those by which a message can get a due time; the lives are the events that may happen between any two
+others. A new way to wait, or a new kind of restart, is a line in `WAYS` or `LIVES`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from tests.support.messages import HOST
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 DUE_MS: Final = START_MS + 30_000
-"""When all ways have their message delivered."""
+"""Time at which the messages of all ways are delivered."""
 LEVEL: Final = 3
 OVER: Final = (Cancelled.DELIVERED, Cancelled.NO_LONGER_WAITS)
-"""What may be told of a delivered message: some time after a kill, nobody knows that it was not cancelled."""
+"""Possible answers about a delivered message: some time after a kill, the broker no longer knows whether it was
+delivered or cancelled."""
 TEXT: Final = "TAGS\x01t\x02KEYS\x01k\x02own\x01value\x02"
 ROLLED: Final = TimerConfig(log_segment_size=5200, roll_window=7)
 
 
 class Waits:
-    """A world in which one message waits, and the id by which its sender knows the message."""
+    """A world with one waiting message, and the id by which its sender knows the message."""
 
     def __init__(self, config: TimerConfig | None = None, *, is_async: bool = True) -> None:
         self.world = TimerWorld(config, levels="1s 5s 30s 2h")
@@ -42,7 +43,7 @@ class Waits:
         self.place = self.world.send(DUE_MS, b"body", TEXT)
 
     def moved(self, begin: Callable[[], None], *others: int) -> None:
-        """It waits for its time, because it was moved there by way of other times."""
+        """Move the message to its due time by way of other times."""
         begin()
         self.world.run()
         for due_ms in (*others, DUE_MS):
@@ -66,7 +67,7 @@ class Waits:
 
 
 class Way(NamedTuple):
-    """How the message comes to wait."""
+    """A way in which the message comes to wait."""
 
     begin: Callable[[Waits], None]
     config: TimerConfig | None = None
@@ -87,7 +88,7 @@ WAYS: Final = {
 
 
 def begun(name: str) -> Waits:
-    """A world in which a message waits by the way of a name."""
+    """Return a world in which a message waits in the named way."""
     way = WAYS[name]
     waits = Waits(way.config, is_async=way.is_async)
     way.begin(waits)
@@ -120,7 +121,7 @@ def three_kills(world: TimerWorld) -> None:
 
 
 def without_derived_files(world: TimerWorld) -> None:
-    """A kill, after which nothing but the commitlog is there."""
+    """Kill the broker, and remove everything but the commitlog."""
     for path in ("consumequeue", "timerlog", "timerwheel", "config/delayOffset.json", "checkpoint", "queuecheck"):
         try:
             world.files.remove_tree(f"/s/{path}")

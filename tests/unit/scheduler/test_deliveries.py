@@ -1,7 +1,7 @@
-"""What is done, by a commitlog in which no record names another, as RocketMQ writes it.
+"""Finding the delivered messages in a commitlog whose records do not name each other, as RocketMQ writes them.
 
-The oracle goes through the history one event after the other with a list of what waits; the code matches in batches, by
-sorting."""
+The oracle goes through the history one event after the other with a list of waiting messages; the code matches in
+batches, by sorting."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Log:
         return self.add(TIMER_TOPIC, f"TIMER_OUT_MS\x01{slot * 1000}\x02TIMER_DEL_UNIQKEY\x01{named}\x02{text('c')}")
 
     def done(self) -> set[int]:
-        """Physical offsets of what is done."""
+        """Physical offsets of the records that are done."""
         found = Deliveries(self.store.log)
         for record in Scanner(self.store.log, 0):
             found.look(record)
@@ -95,7 +95,8 @@ def test_levels_and_timers_that_were_delivered(log: Log) -> None:
 
 
 def test_each_delivery_ends_one_message(log: Log) -> None:
-    """Consumers' retries repeat unique keys; one that came twice does not end another."""
+    """Each delivery ends one message, although consumers' retries repeat unique keys: a second delivery of one message
+    does not end another."""
     first = log.level("a")
     log.deliver("a")
     log.deliver("a")
@@ -111,7 +112,8 @@ def test_each_delivery_ends_one_message(log: Log) -> None:
     ("name", "value"), [("born_ms", BORN_MS + 1), ("retries", 1), ("sys_flag", TRANSACTION_PREPARED)]
 )
 def test_what_is_not_the_same_delivers_nothing(log: Log, name: str, value: int) -> None:
-    """Such as what an application sends on as it got it, with all properties: its producer's time is another."""
+    """A record that differs from the waiting message delivers nothing: for example a copy that an application sent on
+    with all properties has another producer's time."""
     log.level("a")
     log.deliver("a", "DELAY\x011", **{name: value})
     assert log.done() == set()
@@ -163,7 +165,8 @@ def test_cancellations_count_in_their_slot(log: Log, named: str) -> None:
 
 
 def test_our_own_deliveries_name_what_they_deliver(log: Log) -> None:
-    """In a store that both brokers had: of two records with one key it is the second that was delivered."""
+    """A delivery by duemq names its origin: in a store that both brokers had, of two records with one key the named one
+    is done."""
     first = log.level("a")
     second = log.level("a")
     log.deliver("a", prepared=second)
@@ -173,7 +176,7 @@ def test_our_own_deliveries_name_what_they_deliver(log: Log) -> None:
 
 
 def test_what_was_named_is_not_taken_for_the_next_one(log: Log) -> None:
-    log.add("plain", "")  # the field says nothing where the record lies at 0
+    log.add("plain", "")  # the field means nothing if the record is at 0
     first = log.level("a")
     second = log.level("a")
     third = log.level("a")

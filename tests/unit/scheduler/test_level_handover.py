@@ -1,8 +1,8 @@
-"""Goal: after a clean stop RocketMQ's broker delivers what waits in levels, and nothing that was delivered; and so does
-ours, when it has taken the store over from one that did nothing.
+"""Goal: after a clean stop RocketMQ's broker delivers the messages that wait in levels, and none that was delivered;
+and so does duemq, when it takes the store over from a broker that did nothing.
 
 Method: the files are read as RocketMQ's broker (4.9.7) reads them, by their bytes: each level from its offset in
-delayOffset.json on, passing over units whose sizes are of no record."""
+delayOffset.json on, passing over units whose sizes are those of no record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT = DelayLevels("1s 5s 5s")
 
 
 def rocketmq_delivers(world: World) -> list[bytes]:
-    """The bodies that RocketMQ's broker would deliver sooner or later, given the closed store of a world."""
+    """Return the bodies that RocketMQ's broker would deliver sooner or later from the closed store of a world."""
     offsets = json.loads(world.files.read_whole(PROGRESS) or b"{}")["offsetTable"]
     log = world.files.read_whole(f"/s/commitlog/{0:020}") or b""
     bodies = []
@@ -50,7 +50,7 @@ def rocketmq_delivers(world: World) -> list[bytes]:
 
 
 def overtaken(world: World) -> None:
-    """Messages of a level that was shortened go before those that were promised more."""
+    """Deliver messages of a shortened level ahead of those that were promised more time."""
     for number in range(3):
         world.schedule(3, b"30 s %d" % number)
     world.set_table(SHORT.text)
@@ -111,7 +111,8 @@ def test_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_known_to_be_on_the_disk_when_the_stop_begins_counts_as_delivered() -> None:
-    """The stop waits for it."""
+    """The stop waits for deliveries that are not known to be on the disk when it begins, so RocketMQ does not repeat
+    them."""
     world = World(delivery=DeliveryConfig(is_async=True), sync_flush=True)
     for number in range(3):
         world.schedule(1, b"%d" % number)
@@ -124,7 +125,7 @@ def test_what_is_not_known_to_be_on_the_disk_when_the_stop_begins_counts_as_deli
 
 @contextmanager
 def rocketmqs_store(world: World, call: Call, number: int) -> Iterator[None]:
-    """A store that RocketMQ had last, with a message, where a call fails when the checkpoint is to be written."""
+    """A store that RocketMQ had last, with a message, in which a call fails when the checkpoint is to be written."""
     world.schedule(1, b"x")
     world.stop()
     world.files.write_whole("/s/lock", b"lock")
@@ -136,7 +137,8 @@ def rocketmqs_store(world: World, call: Call, number: int) -> Iterator[None]:
 
 
 def test_a_store_is_taken_over_once_that_is_on_the_disk() -> None:
-    """A start that cannot say so leaves the store RocketMQ's."""
+    """duemq takes over RocketMQ's store only once the checkpoint that says so is durable: a start that fails before
+    leaves the store RocketMQ's."""
     world = World()
     with rocketmqs_store(world, "sync", errno.EIO), pytest.raises(NotDurable, match="checkpoint"):
         world.open()
@@ -157,7 +159,8 @@ def test_a_store_is_not_taken_over_where_there_is_no_room_to_say_so() -> None:
 def test_messages_keep_their_times_where_nobody_noted_how_the_table_changed(
     loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their queue is not in the order of their times."""
+    """Messages keep their times when no note says how the table changed, although their queue is then not in the order
+    of their times."""
     monkeypatch.setattr(service, "_SETTLE_UNITS", 3)
     world = World()
     for seconds in (15, 60, 20, 50, 5, 60):
@@ -209,7 +212,8 @@ def test_a_message_that_was_cancelled_holds_up_none_of_a_level_that_was_shortene
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_table_that_was_shortened_between_two_runs_stays_so(end: str) -> None:
-    """Also for the start after the next, whose table is the same; and one that is longer again makes nothing later."""
+    """After a table was shortened between two runs its messages keep the shorter delay, also at later starts with the
+    same table; a longer table later delays none of them."""
     world = World()
     for number in range(3):
         world.schedule(3, b"%d" % number)

@@ -66,7 +66,8 @@ def test_an_empty_level_waits_for_a_message_and_is_woken_by_it() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3000)), max_size=40), st.integers(1, 1500))
 def test_never_early_never_lost_in_order_within_a_level(sends: list[tuple[int, int]], step_ms: int) -> None:
-    # Goal: the model is a list of (due, number); method: time passes in steps, and what arrived is compared after each.
+    # Goal: the model is a list of (due, number). Method: time passes in steps, and the arrived messages are compared
+    # after each.
     world = World()
     expected: list[tuple[int, bytes]] = []
     for number, (level, pause) in enumerate(sends):
@@ -79,7 +80,7 @@ def test_never_early_never_lost_in_order_within_a_level(sends: list[tuple[int, i
         now = world.clock.now_ms()
         due_now = sorted(body for due, body in expected if due <= now)
         assert queue.next_offset == len(due_now)
-        if looked_at == queue.next_offset:  # nothing came: what is there was looked at before
+        if looked_at == queue.next_offset:  # no new message: the others were compared before
             world.clock.advance(step_ms)
             world.run()
             continue
@@ -154,7 +155,7 @@ def test_progress_outside_a_queue_is_moved_into_it_and_said() -> None:
         world.schedule(1)
     world.stop()
     for wrong, right in ((-5, 0), (99, 3)):
-        world.files.remove("/s/checkpoint")  # otherwise that says exactly how far the level is
+        world.files.remove("/s/checkpoint")  # otherwise the checkpoint has the exact progress of the level
         world.files.write_whole("/s/config/delayOffset.json", b'{"offsetTable":{"1":%d}}' % wrong)
         with capture_logs() as logs:
             world.open()
@@ -164,7 +165,8 @@ def test_progress_outside_a_queue_is_moved_into_it_and_said() -> None:
 
 
 def test_a_table_shortened_between_two_runs_counts_from_the_store_time() -> None:
-    """RocketMQ's correctDeliverTimestamp delivers such messages at once, before the old and the new time."""
+    """duemq counts the delay of a shortened table from the store time. RocketMQ's correctDeliverTimestamp delivers such
+    messages at once, before the old and the new time."""
     world = World()
     for body in (b"0", b"1", b"2"):
         world.schedule(3, body)
@@ -242,11 +244,11 @@ def test_a_store_that_takes_nothing_delays_but_loses_nothing(monkeypatch: pytest
     assert len(world.delivered()) == 1
 
 
-# --- the file of the progress, for RocketMQ
+# --- the progress file, for RocketMQ
 
 
 def saved(world: World) -> int | None:
-    """How far level 1 is by the file."""
+    """The offset of level 1 in the file."""
     table = world.file.read()
     return int(table["offsetTable"]["1"]) if table else None
 
@@ -333,7 +335,7 @@ def test_what_was_withdrawn_is_not_counted_as_waiting(restart: str) -> None:
         message = world.store.message_at(unit[0])
         assert message is not None
         world.levels.withdraw(message)
-    # Only a mark tells of it here, and no record, as a cancel appends one.
+    # Only a mark tells of the withdrawal here; a cancel would also append a record.
     if restart != "none":
         world.checkpoint()
     if restart == "stop":

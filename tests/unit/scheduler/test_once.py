@@ -1,4 +1,4 @@
-"""Exactly once over crashes: what the checkpoint's note and the log say, whatever became of delayOffset.json."""
+"""Exactly-once delivery over crashes, by the checkpoint's note and the log, whatever the state of delayOffset.json."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_nothing_comes_twice_after_a_kill(checkpoint_after: int | None, tamperin
 
 
 def test_rocketmq_that_was_killed_before_it_wrote_the_checkpoint_is_noticed() -> None:
-    """It writes that file about once a minute, but its lock at every start."""
+    """The start notices that RocketMQ had the store, although it was killed before it wrote the checkpoint: RocketMQ
+    writes that file about once a minute, but its lock at every start."""
     world = World()
     for number in range(4):
         world.schedule(1, b"%d" % number)
@@ -80,7 +81,8 @@ def test_a_table_changed_since_the_last_append_is_in_the_next_checkpoint() -> No
 
 
 def test_what_was_delivered_out_of_order_is_known_as_well() -> None:
-    """A record that could not be read for a while."""
+    """Messages delivered out of order, because a record could not be read for a while, are not delivered again after a
+    kill."""
     world = World(delivery=DeliveryConfig(is_async=True, batch_size=1, max_resends=50), sync_flush=True)
     for number in range(4):
         world.schedule(1, b"%d" % number)
@@ -108,7 +110,8 @@ def test_what_was_delivered_out_of_order_is_known_as_well() -> None:
 
 @pytest.mark.parametrize("checkpoint_first", [True, False])
 def test_what_was_delivered_out_of_order_is_not_counted(*, checkpoint_first: bool) -> None:
-    """What the cursor has passed and failed waits; what was delivered ahead of it does not, also after a kill."""
+    """A message that failed when the cursor passed it is counted as waiting; messages delivered ahead of it are not,
+    also after a kill."""
     world = World(delivery=DeliveryConfig(is_async=True, batch_size=1, max_resends=50), sync_flush=True)
     for number in range(4):
         world.schedule(1, b"%d" % number)
@@ -175,8 +178,9 @@ def test_a_note_is_read_as_it_was_written_and_rubbish_is_none(
 
 
 def test_what_was_found_delivered_behind_a_refused_message_stays_known() -> None:
-    """Apache's broker may deliver a message before others in front of it. After the take-over the disk is full when
-    those are due, a checkpoint is made meanwhile, and the broker is killed before it can try again."""
+    """Messages that Apache's broker delivered before others in front of them are not repeated after the take-over: the
+    disk is full when those are due, a checkpoint is made meanwhile, and the broker is killed before it can try
+    again."""
     world = World(delivery=DeliveryConfig(is_async=True), sync_flush=True)
     for body in (b"A", b"B"):
         world.schedule(1, body)

@@ -1,4 +1,4 @@
-"""The sync and the async path: results that are awaited, puts that fail, order, limits."""
+"""The sync and the async delivery path: awaited results, failing puts, order, limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def async_world(batch_size: int = 1, **settings: int) -> World:
 
 
 def fill(world: World, count: int) -> Level:
-    """Messages of level 1 that are due."""
+    """Schedule messages of level 1, and let them become due."""
     for number in range(count):
         world.schedule(1, b"%d" % number)
     world.clock.advance(1000)
@@ -175,7 +175,7 @@ def test_what_is_gone_is_skipped_after_six_more_tries() -> None:
 
 
 def test_what_is_gone_takes_nothing_with_it_that_is_there() -> None:
-    """A batch that the store refused holds both."""
+    """A refused batch with messages whose records are gone delivers the others once there is room."""
     world = async_world(batch_size=10, max_resends=100)
     level = fill(world, 6)
     lose_record(world, 0)
@@ -234,8 +234,8 @@ def test_nothing_is_lost_or_doubled_when_the_store_takes_only_some(is_async: boo
 def test_whichever_read_fails_once_everything_is_delivered(
     failing: int, is_async: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that would have to wait for the disk, as one with an error: the level looks again, and does not wait for a
-    thread that was never asked."""
+    """Any failing read only delays the deliveries. A read that would have to wait for the disk is treated like an
+    error: the level looks again, and does not wait for a thread that was never asked."""
     world = World(delivery=DeliveryConfig(is_async=is_async, batch_size=2))
     for number in range(7):
         world.schedule(1, b"%d" % number)

@@ -1,4 +1,4 @@
-"""What waits, looked at and changed: wheel and levels in one store."""
+"""Listing and changing the waiting messages of wheel and levels in one store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PendingWorld(TimerWorld):
         return found
 
     def told(self, **selection: object) -> list[bytes]:
-        """The bodies of a selection, which is also what counting finds."""
+        """Return the bodies of a selection, and check that counting agrees."""
         wanted = Selection(**selection)  # type: ignore[arg-type]
         found = [each.message.body for each in self.select(wanted)]
         assert self.count(wanted) == len(found)
@@ -75,7 +75,7 @@ def test_nothing_waits(world: PendingWorld) -> None:
 
 
 def test_a_selection_by_topic(world: PendingWorld) -> None:
-    """Topics whose names have one hash are two topics."""
+    """A selection by topic keeps topics with the same hash apart."""
     assert properties.java_hash("Aa") == properties.java_hash("BB")
     for topic in ("Aa", "BB", "Aa"):
         world.send(START_MS + 60_000, topic=topic)
@@ -87,7 +87,7 @@ def test_a_selection_by_topic(world: PendingWorld) -> None:
 
 
 def test_a_selection_by_key(world: PendingWorld) -> None:
-    """By each of its KEYS as a whole, or its UNIQ_KEY."""
+    """A selection by key matches whole words of KEYS, or the UNIQ_KEY."""
     world.send(START_MS + 60_000, text="KEYS\x01red green\x02")
     world.schedule(4, text="KEYS\x01green\x02")
     world.send(START_MS + 60_000)
@@ -99,7 +99,7 @@ def test_a_selection_by_key(world: PendingWorld) -> None:
 
 
 def test_a_selection_by_time(world: PendingWorld) -> None:
-    """From its begin on, without its end."""
+    """A selection by time includes its begin and excludes its end."""
     for seconds in (10, 20, 30):
         world.send(START_MS + seconds * 1000)
     world.schedule(3)
@@ -160,7 +160,7 @@ def test_what_is_not_in_the_wheel_yet_waits_too(world: PendingWorld) -> None:
 
 
 def test_a_message_far_ahead_is_told_once_with_its_own_time(world: PendingWorld) -> None:
-    """It waits in the slots of other times before its own."""
+    """A message far ahead is listed once, with its own time, while it waits in the slots of earlier times."""
     world.config.roll_window = 100
     due = START_MS + 555_123
     world.send(due)
@@ -192,7 +192,8 @@ def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> Non
 
 
 def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
-    """The places survive a restart; what has come meanwhile is told if it is behind them."""
+    """A search continues behind any message: places survive a restart, and new messages are listed if they are behind
+    the place."""
     for n in range(700):
         world.send(START_MS + 60_000 + n % 7)
     for level in (4, 3, 4):
@@ -261,13 +262,13 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
     assert len(set(found)) == len(found) >= 700
 
 
-# --- what happens beside a search
+# --- changes during a search
 
 
 @pytest.mark.parametrize("how", ["rolled", "spread", "paused"])
 @pytest.mark.parametrize("chance", range(5))
 def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the search has come to its old unit or not."""
+    """A message that moves during a search is listed once, whether the search has reached its old unit or not."""
     monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
     monkeypatch.setattr("duemq.scheduler.timers.slots._ROLL_UNITS", 16)
     random = Random(chance)
@@ -309,7 +310,7 @@ def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monke
 
 
 def filled(random: Random) -> PendingWorld:
-    """200 messages that wait, of levels and with a timer."""
+    """Return a world with 200 waiting messages, of levels and with timers."""
     world = PendingWorld()
     for number in range(200):
         if number % 3:
@@ -323,8 +324,8 @@ def filled(random: Random) -> PendingWorld:
 def beside_moves(
     world: PendingWorld, search: Iterator[Any], random: Random, places: list[int], chance: float
 ) -> Iterator[Any]:
-    """What a search gives, while messages get other records: from some step on, which `chance` says, all whose files
-    are about to go, and before it maybe those that somebody gives another time."""
+    """Run a search while messages get other records: from a random step on all messages, as if their files were about
+    to go, and in half of the runs before that some that are rescheduled."""
     is_keeping, changes = False, random.random() < 0.5
     for each in search:
         yield each
@@ -339,7 +340,8 @@ def beside_moves(
 
 @pytest.mark.parametrize("chance", range(10))
 def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its file is about to go, or because somebody gives it another time."""
+    """A message that is appended once more during a search, as its file is about to go or as it is rescheduled, is
+    listed once."""
     monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
     random = Random(chance)
     world = filled(random)
@@ -379,8 +381,8 @@ def test_what_is_appended_once_more_beside_a_count_counts_once(
 
 @pytest.mark.parametrize("chance", range(40))
 def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever slots messages get between the pages: held back by a pause, brought back, rolled, put off, over the ends
-    of lives and of the files of the timer log, in the wheel or not yet."""
+    """A list of many pages has each message once, whatever slots messages get between the pages: held back by a pause,
+    brought back, rolled, put off, over restarts and the ends of timer log files, in the wheel or not yet."""
     random = Random(chance)
     if chance % 2:
         monkeypatch.setattr("duemq.scheduler.timers.index.places.BLOCK_UNITS", 8)
@@ -430,7 +432,8 @@ def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.M
 
 
 def test_a_page_reads_what_it_needs_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the log is, and wherever the page."""
+    """A page reads only the part of the timer log that it needs, however long the log is and wherever the page
+    begins."""
     world = PendingWorld(TimerConfig(log_segment_size=5_200_000))
     world.timers.set_policy("orders", policy_of({"timer.paused": "true"}))
     places = [world.send(START_MS + 1000) for _ in range(30_000)]
@@ -454,7 +457,7 @@ def test_a_page_reads_what_it_needs_of_the_log(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_while_a_second_is_loaded_what_waits_in_it_is_told(world: PendingWorld) -> None:
-    """As after a restart in the middle of a second."""
+    """While a second is being loaded, as after a restart in its middle, its waiting messages are listed."""
     for n in range(5):
         world.send(START_MS + 60_001 + 100 * n)
     world.pass_time(60_150)
@@ -477,7 +480,7 @@ def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
 
 
 def test_runs_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
-    """More than one, of which it has not come to some."""
+    """Several runs of a level may end during a search that has not reached some of them."""
     for table in ("1s 5s 25s 2h", "1s 5s 20s 2h", "1s 5s 60s 2h"):
         world.schedule(3)
         world.table = DelayLevels(table)
@@ -587,7 +590,7 @@ def test_what_cannot_be_written_is_not_changed(world: PendingWorld) -> None:
 
 
 def test_a_store_with_another_log_size(world: PendingWorld) -> None:
-    """A search goes over the ends of the timer log's files."""
+    """A search continues over the ends of the timer log's files."""
     world = PendingWorld(TimerConfig(log_segment_size=52 * 10))
     for _ in range(50):
         world.send(START_MS + 60_000)
@@ -596,7 +599,8 @@ def test_a_store_with_another_log_size(world: PendingWorld) -> None:
 
 
 def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
-    """Its commitlog file may not go before it is delivered, or appended once more."""
+    """A message of a level that will be tried again counts as waiting, since its commitlog file may not go before it is
+    delivered or appended once more."""
     world = TimerWorld(levels="1s 2s")
     world.levels.delivery.config = DeliveryConfig(is_async=True)
     place = world.schedule(1)
@@ -617,7 +621,8 @@ def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
 
 
 def test_a_search_after_a_kill_changes_nothing_of_what_was_found_delivered(world: PendingWorld) -> None:
-    """It comes while the second whose turn it was is not loaded yet; one after it has delivered messages, too."""
+    """A search after a kill does not affect deliveries: it lists only waiting messages while the current second is not
+    loaded yet, and each message is delivered once."""
     for number in range(4):
         world.send(START_MS + 500 + 1000 * number)
     world.pass_time(600)

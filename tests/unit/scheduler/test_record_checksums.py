@@ -1,4 +1,5 @@
-"""What is delivered of records that end with a checksum of all of them, as RocketMQ 5 writes them too, or do not."""
+"""Deliveries of records that end with a checksum of the whole record, as RocketMQ 5 writes them too, or of records
+without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distinct values, as numpy's own function has them."""
+"""Distinct values, compared with numpy's own function."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""Goal: of each first number the second one that was added last is found, unless it is of no use any more.
+"""Goal: for each first number the second number that was added last is found, unless it has become useless.
 
-Method: random pairs, one by one and many at once, beside a dictionary."""
+Method: random pairs, added one by one and many at once, compared with a dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues and tags codes of many texts at once are those of each on its own."""
+"""Queues and tags codes of many texts at once are the same as those of each text alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OURS = st.builds(
     st.sampled_from("TU"),
     st.integers(0, 9),
 )
-"""As our send handler stores them, all of one length."""
+"""Properties as duemq's send handler stores them, all of one length."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""After an outage only the newest overdue message of a key is delivered, where the topic asks for that."""
+"""After an outage only the newest overdue message of a key is delivered, for topics that ask for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def send(world: TimerWorld, delay: int, key: str = "", topic: str = "orders") ->
 
 
 def go_down(world: TimerWorld, seconds: int = 100) -> None:
-    """The broker is away for so long."""
+    """Keep the broker down for `ms`."""
     world.run()
     world.checkpoint()
     world.clock.advance(seconds * 1000)

@@ -1,4 +1,4 @@
-"""Counts of what is due, against a plain counter."""
+"""Counts of due messages, compared with a plain counter."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Goal: what the timers keep beside the commitlog is checked at the start, and made again where it is damaged: nothing
-is lost, nothing comes twice, and what was cancelled stays so.
+"""Goal: the start checks the timers' derived files, and makes damaged ones again: no message is lost or delivered
+twice, and cancelled messages stay cancelled.
 
-Method: a life with messages near and far, delivered, cancelled, put off and moved on, cut short by a kill; then bytes
-of the timer log's files or of the wheel are flipped, or all of a file is zeros."""
+Method: a life with near and far messages, delivered, cancelled, put off and moved on, ends with a kill; then bytes of
+the timer log's files or of the wheel are flipped, or a whole file is zeroed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Damage = Callable[[TimerWorld], None]
 
 
 def lived(seed: int, *, is_stopped: bool = False) -> tuple[TimerWorld, set[bytes]]:
-    """A world that was killed, or stopped, and what has to come in it, in all."""
+    """Return a world that was killed, or stopped, and the bodies of all messages to be delivered in it."""
     chance = random.Random(seed)
     world = TimerWorld(TimerConfig(log_segment_size=52 * 30, roll_window=20_000))
     world.timers.set_policy("orders", TimerPolicy(spread_ms=1500))
@@ -54,7 +54,7 @@ def lived(seed: int, *, is_stopped: bool = False) -> tuple[TimerWorld, set[bytes
 
 
 def settled(world: TimerWorld, come: set[bytes]) -> None:
-    """Open again, and see that all come once."""
+    """Open the store again, and check that each message is delivered once."""
     world.open()
     world.run()
     world.pass_time(100_100_000)
@@ -72,14 +72,15 @@ def warnings(logs: object) -> list[str]:
 
 
 def used(world: TimerWorld) -> list[tuple[str, int]]:
-    """The files of the timer log, and how many bytes of each there are."""
+    """The files of the timer log, and the number of bytes used in each."""
     end = world.timers._slots.log.end
     paths = sorted(path for path in world.files.names if path.startswith("/s/timerlog/"))
     return [(path, min(52 * 30, end - int(path.rpartition("/")[2]))) for path in paths]
 
 
 def test_all_queues_made_again_say_nothing_of_the_timer_log() -> None:
-    """All of the commitlog is read then, which tells of withdrawals that the note knows, too."""
+    """Rebuilding all consume queues does not count as damage of the timer log, although the start then reads the whole
+    commitlog, with withdrawals that the note knows too."""
     world = TimerWorld()
     places = [world.send(START_MS + 60_000 + number) for number in range(20)]
     world.run()
@@ -124,7 +125,7 @@ def test_flipped_bytes_of_the_wheel_lose_nothing(seed: int, is_stopped: bool, fl
     data = world.files.names["/s/timerwheel"].data
     slots = np.flatnonzero(np.frombuffer(data[7:FILE_SIZE:32], np.uint8)).tolist()
     for where, bits in flips:
-        # Mostly where something is.
+        # Mostly within the used part.
         at = slots[where % len(slots)] * 32 + where % 28 if slots and where % 4 else where
         data[at] ^= bits
     settled(world, come)
@@ -177,7 +178,8 @@ def test_hours_of_the_wheel_that_are_damaged_are_told() -> None:
 
 
 def test_a_kill_alone_makes_no_warning() -> None:
-    """Neither hours of the wheel that changed since the checkpoint, nor marks, nor units behind it are damage."""
+    """A kill alone causes no warning: hours of the wheel changed since the checkpoint, marks, and units behind it are
+    not damage."""
     for seed in range(16):
         world, come = lived(seed)
         with capture_logs() as logs:
@@ -188,7 +190,7 @@ def test_a_kill_alone_makes_no_warning() -> None:
 
 
 def with_files_to_go() -> tuple[TimerWorld, list[str]]:
-    """A store one of whose messages waits still, and the files of its timer log that nobody needs."""
+    """Return a world with one waiting message, and the files of its timer log that are no longer needed."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
     for number in range(10):
         world.send(START_MS + number * 1000)
@@ -203,7 +205,8 @@ def with_files_to_go() -> tuple[TimerWorld, list[str]]:
 
 
 def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
-    """The kill comes before its removal, and after a checkpoint that does not know it any more."""
+    """A start after a kill between a checkpoint and the removal of files that it no longer needs reports no damage, and
+    removes them."""
     world, paths = with_files_to_go()
     world.pass_time(5000)
     world.send(START_MS + 91_000)
@@ -218,13 +221,14 @@ def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
 
 
 def test_a_file_that_is_to_go_and_stays_harms_nothing() -> None:
-    """It has no checksum any more, so nothing of it may be believed."""
+    """A file that could not be removed does no harm: it has no checksum any more, so the start believes nothing in
+    it."""
     world, _ = with_files_to_go()
     world.send(START_MS + 91_000)
     world.run()
     world.checkpoint()
     first = world.files.names[f"/s/timerlog/{0:020}"].data
-    first[25] ^= 1  # the slot's second is a later one
+    first[25] ^= 1  # makes the slot's second a later one
     world.files.fail("remove", errno.EACCES, "/s/timerlog")
     with capture_logs() as logs:
         world.open()
@@ -234,7 +238,7 @@ def test_a_file_that_is_to_go_and_stays_harms_nothing() -> None:
 
 
 def test_a_file_that_went_after_the_checkpoint_is_no_damage() -> None:
-    """The checkpoint has its checksum still."""
+    """A file that was removed after the checkpoint, which still has its checksum, is not damage."""
     world, paths = with_files_to_go()
     for path in paths:
         world.files.remove(path)
@@ -248,7 +252,7 @@ def test_a_file_that_went_after_the_checkpoint_is_no_damage() -> None:
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_log_that_ends_early_is_made_again(*, is_gone: bool) -> None:
-    """Its last file is gone, or was never written: no unit is behind the end that was noted."""
+    """A timer log without its last file, or with zeros in it, is made again: no unit is behind the noted end."""
     world, come = lived(3)
     world.checkpoint()
     path, _ = used(world)[-1]
@@ -263,7 +267,8 @@ def test_a_log_that_ends_early_is_made_again(*, is_gone: bool) -> None:
 
 
 def test_a_start_reads_the_timer_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The units behind the checkpoint, of which there is one, and those of the current second may be read again."""
+    """A start reads the timer log once; only the units behind the checkpoint (one here) and those of the current second
+    may be read again."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 1000))
     for number in range(3500):
         world.send(START_MS + 90_000 + number)
@@ -289,7 +294,8 @@ def test_a_start_reads_the_timer_log_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_first_files_of_the_timer_log_that_are_missing_are_made_again(count: int) -> None:
-    """They were not to go: messages in them wait still, whatever was delivered before the checkpoint."""
+    """Missing first files of the timer log that were still needed are made again: messages in them still wait,
+    whichever were delivered before the checkpoint."""
     world = TimerWorld(TimerConfig(log_segment_size=520))
     bodies = [b"%d" % number for number in range(60)]
     for number, body in enumerate(bodies):

@@ -1,10 +1,10 @@
-"""Goal: after a clean stop RocketMQ's broker delivers what waits, each message once, at the time that it has by then,
-and nothing that was cancelled.
+"""Goal: after a clean stop RocketMQ's broker delivers each waiting message once, at its latest time, and none that was
+cancelled.
 
 Method: a life in which messages are sent, changed, parked, kept and moved on, with kills in it; then the files are read
-as RocketMQ's broker (5.3.3) reads them, by their bytes: it goes through the chains of the slots, takes units with 4 and
-without 2 for marks that delete by key, puts records of units with 2 into the wheel anew, and enqueues what comes behind
-timercheck's queue offset."""
+as RocketMQ's broker (5.3.3) reads them, by their bytes: it follows the chains of the slots, takes units with 4 and
+without 2 for marks that delete by key, puts records of units with 2 into the wheel anew, and enqueues the messages
+behind timercheck's queue offset."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def world() -> TimerWorld:
 
 
 def rocketmq_delivers(world: TimerWorld) -> dict[bytes, list[int]]:
-    """By body, in which seconds RocketMQ's broker would deliver a message, given the closed store of a world."""
+    """Return the seconds, by body, in which RocketMQ's broker would deliver a message from the closed store of a
+    world."""
     check = struct.unpack(">7q", (world.files.read_whole("/s/config/timercheck") or b"")[:56])
     read_second, next_offset = check[0] // 1000, min(check[2], check[3])
-    log = world.files.read_whole("/s/timerlog/" + "0" * 20) or b""  # none where nothing came into the wheel
+    log = world.files.read_whole("/s/timerlog/" + "0" * 20) or b""  # no file if the wheel got no message
     world.open()  # for the records
 
     def record(physical: int, size: int) -> StoredMessage:
@@ -132,7 +133,7 @@ DEEDS: list[Deed] = [
 @pytest.mark.parametrize("due", [5100, 200_000, 500])
 @pytest.mark.parametrize("deed", DEEDS)
 def test_rocketmq_delivers_what_was_changed_once(world: TimerWorld, deed: Deed, due: int, end: str) -> None:
-    """Near and far, and while it is parked."""
+    """RocketMQ delivers a message that was changed, near or far or parked, once."""
     if due == 500:
         world.timers.set_policy("orders", PAUSED)
     place = world.send(START_MS + due)
@@ -171,7 +172,7 @@ def test_rocketmq_does_not_deliver_what_was_cancelled_without_a_unique_key(world
 
 
 def test_rocketmq_delivers_what_was_moved_on_once(world: TimerWorld) -> None:
-    """Its slot is still the current one."""
+    """RocketMQ delivers a message once that moved to another slot while its old slot is the current one."""
     world.send(START_MS + 200_300)
     world.pass_time(20_500)
     assert world.timers._slots.second == START_MS // 1000 + 20
@@ -180,7 +181,8 @@ def test_rocketmq_delivers_what_was_moved_on_once(world: TimerWorld) -> None:
 
 
 def test_rocketmq_does_not_deliver_what_came_before_a_kill(world: TimerWorld) -> None:
-    """In several seconds since the checkpoint; and what is overdue by the stop comes once."""
+    """RocketMQ does not repeat messages of several seconds since the checkpoint that were delivered before a kill;
+    messages overdue at the stop are delivered once."""
     for ms in (500, 1500, 2500, 2900, 4500):
         world.send(START_MS + ms)
     world.run()

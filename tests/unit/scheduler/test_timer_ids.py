@@ -1,6 +1,6 @@
-"""Goal: the id that a sender was given is good for the message's whole life, and whoever asks by it is told the truth.
+"""Goal: the id that a sender got is valid for the message's whole life, and answers about it are true.
 
-Method: messages are given other times, delivered now, kept when their files go, cancelled; each time by the physical
+Method: messages are rescheduled, delivered now, kept when their files go, and cancelled, each time by the physical
 offset of the first record, in one life of the broker and in the next."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERYTHING = Selection()
 
 @pytest.fixture(params=["timer", "level"])
 def sent(request: pytest.FixtureRequest) -> tuple[TimerWorld, int]:
-    """A world with a message that waits, and the place of its first record."""
+    """Return a world with a waiting message, and the physical offset of its first record."""
     world = TimerWorld(levels="1s 100s")
     world.send(START_MS + 1, b"first")
     place = world.send(LATER) if request.param == "timer" else world.schedule(2)
@@ -118,7 +118,8 @@ def test_what_waits_is_told_by_the_id_that_its_sender_was_given(sent: tuple[Time
 
 
 def test_an_id_whose_records_are_gone_names_its_message() -> None:
-    """Kept some times while it waited, whenever its file went."""
+    """An id whose records are gone still names its message, which was appended once more several times as its files
+    went."""
     world = TimerWorld(segment_size=20_000, retention=RetentionConfig(delete_when=ANY_HOUR))
     place = world.send(START_MS + 60 * DAY_MS, b"far")
     gone = world.send(START_MS + 2_000, b"near")
@@ -159,7 +160,7 @@ def test_a_message_that_its_topics_policy_cancelled_is_told_to_be_cancelled() ->
 
 
 def test_units_of_what_was_appended_again_keep_that_in_every_slot() -> None:
-    """Rolled from slot to slot: the next life finds out by them."""
+    """Units of a rescheduled message keep that flag in every slot that it rolls to, so that the next life knows."""
     world = TimerWorld(TimerConfig(log_segment_size=5200, roll_window=10))
     place = world.send(START_MS + 200_000)
     world.reschedule(place, START_MS + 150_000)
@@ -252,7 +253,7 @@ def test_a_message_with_as_many_properties_as_there_may_be_gets_another_time() -
 
 
 def test_an_id_of_a_store_that_was_written_anew_is_none() -> None:
-    """The record before it lies in another place there: what TIMER_FIRST_ID says is not so."""
+    """TIMER_FIRST_ID is ignored in a store that was written anew, where the record before lies elsewhere."""
     world = TimerWorld()
     world.send(LATER)
     place = world.send(LATER)
@@ -269,7 +270,8 @@ def test_an_id_of_a_store_that_was_written_anew_is_none() -> None:
 def test_what_a_level_had_is_not_told_to_be_cancelled_where_the_log_no_longer_tells(
     life: Callable[[TimerWorld], None], late_ms: int
 ) -> None:
-    """The unit of the record by which it was delivered was in a file that is gone; units of the same second are not."""
+    """The answer about a delivered level message is NO_LONGER_WAITS, and not cancelled, when the unit of its last
+    record was in a removed file while other units of the same second remain."""
     world = TimerWorld(levels="1s 100s", start_ms=START_MS + late_ms)
     place = world.schedule(2)
     assert world.reschedule(place, 0)[0] is Cancelled.CANCELLED
@@ -286,7 +288,8 @@ def test_what_a_level_had_is_not_told_to_be_cancelled_where_the_log_no_longer_te
 
 
 def test_after_a_kill_units_of_what_was_delivered_lie_behind_those_of_the_first_records() -> None:
-    """The file with the first ones goes first: one that stayed alone would tell of a message that was cancelled."""
+    """After a kill the units of rescheduled and delivered messages lie behind those of their first records: the file
+    with the first ones is removed first, or a first unit that stayed alone would look like a cancel."""
     world = TimerWorld()
     world.send(START_MS + 600_000)
     world.pass_time(100)

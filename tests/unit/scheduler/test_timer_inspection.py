@@ -1,4 +1,4 @@
-"""What is read of the timers' files before a start changes anything."""
+"""Reads of the timers' files by a start before it changes anything."""
 
 import errno
 from pathlib import Path
@@ -17,7 +17,7 @@ FILE = 16 * MIB
 
 
 class BadSector(OsFile):
-    """A file of which one byte cannot be read."""
+    """A file with one unreadable byte."""
 
     __slots__ = ()
     at = 0
@@ -35,7 +35,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> OsFiles:
 
 
 def log_of(root: Path, size: int) -> None:
-    """One file of the timer log, with units up to about a position and zeros behind."""
+    """Write one file of the timer log, with units up to about a position and zeros behind."""
     units = np.zeros(-(-size // UNIT.itemsize), UNIT)
     units["size"], units["magic"], units["previous"] = UNIT.itemsize, 1, -1
     (root / "timerlog").mkdir()
@@ -80,7 +80,7 @@ def test_whoever_reads_on_from_the_noted_end_reads_nothing_else(
     monkeypatch.setattr(BadSector, "read", noting)
     inspect(files, str(tmp_path), MIB)
     inspected = max(read)
-    assert inspected < 4 * MIB  # not all that is free
+    assert inspected < 4 * MIB  # not all of the free space
     read.clear()
     timer_log = TimerLog(files, str(tmp_path / "timerlog"), FILE)
     timer_log.load()

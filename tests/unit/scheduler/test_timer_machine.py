@@ -1,7 +1,7 @@
-"""Timers against the plainest model there is: a list of what was sent, and when each message is due.
+"""Timers compared with the plainest model: a list of sent messages and their due times.
 
-Any sequence of sends, cancels, time, checkpoints, clean stops, kill -9 and lost files; then every message that was
-sent and not cancelled has been delivered once, to the millisecond where nothing was in the way, never early.
+Any sequence of sends, cancels, passing time, checkpoints, clean stops, kill -9 and lost files; at the end every message
+that was sent and not cancelled has been delivered once, never early, and to the millisecond if nothing delayed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DELAYS = st.one_of(NEAR, FAR, st.sampled_from([0, 1, 999, 1000, 1001, 30_000]))
 
 
 class TimerMachine(RuleBasedStateMachine):
-    """What users and accidents do."""
+    """The operations of users, and accidents."""
 
     window = 40
 
@@ -99,7 +99,7 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1000), delay=DELAYS)
     def reschedule(self, which: int, delay: int) -> None:
-        """By the id that the sender was given, however often that was done before."""
+        """Reschedule by the id that the sender got, also after earlier reschedules."""
         if not self.due:
             return
         body = sorted(self.due)[which % len(self.due)]
@@ -112,11 +112,11 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule()
     def keep(self) -> None:
-        """As if the files of all that waits were about to go."""
+        """Keep all waiting messages, as if their files were about to go."""
         self.world.keep()
 
     def _holds(self, body: bytes, answer: Cancelled) -> None:
-        """That an answer about a message is true, and says as much as can be known."""
+        """Check that an answer about a message is true, and as precise as can be known."""
         if body in self.cancelled:
             assert answer is Cancelled.CANCELLED_BEFORE or (self.was_log_lost and answer is Cancelled.NO_LONGER_WAITS)
         elif body in self.world.bodies():

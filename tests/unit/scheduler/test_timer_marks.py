@@ -1,4 +1,4 @@
-"""A mark that the disk does not take leaves neither two messages nor a checkpoint that would forget it."""
+"""A mark that the disk does not take leads neither to a second delivery nor to a checkpoint that forgets the mark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 
 class BrokenMarks:
-    """A disk that takes no marks, for good or for want of descriptors."""
+    """A disk that takes no marks, permanently or for lack of descriptors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_broken = True
@@ -46,7 +46,8 @@ def world() -> TimerWorld:
 
 
 def checkpoint_in_vain(world: TimerWorld, disk: BrokenMarks, *, is_kill: bool) -> None:
-    """A checkpoint that fails at a mark: after an error of the disk only a start helps, what passes is tried again."""
+    """Make a checkpoint that fails at a mark: after an error of the disk only a start helps, a temporary failure is
+    tried again."""
     assert not disk.refused, "it may be on the disk only when the record is that says so"
     disk.number = errno.EIO if is_kill else errno.EMFILE
     with pytest.raises(OSError, match="no mark is taken"):
@@ -124,7 +125,8 @@ def test_what_was_withdrawn_of_a_level_is_gone(disk: BrokenMarks, is_kill: bool)
 def test_a_mark_that_a_killed_process_left_in_memory_only_survives_a_power_cut(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process after it reads the mark, and would not know that the disk does not have it."""
+    """A mark that a killed process wrote without syncing survives a power cut after the next process: that process
+    reads the mark, and must not assume that it is on the disk."""
     world = PendingWorld(TimerConfig(log_segment_size=52 * 1000))
     place = world.schedule(3) if what == "level" else world.send(START_MS + 60_000)
     world.run()
@@ -156,13 +158,13 @@ def test_a_mark_that_a_killed_process_left_in_memory_only_survives_a_power_cut(
 @pytest.mark.parametrize("how", ["cancel", "reschedule"])
 @pytest.mark.parametrize("stop", ["close", "checkpoint"])
 def test_what_a_stop_wrote_of_the_newest_message_is_no_mark(world: TimerWorld, how: str, stop: str) -> None:
-    """A clean stop ends the timer log with a unit of the newest message, for Apache's broker. It looks like the mark of
-    one that was withdrawn, also when that message is."""
+    """The unit of the newest message that a clean stop writes for Apache's broker is not taken for a mark, although it
+    looks like the mark of a withdrawn message; also when that message is withdrawn."""
     world.send(START_MS + 900)
     later = world.send(START_MS + 60_000)
     world.run()
     world.timers.set_policy("orders", policy_of({"timer.paused": "true"}))
-    world.pass_time(5000)  # the message that is held back has the last unit
+    world.pass_time(5000)  # the held-back message has the last unit
     if stop == "close":
         world.close()
         world.open()

@@ -1,4 +1,4 @@
-"""Memory that runs out at one place of the timers' work: no message is put twice, lost, or told wrongly."""
+"""Memory that runs out at one place of the timers' work: no message is delivered twice, lost, or listed wrongly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLACES: list[tuple[type, str]] = [
 
 @contextmanager
 def without_memory(monkeypatch: pytest.MonkeyPatch, where: type, name: str, times: int) -> Iterator[None]:
-    """Have a method fail so often, before it does anything."""
+    """Make a method raise MemoryError `times` times before it does anything."""
     original: Callable[..., Any] = getattr(where, name)
     left = times
 
@@ -66,7 +66,7 @@ def test_each_message_comes_once(where: type, name: str, end: str, times: int, m
     with without_memory(monkeypatch, where, name, times):
         world.timers.count(lambda: None)
         for number in range(5):
-            with suppress(StoreBroken):  # then the process ends
+            with suppress(StoreBroken):  # the process would end here
                 world.send(START_MS + 1000 + number * 400)
                 taken.append(b"m%d" % world.sent)
             with suppress(MemoryError):

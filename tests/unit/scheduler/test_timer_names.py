@@ -1,4 +1,4 @@
-"""Goal: the topics of many messages that are not in memory cost one read, not one each."""
+"""Goal: reading the topics of many messages that are not in memory takes one read, not one each."""
 
 from __future__ import annotations
 

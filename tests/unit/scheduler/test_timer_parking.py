@@ -1,4 +1,4 @@
-"""What a pause holds back is parked once, and comes back once, in order, whatever happens meanwhile."""
+"""Messages held back by a pause are parked once, and come back once, in order, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def world() -> TimerWorld:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few messages are done in one step, so that much can happen in between."""
+    """Process few messages in one step, so that other events can happen in between."""
     monkeypatch.setattr(service, "_DELIVER_UNITS", 7)
     monkeypatch.setattr(service, "_BRING_BACK_UNITS", 3)
     monkeypatch.setattr(parking, "SLOT_UNITS", 20)
 
 
 def parked(world: TimerWorld, count: int = 60, seconds: int = 6) -> list[int]:
-    """Send messages for a paused topic, and let them be due; gives where they are."""
+    """Send messages for a paused topic, and let them become due; return their physical offsets."""
     world.timers.set_policy("orders", PAUSED)
     places = [world.send(START_MS + 1000 + number * 1000 * seconds // count) for number in range(count)]
     world.pass_time(seconds * 1000 + 2000)
@@ -56,7 +56,7 @@ def appended(world: TimerWorld) -> int:
 
 
 def drain(world: TimerWorld, enough: Callable[[], bool]) -> None:
-    """Step until it is so, and no further."""
+    """Step until the condition holds, and no further."""
     for _ in range(100_000):
         if enough():
             return
@@ -217,7 +217,7 @@ def test_the_policy_that_follows_a_pause_counts(
 @pytest.mark.parametrize("checkpoints", ["none", "at first", "each", "each, and a clean stop"])
 @pytest.mark.parametrize("window", [20, 172_800])
 def test_it_comes_once_over_kills(few: None, policy: TimerPolicy | None, checkpoints: str, window: int) -> None:
-    """A kill after each few of what comes back."""
+    """Messages that come back from a pause are delivered once over kills, one after every few messages."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 30, roll_window=window))
     places = parked(world, 60)
     assert world.cancel(places[30]) is Cancelled.CANCELLED
@@ -259,7 +259,8 @@ def test_it_comes_once_over_kills(few: None, policy: TimerPolicy | None, checkpo
 def test_a_kill_between_a_checkpoint_and_the_marks_that_follow_it(
     world: TimerWorld, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was brought back before is superseded by what the checkpoint says."""
+    """After a kill between a checkpoint and the marks that follow it, messages brought back before the checkpoint are
+    known to be superseded."""
     parked(world)
     world.timers.set_policy("orders", None)
     drain(world, lambda: len(world.bodies()) >= 30)
@@ -271,7 +272,7 @@ def test_a_kill_between_a_checkpoint_and_the_marks_that_follow_it(
     assert world.timers.metrics() == {}
     world.pass_time(3 * DAY_MS)
     assert world.bodies() == names(1, 61)
-    # The next checkpoint has them marked, and the one after that need not tell.
+    # The next checkpoint has them marked, and the one after that need not record them.
     world.checkpoint()
     world.checkpoint()
     assert world.timers._slots.log.superseded.encode() == b""
@@ -281,7 +282,8 @@ def test_a_kill_between_a_checkpoint_and_the_marks_that_follow_it(
 
 
 def test_a_kill_before_a_checkpoint_is_durable_leaves_no_mark(world: TimerWorld, few: None) -> None:
-    """The newer units are cut off then, and the older ones are all that there is."""
+    """A kill before a checkpoint is durable leaves no mark: the start cuts off the newer units, and the older ones are
+    all that is left."""
     parked(world)
     world.checkpoint()
     world.timers.set_policy("orders", None)
@@ -311,11 +313,11 @@ def test_what_is_parked_is_found_by_a_start(world: TimerWorld) -> None:
     assert world.bodies() == names(1, 61)
 
 
-# --- looking at it, and changing it
+# --- listing and changing
 
 
 def test_what_is_parked_is_found_and_changed(world: TimerWorld, few: None) -> None:
-    """Also while it comes back: the answers are true."""
+    """Parked messages are counted, cancelled and rescheduled, with true answers also while they come back."""
     places = parked(world)
     assert last(world.pending.count(Selection("orders"), world.now_ms)) == 60
     assert sum(world.curve(START_MS, 1000, 100, "orders")) == 60
@@ -341,7 +343,7 @@ def test_what_is_parked_is_found_and_changed(world: TimerWorld, few: None) -> No
 
 
 def count_reads(world: TimerWorld) -> list[int]:
-    """Counts what is read of the timer log from now on."""
+    """Record the reads of the timer log from now on."""
     reads: list[int] = []
     timer_log = world.timers._slots.log
     read = timer_log._segments.read
@@ -393,11 +395,11 @@ def test_it_is_kept_when_its_file_goes(world: TimerWorld, few: None, is_going_on
 
 
 def apaches(world: TimerWorld) -> list[StoredMessage]:
-    """What Apache's broker would deliver from the wheel of a store: the units of each slot from timercheck's second on,
-    but for those that have RocketMQ's 4."""
+    """Return the messages that Apache's broker would deliver from the wheel of a store: the units of each slot from
+    timercheck's second on, except those with RocketMQ's 4."""
     world.open()
     slots = world.timers._slots
-    slots.log.superseded._blocks.clear()  # it does not know our note
+    slots.log.superseded._blocks.clear()  # Apache's broker does not know duemq's note
     found = []
     for second in range(slots.second, slots.second + SLOTS // 2):
         position = slots.wheel.last(second)

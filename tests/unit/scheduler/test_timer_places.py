@@ -1,7 +1,8 @@
-"""Goal: the unit of a message is found by the physical offset of its record, at a cost that does not depend on how many
-messages wait.
+"""Goal: the unit of a message is found by the physical offset of its record, at a cost that does not depend on the
+number of waiting messages.
 
-Method: units written in every order beside a dictionary; and whole worlds, in which units that are read are counted."""
+Method: units written in every order, compared with a dictionary; and whole worlds, in which the units read are
+counted."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest
 
 
 def by_record(places: UnitPlaces, reached: int) -> list[tuple[int, int]]:
-    """All messages behind a physical offset, with the positions of their newest units, as `after` gives them."""
+    """Return all messages behind a physical offset with the positions of their newest units, as `after` returns
+    them."""
     result: list[tuple[int, int]] = []
     while (part := places.after(reached)) is not None:
         positions, units, now = part
@@ -80,7 +82,7 @@ def by_record(places: UnitPlaces, reached: int) -> list[tuple[int, int]]:
 
 
 def counted(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many units each read of the timer log gives from now on."""
+    """Record the number of units of each read of the timer log from now on."""
     log, read = world.timers._slots.log, list[int]()
     read_units, chunks, chain = log.read, log._chunks, log.chain
 
@@ -120,7 +122,8 @@ def test_a_cancel_looks_at_as_many_units_however_many_wait(
 
 
 def test_a_message_that_is_cancelled_while_its_second_is_loaded_is_not_delivered() -> None:
-    """Its unit, which Apache's broker wrote, was read, and its record is being read."""
+    """A message that is cancelled while its second is being loaded is not delivered, although its unit, written by
+    Apache's broker, was read already and its record is being read."""
     world = TimerWorld()
     places = [world.send(LATER) for _ in range(100)]
     world.run()

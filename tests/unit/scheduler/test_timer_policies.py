@@ -1,4 +1,5 @@
-"""What a topic may ask of its deliveries: a rate, a spread, a pause, a way to catch up; others are not touched."""
+"""The policies that a topic may have for its deliveries: a rate, a spread, a pause, a way to catch up; other topics are
+not affected."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def test_a_spread_makes_a_stream_of_a_burst(world: TimerWorld) -> None:
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 def test_what_was_put_off_within_its_second_comes_once_over_a_kill(world: TimerWorld, *, is_withdrawn: bool) -> None:
-    """It has two units in one slot then, of which the last one counts."""
+    """A message that was put off within its second is delivered once over a kill: of its two units in one slot the last
+    one counts."""
     world.timers.set_policy("orders", TimerPolicy(spread_ms=800))
     places = [world.send(START_MS + 5010) for _ in range(50)]
     world.pass_time(5010)
@@ -84,7 +86,8 @@ def test_what_was_put_off_within_its_second_comes_once_over_a_kill(world: TimerW
 
 @pytest.mark.parametrize("down_ms", [0, 30_000])
 def test_what_was_put_off_to_a_later_second_and_delivered_is_so_over_a_kill(world: TimerWorld, down_ms: int) -> None:
-    """Of its two units the one in the second whose turn it was says nothing of the other's second."""
+    """A message that was put off to a later second and delivered is not repeated after a kill: its unit in the slot of
+    the current second does not affect the one in the later second."""
     world.timers.set_policy("orders", TimerPolicy(spread_ms=3000))
     for _ in range(50):
         world.send(START_MS + 5900)
@@ -229,13 +232,13 @@ def test_wrong_attributes_are_named(name: str, value: str) -> None:
         policy_of({name: value})
 
 
-# --- two topics whose names have one hash
+# --- two topics with the same hash
 
 TWINS = ("ordersAa", "ordersBB")
 
 
 def twins(count: int = 20, due_ms: int = START_MS + 1000) -> TimerWorld:
-    """A world with as many messages of each of two topics whose names Java gives one hash."""
+    """A world with the same number of messages of two topics whose names have the same Java hash."""
     assert java_hash(TWINS[0]) == java_hash(TWINS[1])
     world = TimerWorld()
     for number in range(count):
@@ -294,7 +297,8 @@ def test_messages_are_counted_by_their_topics_name(is_restarted: bool) -> None:
 
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_counts_by_name_are_right_after_a_kill(*, is_torn: bool) -> None:
-    """Also of what came in the middle of the last checkpoint; or, where that was cut off, at least all together."""
+    """Counts by topic are right after a kill, also of messages that came in the middle of the last checkpoint; if that
+    checkpoint failed, at least their sum is right."""
     world = twins(10, START_MS + 60_000)
     for step, _ in enumerate(world.owned.writing()):
         if step < 3:
@@ -315,7 +319,8 @@ def test_counts_by_name_are_right_after_a_kill(*, is_torn: bool) -> None:
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), NotInMemory("a file", 0, lambda: None)])
 def test_counts_by_name_that_cannot_be_read_harm_no_message(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were read behind what had put a batch into the wheel, or delivered it, and its failure did that again."""
+    """A failure to read the names of counted topics affects no message. Earlier the names were read after a batch was
+    put into the wheel or delivered, and a failure repeated that step."""
     world = twins(10, START_MS + 1000)
     topics = world.timers._topics
 
@@ -362,7 +367,8 @@ def test_counting_a_topic_whose_hash_is_its_own_reads_no_record() -> None:
     ],
 )
 def test_a_level_that_waits_on_as_a_timer_has_no_policy(policy: TimerPolicy, down_ms: int, keeps: int) -> None:
-    """Its file was about to expire. What its topic asks of timers was never asked of it."""
+    """A message of a level that waits on as a timer, since its file was about to expire, has no policy: its topic's
+    policies are for timers."""
     world = TimerWorld(levels="1s 5s 30s")
     for _ in range(10):
         world.schedule(3, text="KEYS\x01one\x02")
@@ -404,7 +410,8 @@ def test_a_level_that_is_given_a_time_is_a_timer() -> None:
 
 
 def test_a_store_without_room_has_no_record_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of two topics with one hash has the policy only the records tell; each try to deliver asked them."""
+    """A full store does not make deliveries read records again and again, although only the records tell which of two
+    topics with one hash has the policy."""
     world = twins(10, START_MS + 1000)
     world.timers.set_policy(TWINS[0], TimerPolicy(rate=1000))
     world.store.health.fill("the disk is full")

@@ -1,7 +1,7 @@
-"""Goal: a read that fails loses nothing. It is tried again until it succeeds, and no second is passed before.
+"""Goal: a failed read loses no message. It is tried again until it succeeds, and no second is passed before.
 
-Method: the same life again and again, each time with another read failing, once or for a while; every message comes
-once, and those that are cancelled do not come."""
+Method: the same life again and again, each time with another read failing, once or for a while; every message is
+delivered once, and cancelled ones are not delivered."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 T = TypeVar("T")
 
 READS = {"/s/timerlog": 30, "/s/timerwheel": 1, "/s/commitlog": 30, "/s/consumequeue": 10}
-"""How many reads of which files a life has at least."""
+"""Minimum number of reads in a life, by path."""
 NEAR_THE_HOUR_MS = START_MS - START_MS % 3_600_000 + 3_590_000
-"""So that a life needs two hours of the wheel."""
+"""A start time by which a life needs two hours of the wheel."""
 
 
 class FailingReads:
-    """Has some reads of a path fail: so many, from one on."""
+    """Makes `count` reads of a path fail, beginning with number `first`."""
 
     def __init__(self, world: TimerWorld, path: str, first: int, count: int) -> None:
         self.reads = 0
@@ -57,12 +57,12 @@ class FailingReads:
 
     @property
     def is_over(self) -> bool:
-        """Whether there was no such read."""
+        """Whether the life had fewer reads than that."""
         return self.reads <= self._failing.start
 
 
 def again(ask: Iterator[object]) -> object:
-    """As a client that is told of an error and asks once more."""
+    """Ask until there is an answer, as a client that gets an error asks again."""
     for answer in ask:
         if not isinstance(answer, OSError):
             return answer
@@ -79,7 +79,7 @@ def cancelled(world: TimerWorld, place: int) -> Iterator[object]:
 
 
 def prepared(world: TimerWorld) -> dict[bytes, int]:
-    """Messages for some seconds, in a store that was opened again: gives where they are."""
+    """Send messages for several seconds and open the store again; return their physical offsets."""
     start = world.now_ms
     places = {f"b{n}".encode(): world.send(start + 700 * n, f"b{n}".encode()) for n in range(30)}
     text = "TIMER_DELAY_MS\x012500\x02UNIQ_KEY\x01RMQ\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
@@ -91,7 +91,7 @@ def prepared(world: TimerWorld) -> dict[bytes, int]:
 
 
 def live(world: TimerWorld, places: dict[bytes, int]) -> tuple[set[bytes], set[bytes]]:
-    """Some are cancelled, some come later; gives what has to come, and what must not."""
+    """Cancel some messages, and let time pass; return the bodies that must be delivered, and those that must not."""
     start = world.now_ms
     gone = {b"b7", b"b12", b"b25"}
     for body in gone:
@@ -126,7 +126,8 @@ def test_any_read_may_fail(path: str, count: int) -> None:
 
 
 def test_a_second_is_not_passed_before_it_is_loaded() -> None:
-    """The read of the second's units fails while the time of several seconds comes."""
+    """A second is not passed before it is loaded: the read of its units fails while the time of several seconds
+    comes."""
     world = TimerWorld()
     for at in range(0, 5000, 100):
         world.send(START_MS + 20_000 + at)
@@ -181,7 +182,8 @@ def test_the_same_trouble_is_told_once() -> None:
 
 
 def test_the_newest_of_each_key_are_found_over_reads_that_fail() -> None:
-    """The search goes on where it was: each record is looked at once, whatever fails."""
+    """The newest message of each key is found over failing reads: the search goes on where it was, and looks at each
+    record once."""
     for first in range(0, 40, 2):
         world = TimerWorld(TimerConfig(log_segment_size=5200))
         for n in range(60):
@@ -198,11 +200,11 @@ def test_the_newest_of_each_key_are_found_over_reads_that_fail() -> None:
         assert sorted(world.bodies()) == sorted(f"m{n + 1}".encode() for n in range(40, 60)), first
 
 
-# --- what is not in memory
+# --- reads outside memory
 
 
 class ColdWorld(TimerWorld):
-    """As in the broker: whatever may not wait for the disk is tried again when a thread has read."""
+    """As in the broker: a step that may not wait for the disk is tried again after a thread has read."""
 
     may_wait = True
 
@@ -236,7 +238,7 @@ class ColdWorld(TimerWorld):
 
 
 class NothingInMemory(FailingReads):
-    """One read of a step, or of a change, has to be made by a thread first: the one with a number."""
+    """Makes one read of a step or a change, given by its number, need a thread first."""
 
     def __init__(self, world: ColdWorld, number: int) -> None:
         super().__init__(world, "/s", number, 1)
@@ -254,7 +256,8 @@ HOUR_MS = 3_600_000
 
 
 def catch_up(world: ColdWorld) -> None:
-    """Policies for what became overdue: dropped, spread over hours, paused and brought back with some to be dropped."""
+    """Apply policies to overdue messages: drop them, spread them over hours, or pause them and drop some when they come
+    back."""
     for n in range(5):
         for topic in ("dropped", "spread", "paused"):
             world.send(START_MS + 1000 + 12_000 * n, f"{topic}{n}".encode(), topic=topic)
@@ -272,7 +275,7 @@ def catch_up(world: ColdWorld) -> None:
 
 
 def changes(world: ColdWorld) -> None:
-    """Messages are cancelled, rescheduled, and appended once more, of the wheel and of levels."""
+    """Cancel, reschedule and append messages once more, of the wheel and of levels."""
     places = [world.send(START_MS + HOUR_MS * (n + 1), f"b{n}".encode()) for n in range(5)]
     levels = [world.schedule(1, f"l{n}".encode()) for n in range(5)]
     world.run()
@@ -290,8 +293,8 @@ def changes(world: ColdWorld) -> None:
 
 
 def recovered(world: ColdWorld) -> None:
-    """A kill behind a checkpoint: what was appended again, and then delivered, comes into the wheel once more, and
-    with it what waits for other hours."""
+    """Kill the broker behind a checkpoint: messages that were rescheduled and then delivered are put into the wheel
+    again, together with messages that wait for other hours."""
     places = [world.send(START_MS + HOUR_MS * (n + 30), f"b{n}".encode()) for n in range(4)]
     world.run()
     world.checkpoint()
@@ -306,8 +309,8 @@ def recovered(world: ColdWorld) -> None:
 
 @pytest.mark.parametrize("life", [catch_up, changes, recovered])
 def test_what_is_tried_again_is_not_done_twice(life: Callable[[ColdWorld], None]) -> None:
-    """Whichever read has to be made by a thread first, as many bytes are appended to the commitlog and to the timer log
-    as where none has to."""
+    """A step that is tried again is not done twice: whichever read has to be made by a thread first, the commitlog and
+    the timer log end at the same place."""
     ends = set()
     for number in itertools.count(-1):
         world = ColdWorld(TimerConfig(log_segment_size=5200), levels="2h")

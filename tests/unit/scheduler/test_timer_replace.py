@@ -1,4 +1,4 @@
-"""The last message of a key takes the place of the one before, over a kill and whatever else happens."""
+"""The last message of a key replaces the one before, over a kill and other events."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_a_replacement_outlives_a_restart(world: TimerWorld, delay: int, is_chec
 
 
 def test_what_was_replaced_before_a_kill_is_counted_out_once(world: TimerWorld) -> None:
-    """Two records say so: the new message's own, and the one that deletes for Apache's broker."""
+    """A message replaced before a kill is subtracted from the counts once, although two records name it: the new
+    message's own, and the one that deletes for Apache's broker."""
     world.send_instead(START_MS + 9000, "a")
     world.send(START_MS + 9000)
     world.step()
@@ -110,7 +111,7 @@ def test_one_record_replaces_and_is_sent_so_that_half_a_batch_is_no_loss(world: 
     world.send_instead(START_MS + 6000, "a")
     message = world.store.message_at(world.last_physical_offset)
     assert message is not None
-    # It comes before the record that tells Apache's broker, and says by itself what it replaces.
+    # The new message comes before the record for Apache's broker, and itself names the message that it replaces.
     assert message.prepared_transaction_offset == (first or -1)
     mark = world.store.message_at(world.store.appender.last_physical_offset)
     assert mark is not None

@@ -1,4 +1,4 @@
-"""One second's messages: in the order of their deliver times whatever came when, and never all of them at once."""
+"""One second's messages: in the order of their deliver times whenever they came, and never all of them at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEGIN_MS = SECOND * 1000 + 1
 
 
 def waits_of(messages: list[tuple[int, int]]) -> Waits:
-    """Messages as (ms within the second, number); the number stands for where record and unit lie."""
+    """Return messages from (ms within the second, number); the number stands for the positions of record and unit."""
     waits = np.zeros(len(messages), WAIT)
     waits["due"] = [BEGIN_MS + due for due, _ in messages]
     waits["physical"] = waits["position"] = [number for _, number in messages]
@@ -33,7 +33,7 @@ def numbers(waits: Waits) -> list[int]:
 
 
 class Model:
-    """The same as a list. A message's number says when it came, so that sorting by due time and number is the order."""
+    """The same as a list. A message's number gives its arrival, so that sorting by due time and number is the order."""
 
     def __init__(self) -> None:
         self.second = Second(SECOND)
@@ -66,7 +66,7 @@ class Model:
         self.second.loader = Loader()
 
     def take(self, now: int, limit: int, share: float, *, back: bool) -> None:
-        """Deliver some of what is due, or only look at it."""
+        """Deliver some of the due messages, or only look at them."""
         waits = self.second.due(BEGIN_MS + now, limit).copy()
         due = [number for ms, number in self.left if ms <= now]
         assert len(waits) <= limit
@@ -143,7 +143,8 @@ def test_messages_have_their_order_whatever_came_when(
 
 
 def test_what_comes_is_not_sorted_in_among_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends for a second that has many messages would otherwise each cost as much as all of these."""
+    """New messages are not sorted in among all waiting ones: otherwise each send for a large second would cost as much
+    as the whole second."""
     second = Second(SECOND)
     second.add(waits_of([(number % 997, number) for number in range(40_000)]))
     second.first(1)
@@ -163,7 +164,8 @@ def test_what_comes_is_not_sorted_in_among_all_that_waits(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_taking_out_one_does_not_cost_what_all_cost(is_sorted: bool) -> None:
-    """Whatever looks at all of them, or moves them, needs memory for them: 400,000 bytes or more."""
+    """Taking out one message does not cost as much as looking at all or moving all, which would need 400,000 bytes of
+    memory or more."""
     second, count = Second(SECOND), 50_000
     second.add(waits_of([(number // 100 if is_sorted else number % 997, number) for number in range(count)]))
     second.first(1)

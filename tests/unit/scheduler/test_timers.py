@@ -1,4 +1,4 @@
-"""Timers, one behaviour a test. What any sequence of events leads to is in test_timer_machine."""
+"""Timers, one behaviour per test. For sequences of events see test_timer_machine."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_what_is_due_at_one_time_keeps_its_order(world: TimerWorld) -> None:
 
 
 def test_the_records_of_a_second_are_read_ahead_of_it(world: TimerWorld) -> None:
-    """At once for all, however far from each other they lie, and while other things go on."""
+    """The records of a second are read ahead of it, in one job for all, however far they lie from each other, while
+    other messages are delivered."""
     jobs: list[ReadAhead] = []
     world.timers._read_cold = lambda job, _: jobs.append(cast("ReadAhead", job))
     hour_ms = START_MS + 3_600_000
@@ -166,7 +167,7 @@ def test_refusals(world: TimerWorld) -> None:
     config.congest_limit = 3
     for _ in range(3):
         world.send(now + 5000)
-    assert world.timers.refusal(now + 5000, now) is Refusal.CONGESTED  # though nothing is in the wheel yet
+    assert world.timers.refusal(now + 5000, now) is Refusal.CONGESTED  # although the wheel has no message yet
     world.run()
     assert world.timers.refusal(now + 5000, now) is Refusal.CONGESTED
     assert world.timers.refusal(now + 6000, now) is None
@@ -175,7 +176,8 @@ def test_refusals(world: TimerWorld) -> None:
 
 
 def test_the_limit_of_a_second_counts_what_waits_for_its_slot_beyond_the_window() -> None:
-    """Messages that are not in the wheel yet count in the slots that they will get, not in those of their times."""
+    """The limit of a second counts messages that are not in the wheel yet in the slots that they will get beyond the
+    window, not in those of their times."""
     config = TimerConfig(log_segment_size=5200, roll_window=7, congest_limit=3, stop_enqueue=True)
     world = TimerWorld(config)
     far = START_MS + 30_000
@@ -359,7 +361,8 @@ def test_a_record_of_rocketmq_deletes_by_key(world: TimerWorld, key: str) -> Non
 
 
 def test_a_message_of_rocketmq_is_delivered_at_its_time(world: TimerWorld) -> None:
-    """Its record has no time but in its properties, and its unit the hash of its tags."""
+    """A message of RocketMQ is delivered at its time, which is only in its properties; its unit has the hash of its
+    tags."""
     due = START_MS + 5321
     asked = [f"TIMER_DELIVER_MS\x01{due}", "TIMER_DELAY_MS\x015321", "X\x01y"]
     for text in asked:
@@ -448,7 +451,7 @@ def test_a_note_is_read_as_it_was_written() -> None:
 
 
 def test_a_note_without_runs_is_read() -> None:
-    """As the version before wrote it."""
+    """A note without runs, as the previous version wrote it, can be read."""
     note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, Found(77), b"", Sums({520: FileSum(7, 2**63)}))
     data = note.encode()
     without = b"\x03" + data[1 : -len(note.sums.encode()) - 4] + note.sums.encode()  # type: ignore[union-attr]
@@ -460,7 +463,8 @@ def test_a_note_without_runs_is_read() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    """The first did not say how far the counts are: to where the note was taken."""
+    """A note of an earlier version can be read. The first version did not record how far the counts reach: to the time
+    of the note."""
     for ms in (100, 400, 900):
         world.send(START_MS + 60_000 + ms)
     world.pass_time(60_400)
@@ -483,8 +487,8 @@ def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: py
 
 
 def test_each_start_reads_what_was_written_since_the_last_checkpoint_only() -> None:
-    """However often it is killed while messages wait, are delivered, cancelled and put off: what a start found is in
-    the next note."""
+    """Each start reads only the part since the last checkpoint, also after many kills while messages wait, are
+    delivered, cancelled and put off: the findings of a start are in the next note."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 1000), segment_size=1 << 22)
     places = [world.send(START_MS + 1000 + 10 * n) for n in range(1000)]
     world.run()
@@ -515,7 +519,7 @@ def test_each_start_reads_what_was_written_since_the_last_checkpoint_only() -> N
 
 @contextmanager
 def reads_of(origins: type[Origins]) -> Iterator[list[tuple[int, int]]]:
-    """The ranges of the commitlog that are read once more, beside what recovery reads."""
+    """Record the ranges of the commitlog that are read in addition to recovery."""
     found: list[tuple[int, int]] = []
     read = origins.read
 
@@ -529,7 +533,8 @@ def reads_of(origins: type[Origins]) -> Iterator[list[tuple[int, int]]]:
 
 
 def test_no_file_goes_that_the_checkpoint_on_the_disk_needs() -> None:
-    """Also where the next one failed, when it had come as far as the timers' own files."""
+    """No file goes that the checkpoint on the disk needs, also when the next checkpoint failed after it had written the
+    timers' own files."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
     for number in range(20):
         world.send(START_MS + number * 1000)
@@ -556,8 +561,8 @@ def test_no_file_goes_that_the_checkpoint_on_the_disk_needs() -> None:
 
 
 def test_no_file_goes_to_which_a_message_goes_back_at_a_crash() -> None:
-    """A crash takes the unit of the slot that a message moved to after the checkpoint. The one before, in a slot that
-    was past by then, is its only one."""
+    """No file goes to which a crash returns a message: the crash takes the unit of the slot that the message moved to
+    after the checkpoint, and the unit before, in a slot already past, is its only one."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 4, roll_window=40))
     world.send(START_MS + 130_000, b"far")
     for _ in range(8):
@@ -578,8 +583,8 @@ def test_no_file_goes_to_which_a_message_goes_back_at_a_crash() -> None:
 
 
 def test_what_waits_is_counted_after_a_kill_in_the_middle_of_a_second(world: TimerWorld) -> None:
-    """Some of its messages were delivered before the checkpoint, some between that and the kill; and the next starts
-    die before they have loaded it again."""
+    """Waiting messages are counted right after a kill in the middle of a second, some of whose messages were delivered
+    before the checkpoint and some after it, also when the next starts die before they have loaded it again."""
     for ms in (100, 400, 500, 900):
         world.send(START_MS + 60_000 + ms)
     world.send(START_MS + 90_000)
@@ -643,7 +648,7 @@ def test_a_store_without_timers_is_taken_over() -> None:
 
 @pytest.mark.parametrize("style", ["nothing", "everything", "some"])
 def test_kills_do_not_undo_taking_over(style: str) -> None:
-    """Only timercheck tells that RocketMQ delivered a message."""
+    """Kills during a take-over do not undo it, although only timercheck tells that RocketMQ delivered a message."""
     world = TimerWorld()
     world.send(START_MS + 5000, b"delivered by RocketMQ")
     world.send(START_MS + 60_000, b"waits")
@@ -669,8 +674,9 @@ def test_kills_do_not_undo_taking_over(style: str) -> None:
 
 @pytest.mark.parametrize("style", ["nothing", "everything", "some"])
 def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: str) -> None:
-    """RocketMQ's broker writes timercheck once a second; where it was killed the log has more units. A message that was
-    due when it came has none, and may not have been delivered."""
+    """Units that the timer log has behind timercheck are not put there again: RocketMQ's broker writes timercheck once
+    a second, and after a kill the log has more units. A message that was due on arrival has no unit, and may not have
+    been delivered."""
     world = TimerWorld()
     for number in range(40):
         world.send(START_MS + 60_000 + number * 100, b"%d" % number)
@@ -701,7 +707,7 @@ def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: 
 
 
 def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
-    """Its mark is in a file of the timer log that was synced before."""
+    """A cancel survives a later power cut, although its mark is in a file of the timer log that was synced before."""
     places = [world.send(START_MS + 500_000) for _ in range(250)]
     world.run()
     world.checkpoint()
@@ -718,7 +724,8 @@ def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
 
 
 def test_a_message_that_moves_is_kept_when_its_file_goes() -> None:
-    """It gets another slot while the search for what has to be kept is on its way to the unit that it had."""
+    """A message is kept when its file goes although it moves to another slot while the search for messages to keep is
+    on its way to its old unit."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 4, roll_window=40))
     for _ in range(6):
         world.send(START_MS + 1000)
@@ -738,7 +745,8 @@ def test_a_message_that_moves_is_kept_when_its_file_goes() -> None:
 
 @pytest.mark.parametrize("kind", ["retry", "level of RocketMQ's", "timer of RocketMQ's"])
 def test_what_has_as_many_properties_as_there_may_be_is_kept(kind: str) -> None:
-    """Or no file before it would ever go."""
+    """A message with the most properties possible is kept when its file goes: otherwise no file before it would ever
+    go."""
     world = TimerWorld(levels="1s 1h")
     text = "MSG_REGION\x01DefaultRegion\x02CLUSTER\x01DefaultCluster\x02TRACE_ON\x01true\x02"
     if kind == "retry":
@@ -787,7 +795,8 @@ def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
 
 
 def test_what_is_not_in_the_wheel_yet_is_kept() -> None:
-    """With timerStopEnqueue it may be so for long: nothing but the queue tells of it, and needs its record."""
+    """A message that is not in the wheel yet, as may last long with timerStopEnqueue, keeps its commitlog file, since
+    only the timer topic's queue knows it."""
     config = TimerConfig(log_segment_size=5200, stop_enqueue=True)
     world = TimerWorld(config, segment_size=20_000, retention=RetentionConfig(reserved_hours=0, delete_when=ANY_HOUR))
     for number in range(30):
@@ -821,7 +830,7 @@ def test_what_is_not_in_the_wheel_yet_is_kept() -> None:
 @pytest.mark.parametrize("days", [3, 13, 15, 38, 200])
 @pytest.mark.parametrize("is_down", [True, False])
 def test_nothing_is_lost_when_weeks_are_missed(days: int, is_down: bool) -> None:
-    """The broker was down, or its clock was set, for longer than the wheel reaches."""
+    """No message is lost when the broker was down, or its clock was set, for longer than the wheel reaches."""
     world = TimerWorld()
     for number in range(1, days):
         world.send(START_MS + number * DAY_MS + number)
@@ -859,7 +868,8 @@ def test_recovery_need_not_read_all_since_the_clock_was_set_back(
 def test_a_turn_is_not_longer_for_the_time_in_which_nothing_happened(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a checkpoint would put all that is left of a large second into the next one, for nothing."""
+    """Idle time does not make a turn longer: otherwise a checkpoint would needlessly put the rest of a large second
+    into the next one."""
     monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 1000)
     for number in range(20):
         world.send(START_MS + 60_200 + number * 20)
@@ -925,7 +935,8 @@ def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
 
 
 def test_what_is_handed_on_was_deleted_before(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a record as Apache's broker writes it, by unique key, which is looked at when its second has its turn."""
+    """A message in a second that is handed on is not delivered if it was deleted before by a record of Apache's broker,
+    by unique key, which is evaluated when its second comes."""
     monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 100)
     monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_TURN_SECONDS", -1)
     world.send(START_MS + 5500)
@@ -994,7 +1005,8 @@ def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld)
 @pytest.mark.parametrize("days", [6, 7, 8, 13, 40])
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_machine_that_slept_for_long(days: int, starts: int, end: str) -> None:
-    """The first that happens is a send, and then starts that have no time for anything."""
+    """After a long sleep of the machine messages are delivered once, even if a send happens first and the next starts
+    have no time to do anything."""
     world = TimerWorld()
     world.send(START_MS + 500)
     world.pass_time(1000)
@@ -1012,7 +1024,8 @@ def test_a_machine_that_slept_for_long(days: int, starts: int, end: str) -> None
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_what_was_delivered_before_the_clock_was_set_back_is_handed_over_as_delivered(is_loaded: bool) -> None:
-    """A kill, then a clock that goes back: the next start finds messages delivered that are due only to come."""
+    """Messages delivered before the clock was set back are handed over as delivered: after a kill the next start finds
+    messages delivered whose due times are in the future."""
     world = TimerWorld()
     for delay in (3100, 3200, 5500, 300_000):
         world.send(START_MS + delay)
@@ -1032,7 +1045,8 @@ def test_what_was_delivered_before_the_clock_was_set_back_is_handed_over_as_deli
 
 
 def test_a_log_that_was_made_anew_is_not_taken_for_the_one_that_the_checkpoint_knows() -> None:
-    """It may have the same units, while the wheel's file has nothing of them yet."""
+    """A rebuilt timer log is not taken for the one that the checkpoint knows: it may have the same units, while the
+    wheel's file has none of them yet."""
     world = TimerWorld(TimerConfig(log_segment_size=5200))
     for delay in (2393, 146, 999, 1):
         world.send(START_MS + delay)
@@ -1060,7 +1074,8 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
 
 
 def test_the_hour_of_the_next_message_is_read_once(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step asks when that is due, and each checkpoint gives back the memory of other hours."""
+    """The hour of the next message is read once, although each step asks for its due time and each checkpoint frees the
+    memory of other hours."""
     world.send(START_MS + 7_200_000)
     world.run()
     world.checkpoint()
@@ -1080,7 +1095,8 @@ def test_the_hour_of_the_next_message_is_read_once(world: TimerWorld, monkeypatc
 
 
 def test_what_is_put_into_the_wheel_after_a_start_is_read_in_ranges() -> None:
-    """Of messages that were staged before the start the records tell the topic: thousands in a step, not one by one."""
+    """Messages put into the wheel after a start are read in ranges: the topics of messages staged before the start are
+    in their records, and a step reads thousands together."""
     world = TimerWorld(segment_size=1 << 22)
     for n in range(3000):
         world.send(START_MS + 60_000 + n % 7, topic=f"topic{n % 3}")
@@ -1103,7 +1119,8 @@ def test_what_is_put_into_the_wheel_after_a_start_is_read_in_ranges() -> None:
 
 
 def test_records_of_every_make_are_put_into_the_wheel_after_a_start() -> None:
-    """Usual ones, Apache's, deleting ones, and those of which nothing is left, in any order."""
+    """Records of every kind are put into the wheel after a start: usual ones, Apache's, deleting ones, and messages
+    that were cancelled, in any order."""
     world = TimerWorld()
     text = "TIMER_DELAY_MS\x0130000\x02UNIQ_KEY\x01R{0}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
     bodies = []
@@ -1125,7 +1142,8 @@ def test_records_of_every_make_are_put_into_the_wheel_after_a_start() -> None:
 
 
 def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> None:
-    """Messages for any of 20 seconds, one after the other: each link of a second's chain leads elsewhere."""
+    """A second scattered over the log is loaded in few reads, although each link of its chain leads to a distant unit:
+    messages for any of 20 seconds follow one another."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 10_000), segment_size=1 << 22)
     chance = random.Random(1)
     for _ in range(4000):
@@ -1148,7 +1166,7 @@ def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> Non
 
 
 def test_what_a_start_found_is_known_until_its_second_is_over_whoever_looks_meanwhile() -> None:
-    """A search that begins before the current second is loaded must not make the start forget other seconds."""
+    """A search before the current second is loaded does not make the start forget its findings about other seconds."""
     world = TimerWorld()
     world.send(START_MS + 27_891)
     world.send(START_MS + 1001)
@@ -1166,7 +1184,8 @@ def test_what_a_start_found_is_known_until_its_second_is_over_whoever_looks_mean
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "flipped in ours", "flipped in theirs"])
 def test_a_checkpoint_that_is_damaged_is_not_one_of_somebody_else(damage: str) -> None:
-    """Nobody else wrote the store, as its lock says: all of the commitlog is read, and nothing comes twice."""
+    """A damaged checkpoint is not taken for one of another broker, since the lock says that duemq wrote the store: the
+    start reads the whole commitlog, and no message is delivered twice."""
     world = TimerWorld()
     for number in range(10):
         world.send(world.now_ms + 1000 + 500 * number)
@@ -1216,7 +1235,8 @@ def test_what_is_appended_once_more_has_the_properties_that_it_had(world: TimerW
 
 
 def test_a_timer_log_that_takes_nothing(world: TimerWorld) -> None:
-    """What cannot get into the wheel cannot be delivered: that is told as late, and after a while no more is taken."""
+    """While the timer log cannot be written, its messages cannot be delivered: the broker reports them as late, and
+    after a while refuses new ones."""
     world.files.fail("write", errno.ENOSPC, "/s/timerlog")
     world.send(START_MS + 500)
     world.send(START_MS + 2500)

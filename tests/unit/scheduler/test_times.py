@@ -1,4 +1,4 @@
-"""When messages are due: the clock that somebody sets, tables that change, RocketMQ's older records."""
+"""Due times of level messages: clocks that are set, tables that change, RocketMQ's older records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 
 def delivery_times(world: World, ms: int) -> dict[bytes, int]:
-    """Let time pass, and note how long after the start each message came."""
+    """Let time pass, and return how long after the start each message was delivered."""
     found: dict[bytes, int] = {}
     known = 0
     for passed in range(0, ms + 1, 100):
@@ -76,7 +76,8 @@ def test_a_message_that_was_withdrawn_does_not_hide_when_the_clock_was_set(jump:
 @pytest.mark.parametrize("jump", [-20_000, -5000, -600, 600, 5000, 20_000, 40_000])
 @pytest.mark.parametrize("look", ["step", "report"])
 def test_a_message_that_has_waited_is_not_taken_for_one_that_came_after_the_clock_was_set(jump: int, look: str) -> None:
-    """Its store time may be as near to the new time as that of a new one."""
+    """A message that has waited is not taken for one that came after the clock was set, although its store time may be
+    as near to the new time."""
     world = World()
     world.clock.advance(2 * HOUR_MS)
     world.schedule(3, b"x")
@@ -116,7 +117,8 @@ def test_the_clock_set_after_the_table_was_shortened() -> None:
 
 @pytest.mark.parametrize("ms", [3_600_000, 15_000, -3_600_000, -15_000])
 def test_the_clock_set_wrong_and_right_again_before_anybody_looks(ms: int) -> None:
-    """A message that is stored meanwhile has somebody look."""
+    """The clock may be set wrong and right again between two steps: a message stored meanwhile triggers a look at the
+    clock."""
     world = World()
     world.schedule(3, b"before")
     world.step()
@@ -142,7 +144,7 @@ def test_a_report_that_sees_the_clock_set_has_it_looked_at() -> None:
 
 
 class HeldUpClock(ManualClock):
-    """The process is held up between two readings, sometimes."""
+    """A clock with which the process is sometimes held up between two readings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,8 +191,8 @@ def test_files_that_expire_under_several_runs_are_counted() -> None:
 
 
 def expire_half(world: World, level: Level) -> int:
-    """Let half of the commitlog files and their units go, of whose messages others took the place as retention has it;
-    gives how many."""
+    """Let half of the commitlog files and their units expire, whose messages were replaced by new records as retention
+    does; return their number."""
     end = world.store.log.end // 2 // world.segment_size * world.segment_size
     units = [level.queue.unit(offset) for offset in range(level.queue.next_offset)]
     gone = [unit for unit in units if unit is not None and unit[0] < end]
@@ -208,7 +210,8 @@ def expire_half(world: World, level: Level) -> int:
 
 @pytest.mark.parametrize("is_due", [False, True], ids=["not due", "due and refused"])
 def test_what_retention_appended_once_more_is_no_loss(*, is_due: bool) -> None:
-    """What waits is counted right at once. A put that the store refused goes on with what is left of it."""
+    """Messages that retention appended once more do not count as lost, and the counts are right at once. A put that the
+    store refused goes on with the messages that are left."""
     world = World(None, DeliveryConfig(is_async=True), segment_size=4096)
     for number in range(300):
         world.schedule(1, b"%d" % number)
@@ -235,7 +238,8 @@ def test_what_retention_appended_once_more_is_no_loss(*, is_due: bool) -> None:
 
 
 def test_what_waits_behind_files_that_expired_is_found() -> None:
-    """The head of the level is not due, so nothing has looked where its queue begins now."""
+    """Messages behind expired files are found, although the head of the level is not due and no step has looked where
+    its queue begins now."""
     world = World(segment_size=4096)
     for number in range(8):
         world.schedule(3, b"%d" % number + bytes(1000))
@@ -268,7 +272,8 @@ def test_the_clock_set_back_while_the_broker_was_down() -> None:
 @pytest.mark.parametrize("is_running", [False, True])
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_the_clock_that_was_set_back_counts_once_however_often_the_broker_starts(end: str, is_running: bool) -> None:
-    """Also where nothing was stored since: then the newest record stays one of the future."""
+    """A clock set back counts once however often the broker starts, also if no message was stored since: then the
+    newest record stays in the future."""
     world = World()
     world.clock.advance(10 * HOUR_MS)
     world.schedule(3, b"0")
@@ -301,8 +306,9 @@ def test_the_clock_that_was_set_back_counts_once_however_often_the_broker_starts
     )
 )
 def test_no_message_is_early_whatever_the_clock_and_the_broker_do(steps: list[str]) -> None:
-    """The clock is set back, at times while the broker is down, which it can see in part at best; and forward while it
-    runs. Each message is to come when its delay is over by a clock that nobody sets, or later by what nobody saw."""
+    """No message is early although the clock is set forward while the broker runs and back at any time, also while the
+    broker is down, which it can notice only in part. Each message is delivered when its delay is over by a clock that
+    is never set, or later by the part that was not noticed."""
     world = World()
     world.clock.advance(100 * HOUR_MS)
     promised = dict[bytes, float]()
@@ -352,7 +358,7 @@ def test_levels_change_while_messages_wait_and_promises_are_kept() -> None:
 
 @pytest.mark.parametrize("then", ["live", "restart", "kill"])
 def test_a_level_that_was_gone_comes_back_shorter(then: str) -> None:
-    """What waits in it since before does not hold up what comes now."""
+    """Messages that wait in a level from before it was removed do not hold up new ones when it comes back shorter."""
     world = World()
     world.schedule(3, b"30 s")
     world.set_table("1s")
@@ -408,7 +414,8 @@ def test_records_of_rocketmq_say_no_deliver_time_and_get_one_from_the_table() ->
 
 
 def test_tags_codes_that_are_consumequeue_ext_addresses() -> None:
-    """RocketMQ with enableConsumeQueueExt keeps the deliver time elsewhere: record and level tell it as well."""
+    """Tags codes that are addresses into consumequeue_ext are replaced: RocketMQ with enableConsumeQueueExt keeps the
+    deliver time there, but record and level give it as well."""
     world = World()
     world.schedule(2, b"0")
     world.schedule(2, b"1")
@@ -452,7 +459,7 @@ def test_no_level_is_late_because_somebody_sets_the_clock() -> None:
 @pytest.mark.parametrize("end", ["stop", "kill after a checkpoint", "kill"])
 @pytest.mark.parametrize("stored", ["level", "plain"])
 def test_the_clock_set_back_and_something_stored_right_before_the_end(jump_ms: int, end: str, stored: str) -> None:
-    """Nobody has looked at the clock in between: what was stored then tells."""
+    """A clock set back right before the end, unnoticed by any step, is noticed by the records stored after it."""
     world = World()
     world.clock.advance(2 * HOUR_MS)
     world.run()
@@ -475,7 +482,7 @@ def test_the_clock_set_back_and_something_stored_right_before_the_end(jump_ms: i
     for _ in range(2):
         world.open()
     expected = {b"before": 27_000, b"not seen": 28_000} | ({b"after": 28_000} if stored == "level" else {})
-    # What passed between the last look and the message that tells is not known: so much later, and never early.
+    # The time between the last look and that record is unknown: messages are late by so much, and never early.
     times = delivery_times(world, 40_000)
     assert times.keys() == expected.keys()
     for body, passed in expected.items():
@@ -484,7 +491,8 @@ def test_the_clock_set_back_and_something_stored_right_before_the_end(jump_ms: i
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])
 def test_the_clock_set_right_before_a_clean_stop(jump_ms: int) -> None:
-    """Nothing is stored that would tell: the stop looks at the clock."""
+    """A clock set right before a clean stop is noticed, although no message is stored after it: the stop looks at the
+    clock."""
     world = World()
     world.clock.advance(2 * HOUR_MS)
     world.run()
@@ -505,8 +513,8 @@ def test_the_clock_set_right_before_a_clean_stop(jump_ms: int) -> None:
 def test_the_clock_set_that_nobody_looked_at_before_the_end(
     jump_ms: int, end: str, *, is_down: bool, is_same_boot: bool
 ) -> None:
-    """A clock that nobody sets tells, as long as the machine is the same and was not started again. Without it what is
-    set back is known in part, and what is set forward is time that passed."""
+    """A clock set unnoticed before the end is detected by a clock that is never set, as long as the machine was not
+    restarted. After a restart a step back is known in part, and a step forward counts as passed time."""
     world = World()
     world.clock.boot_id = b"the first boot.."
     world.clock.advance(2 * HOUR_MS)
@@ -541,7 +549,7 @@ def test_the_clock_set_that_nobody_looked_at_before_the_end(
     if is_same_boot:
         assert times == expected
         told = [line["event"] for line in logs if line["event"].startswith("clock_set")]
-        if not (end == "stop" and not is_down):  # else the first of the two starts has said so
+        if not (end == "stop" and not is_down):  # otherwise the first of the two starts has logged it
             assert set(told) == {"clock_set_forward" if jump_ms > 0 else "clock_set_back"}
     elif jump_ms < 0:
         assert all(passed >= expected[body] for body, passed in times.items())
@@ -604,7 +612,8 @@ def test_messages_keep_their_delay_whatever_the_clock_does_until_the_machine_is_
 @pytest.mark.parametrize("jump_ms", [3000, -3000, 1000, 10_000, -10_000, HOUR_MS])
 @pytest.mark.parametrize("since_ms", [500, 2700, 6000])
 def test_the_clock_set_while_a_killed_broker_is_down(jump_ms: int, since_ms: int) -> None:
-    """What was stored since it was looked at last may be of before as well as of after."""
+    """When the clock is set while a killed broker is down, messages stored since the last look at the clock may be from
+    before or after the change; they are late by at most the change."""
     world = World()
     world.clock.boot_id = b"the only boot..."
     world.clock.advance(2 * HOUR_MS)

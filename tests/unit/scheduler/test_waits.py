@@ -1,8 +1,9 @@
-"""What still waits, by the books of any history and the records behind them, against the records alone.
+"""The waiting messages by a note, the timer log and later records of any history, compared with those by all records
+alone.
 
-A history is made here by ARCHITECTURE.md's rules: what is written when a message is sent, put into the wheel, moved,
-withdrawn and delivered (13, 14, 18, 20), what a checkpoint notes (15, 19), what a kill or a power cut leaves (22). The
-oracle is the plainest reading of all records there are: a scheduled message waits unless a record names it.
+Histories follow ARCHITECTURE.md's rules: the writes when a message is sent, put into the wheel, moved, withdrawn and
+delivered (13, 14, 18, 20), the notes of a checkpoint (15, 19), and the files after a kill or a power cut (22). The
+oracle is the plainest reading of all records: a scheduled message waits unless a record names it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Note:
-    """What the checkpoint has of a history, see `timers.files.formats`."""
+    """The checkpoint's note of a history, see `timers.files.formats`."""
 
     end: int = 0
     second: int = START_MS // 1000 - 1
@@ -57,12 +58,12 @@ class History:
     units: list[tuple[int, int]] = field(default_factory=list)
     """Record and second of each unit of the timer log."""
     marked: set[int] = field(default_factory=set)
-    """Positions of units that are withdrawn, as readers see them."""
+    """Positions of withdrawn units, as readers see them."""
     note: Note = Note()
     now: Note = Note()
-    """As a checkpoint would note it now."""
+    """The note that a checkpoint would make now."""
 
-    # --- what there is
+    # --- state
 
     @property
     def end(self) -> int:
@@ -103,7 +104,7 @@ class History:
             units[at] = (UNIT_SIZE, -1, magic, second * 1000, 0, physical, RECORD, 0, 1)
         return start, units
 
-    # --- what is done
+    # --- events
 
     def append(self, kind: str, due_ms: int = 0, origin: int = -1) -> int:
         self.records.append(Record(self.end, kind, due_ms, origin, self.now_ms))
@@ -122,7 +123,7 @@ class History:
                 self.put(physical, (self.records[physical // RECORD].due_ms - 1) // 1000)
             self.now = replace(self.now, enqueued=self.now.enqueued + 1)
         if self.now.enqueued >= self.replayed_to:
-            # What was withdrawn in the wheel has its mark.
+            # A message withdrawn in the wheel has its mark.
             self.now = replace(self.now, found=self.now.found._replace(withdrawn=Found().withdrawn))
 
     def deliver(self, number: int) -> None:
@@ -131,13 +132,13 @@ class History:
             self.append("delivery", origin=physical)
 
     def move(self, number: int) -> None:
-        """A policy gives what is due now another slot, or this one again."""
+        """Give due messages another slot by a policy, or this one again."""
         if self.now_ms > self.now.second * 1000:
             for physical in self.here()[: number + 1]:
                 self.put(physical, self.now.second + number)
 
     def withdraw(self, number: int) -> None:
-        """Cancelled, or appended once more; in the wheel by then."""
+        """Cancel a message or append it once more; it is in the wheel by then."""
         left = sorted(self.truth())
         if left:
             physical = left[number % len(left)]
@@ -158,7 +159,7 @@ class History:
             self.now = replace(self.now, second=second, since=self.end, log_since=end, found=found)
 
     def go_on(self, number: int) -> None:
-        """Some time, and what is due in it."""
+        """Let some time pass, and deliver the due messages."""
         self.send(number % 4)
         self.enqueue(9)
         self.wait(number)
@@ -166,7 +167,7 @@ class History:
         self.deliver(number)
 
     def withdraw_here(self, _: int) -> None:
-        """One of the current second, moved within it before."""
+        """Withdraw a message of the current second that was moved within it before."""
         for physical in self.here()[:1]:
             self.put(physical, self.now.second)
             self.withdraw(sorted(self.truth()).index(physical))
@@ -189,7 +190,7 @@ class History:
     replayed_to: int = 0
 
     def crash(self, number: int) -> None:
-        """A kill, or a power cut: records behind the checkpoint may be gone. The start goes by the note."""
+        """Kill, or cut the power: then records behind the checkpoint may be gone. The start goes by the note."""
         if number % 2:
             del self.records[max(self.note.end // RECORD, len(self.records) - number) :]
         withdrawn = {r.origin for r in self.records[self.note.end // RECORD :] if r.kind != "delivery"}
@@ -216,10 +217,10 @@ class History:
         return waits.with_moved(found, note.second, note.found, [self.log(note.log_since, note.log_end)])
 
     def told(self) -> set[int]:
-        """What waits by the note, the timer log as far as it is noted, and the records since."""
+        """Return the waiting messages by the note, the timer log up to the noted end, and the records since."""
         note, found = self.note, self.found()
         seen = self.marked
-        # Of marks behind the checkpoint none need be in the file.
+        # Marks behind the checkpoint need not be in the file.
         self.marked = self.noted_marks
         position, units = self.log(0, note.log_end)
         self.marked = seen
@@ -253,7 +254,7 @@ WITHDRAWN_ONCE_MOVED = (
     *("send", "send", "enqueue", "wait", "turn", "withdraw_here"),
     *("checkpoint", "crash", "enqueue", "checkpoint", "crash"),
 )
-"""Of a message that was given another unit in its second, and then withdrawn, the first unit stays without a mark."""
+"""A message that got another unit in its second, and then was withdrawn: the first unit stays without a mark."""
 steps = st.lists(
     st.tuples(st.sampled_from([*DEEDS, *DEEDS, "checkpoint", "crash", "checkpoint", "crash"]), st.integers(0, 9)),
     min_size=30,
@@ -309,21 +310,22 @@ def test_units_that_delete() -> None:
 
 
 def test_units_that_are_withdrawn_or_superseded_are_done_with() -> None:
-    """Also those that delete."""
+    """Units that are withdrawn or superseded, also deleting ones, do not wait."""
     magic = np.array([NORMAL, NORMAL | DELETE, NORMAL | DELETE | WITHDRAWN, NORMAL | WITHDRAWN, NORMAL | DELETE])
     none, due = np.zeros(5, np.int64), np.array([0, 0, 0, 5000, 5000])
     assert waits.left_of(none, none, magic, due, 5, 5, Found()).kept.tolist() == [True, True, False, False, False]
 
 
 def test_what_the_commitlog_lost_is_no_more() -> None:
-    """Other messages will have those places."""
+    """Records that the commitlog lost are forgotten, since other messages will get their offsets."""
     before = Found(done=np.array([300, 900]), withdrawn=np.array([900]))
     found = waits.found_since(5, before, [np.array([100, 1000])], [np.array([400])], 0, 900)
     assert (found.done.tolist(), found.withdrawn.tolist()) == ([100, 300], [400])
 
 
 def test_where_rocketmq_goes_on() -> None:
-    """As its broker does: behind the last unit's message, but not further than the master was known to be."""
+    """RocketMQ goes on behind the last unit's message, but not further than the known progress of the master, as its
+    broker does."""
     check = TimerCheck(read_ms=12_345, queue_offset=7, master_queue_offset=9)
     assert waits.second_of(check) == 12
     assert [waits.enqueued_to(check, last) for last in (None, 8, 20)] == [7, 8, 9]
@@ -366,7 +368,8 @@ def logged(*magic: int) -> Any:
 
 
 def test_whether_a_timer_log_is_the_one_that_was_noted() -> None:
-    """A mark that came since may be there or not; one that nobody set, a file less and one byte are damage."""
+    """A timer log is the noted one with or without marks set since; a mark without a cause, a missing file or a changed
+    byte is damage."""
     noted = waits.LogCheck(520, {}, np.array([], np.int64))
     noted.add(0, logged(NORMAL, NORMAL))
 

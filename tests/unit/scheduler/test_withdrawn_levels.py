@@ -1,4 +1,4 @@
-"""What was cancelled stays told as cancelled, where a level's queue is made anew."""
+"""Cancelled messages are still reported as cancelled after a level's queue was made anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
 
 def _cancelled(broker: Broker, place: int) -> Cancelled:
-    """What a cancel is told, as the handlers do it."""
+    """Return the result of a cancel, as the handlers do it."""
     changes, now_ms = broker.timers.changes, broker.clock.now_ms()
     while (result := changes.cancel(place, now_ms)) is None:
         while not changes.ids.is_complete:
@@ -28,7 +28,8 @@ def _cancelled(broker: Broker, place: int) -> Cancelled:
 
 @pytest.mark.parametrize("lost", ["queue", "all that is derived"])
 def test_a_cancelled_message_of_a_level_whose_queue_is_made_anew(tmp_path: Path, lost: str) -> None:
-    """It lies before all that a note tells of; the record that cancels it is read once more."""
+    """A cancelled message whose level's queue is made anew stays cancelled: it lies before everything that a note
+    covers, and the record that cancels it is read once more."""
     root = tmp_path / "store"
     broker = new_broker(root)
     placed = [broker.schedule(2, b"%d" % number) for number in range(6)]
@@ -58,8 +59,9 @@ def test_a_cancelled_message_of_a_level_whose_queue_is_made_anew(tmp_path: Path,
 
 @pytest.mark.parametrize("at", [0, 8, 9, 11, 12])
 def test_wrong_bytes_beside_a_cancelled_message_are_found(tmp_path: Path, at: int) -> None:
-    """Its mark takes the place of a size. In a store that RocketMQ had meanwhile all units are noted anew: the sum of
-    their sizes was not known then, and so no wrong size was found."""
+    """Wrong bytes beside the mark of a cancelled message, which takes the place of a size, are found. In a store that
+    RocketMQ had meanwhile all units are noted anew: earlier the sum of their sizes was unknown then, and a wrong size
+    was not found."""
     broker = new_broker(tmp_path / "store")
     placed = [broker.schedule(2, b"%d" % number) for number in range(6)]
     broker.cancel(placed[1])

@@ -50,14 +50,14 @@ class TimerWorld:
         self.table = DelayLevels(levels)
         self.retention = retention
         self.budget: Callable[[], Budget] = lambda: UNLIMITED
-        """What each step may do."""
+        """The budget of each step."""
         self.wakes = 0
         self.sent = 0
         self.last_physical_offset = 0
         self.open()
 
     def open(self) -> None:
-        """Open, also after a kill -9: what was written is there, what was in memory is not."""
+        """Open, also after a kill -9: written data is there, data in memory is lost."""
         self.files.after_kill()
         config = StoreConfig("/s", commitlog_segment_size=self.segment_size, queue_segment_size=2000)
         self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), self.table.deliver_time)
@@ -91,7 +91,7 @@ class TimerWorld:
         self.owned.checkpoint()
 
     def checkpoint_or_not(self) -> None:
-        """A checkpoint, unless a file cannot be read."""
+        """Make a checkpoint, unless a file cannot be read."""
         with suppress(OSError):
             self.owned.checkpoint()
 
@@ -102,30 +102,30 @@ class TimerWorld:
     # --- sending
 
     def send(self, due_ms: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
-        """Schedule a message as the send handler does; gives its physical offset."""
+        """Schedule a message as the send handler does; return its physical offset."""
         assert self.timers.refusal(due_ms, self.now_ms) is None
         body = self._body(body)
         return self.sender.timer(due_ms, body, f"{text}UNIQ_KEY\x01K{self.sent}", topic, born_ms=self.now_ms)
 
     def schedule(self, level: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
-        """Put a message into a level as the send handler does; gives its physical offset."""
+        """Put a message into a level as the send handler does; return its physical offset."""
         body = self._body(body)
         return self.sender.level(level, body, f"{text}UNIQ_KEY\x01K{self.sent}", topic)
 
     def _body(self, body: bytes | None) -> bytes:
-        """The body of one more message."""
+        """The body of the next message."""
         self.sent += 1
         return f"m{self.sent}".encode() if body is None else body
 
     def put(self, text: str, body: bytes = b"0") -> None:
-        """Append a record to the timer topic as Apache's broker does, whose unit has the hash of its tags."""
+        """Append a record to the timer topic as Apache's broker does: its unit has the hash of its tags."""
         appender = self.store.appender
         appender.begin(self.now_ms)
         appender.add(self.timers.queue, body, text.encode(), 77, 7, HOST)
         appender.commit()
 
     def send_instead(self, due_ms: int, key: str, body: bytes | None = None, topic: str = "orders") -> int:
-        """Schedule a message that replaces the one of its key as the send handler does; gives how many it replaced."""
+        """Schedule a message that replaces those of its key, as the send handler does; return the number replaced."""
         self.timers.count()
         while not self.timers.is_counted:
             self.step()
@@ -133,18 +133,18 @@ class TimerWorld:
         replaced, self.last_physical_offset = self.sender.replace(due_ms, key, f"K{self.sent}", body, topic)
         return replaced
 
-    # --- changing and looking
+    # --- changing and listing
 
     def cancel(self, physical_offset: int) -> Cancelled:
         return self._outcome(lambda: self.pending.cancel(physical_offset, self.now_ms))
 
     def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Cancelled, int | None]:
-        """What became of it, and the physical offset of the record by which the message waits then."""
+        """Reschedule a message; return the outcome and the physical offset of the record by which it waits then."""
         result = self._outcome(lambda: self.pending.reschedule(physical_offset, due_ms, self.now_ms))
         return result, self.store.appender.last_physical_offset if result is Cancelled.CANCELLED else None
 
     def _outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
-        """As the handlers do it."""
+        """Run a change as the handlers do it; return its outcome."""
         while (result := change()) is None:
             while not self.timers.changes.ids.is_complete:
                 read = self.timers.changes.ids.look(self.now_ms)
@@ -153,14 +153,14 @@ class TimerWorld:
         return result
 
     def keep(self) -> int:
-        """Append once more what waits, as if all files were about to go; gives how many messages those were."""
+        """Append all waiting messages once more, as if all files were about to go; return their number."""
         count = 0
         while (was_needed := self.timers.keep_some(self.store.log.end, look(self.clock))) is not None:
             count += was_needed
         return count
 
     def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> list[int]:
-        """How many messages are due when, as operators see it."""
+        """The number of due messages per interval, as operators see it."""
         return last(self.pending.curve(begin_ms, step_ms, steps, self.now_ms, topic))
 
     def state(self) -> TimerState:
@@ -169,15 +169,15 @@ class TimerWorld:
     # --- time
 
     def step(self, budget: Budget | None = None) -> int | None:
-        """One step of the timers; gives when they have more to do."""
+        """Take one step of the timers; return the time of their next work."""
         return self.timers.step(look(self.clock), budget or self.budget())
 
     def step_levels(self) -> int | None:
-        """One step of the levels; gives when they have more to do."""
+        """Take one step of the levels; return the time of their next work."""
         return self.levels.step(look(self.clock), self.budget())
 
     def run(self) -> int | None:
-        """Step until there is nothing to do now; gives when there will be."""
+        """Step until there is no work left now; return the time of the next work."""
         for _ in range(100_000):
             dues = [due for due in (self.step(), self.step_levels()) if due is not None]
             if not dues or min(dues) > self.now_ms:
@@ -185,14 +185,14 @@ class TimerWorld:
         raise AssertionError("never done")
 
     def pass_time(self, ms: int) -> None:
-        """Let time pass, doing at its time what is to be done."""
+        """Let time pass, doing all work at its time."""
         end = self.now_ms + ms
         while (due := self.run()) is not None and due <= end:
             self.clock.advance(due - self.now_ms)
         self.clock.advance(end - self.now_ms)
         self.run()
 
-    # --- what came of it
+    # --- results
 
     def delivered(self, topic: str = "orders") -> list[StoredMessage]:
         queue = self.store.queue(topic, 3)
@@ -206,7 +206,7 @@ class TimerWorld:
         return [message.body for message in self.delivered(topic)]
 
     def lateness(self, topic: str = "orders") -> list[int]:
-        """How late each was stored, ms."""
+        """Lateness of each stored message, ms."""
         result = []
         for message in self.delivered(topic):
             due = properties.get(message.properties_text, "TIMER_DELIVER_MS")
@@ -216,7 +216,7 @@ class TimerWorld:
 
 
 def last(steps: Iterator[T | ColdRead | None]) -> T:
-    """What a search gives at its end, and nothing before it."""
+    """Return the result at the end of a search, and check that there is none before."""
     *nothing, result = steps
     assert nothing == [None] * len(nothing)
     assert result is not None

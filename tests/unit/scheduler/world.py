@@ -44,7 +44,7 @@ class World:
         self.open()
 
     def open(self, table: DelayLevels = TABLE) -> None:
-        """Open, also after a kill -9: what was written is there, what was in memory is not."""
+        """Open, also after a kill -9: written data is there, data in memory is lost."""
         self.files.after_kill()
         config = StoreConfig(
             "/s",
@@ -72,14 +72,14 @@ class World:
             self.owned.durability.take_over(look(self.clock))
 
     def flush(self) -> None:
-        """What is awaited of the disk happens."""
+        """Complete the flushes that are awaited."""
         assert self.owned.flush()
 
     def checkpoint(self) -> None:
         self.owned.checkpoint()
 
     def save(self) -> None:
-        """Write the progress of now into its file, which is otherwise done with a checkpoint now and then."""
+        """Write the present progress into its file, which otherwise happens with a checkpoint now and then."""
         self.file.write(self.levels.to_json())
 
     def stop(self) -> None:
@@ -93,20 +93,20 @@ class World:
         self.wakes += 1
 
     def set_table(self, text: str) -> DelayLevels:
-        """Change the levels."""
+        """Change the table of levels."""
         table = DelayLevels(text)
         self.levels.set_table(table, self.clock.now_ms())
         return table
 
     def schedule(self, level: int, body: bytes = b"x", text: str = "TAGS\x01t", *, host: bytes = HOST) -> int:
-        """Put a message into a level's queue, as the send handler does; gives when it is due."""
+        """Put a message into a level's queue, as the send handler does; return its due time."""
         self.sender.stage(body, ByLevel(level), text, host=host, flag=8, sys_flag=1, tries=2)
         self.store.appender.commit()
         return self.levels.table.deliver_time(level, self.store.appender.last_store_timestamp)
 
     def put(self, level: int, body: bytes, text: str) -> int:
-        """Put a record with any properties into a level's queue, as a producer can make Apache's broker do it: it does
-        not say when it is due. Gives when that is."""
+        """Put a record with any properties into a level's queue, as a producer can make Apache's broker do it, without
+        a deliver time in it. Return its due time."""
         appender = self.store.appender
         due = self.levels.table.deliver_time(level, appender.begin(self.clock.now_ms()))
         queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
@@ -138,7 +138,7 @@ class World:
         return [origin for origin, count in origins.items() if count > 1]
 
     def pass_time(self, ms: int) -> None:
-        """Let time pass, and what falls due within it be delivered at its time."""
+        """Let time pass, and deliver the messages due within it at their times."""
         end = self.clock.now_ms() + ms
         while (due := self.run()) is not None and due <= end:
             self.clock.advance(max(0, due - self.clock.now_ms()))
@@ -146,11 +146,11 @@ class World:
         self.run()
 
     def step(self, budget: Budget = UNLIMITED) -> int | None:
-        """Deliver what is due, or some of it; gives when to call again."""
+        """Deliver due messages, or some of them; return the time of the next call."""
         return self.levels.step(look(self.clock), budget)
 
     def run(self) -> int | None:
-        """Step until nothing more is due."""
+        """Step until no message is due."""
         while (due := self.step()) is not None and due <= self.clock.now_ms():
             pass
         return due
