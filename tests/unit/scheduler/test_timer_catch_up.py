@@ -33,7 +33,7 @@ def send(world: TimerWorld, delay: int, key: str = "", topic: str = "orders") ->
 
 
 def go_down(world: TimerWorld, seconds: int = 100) -> None:
-    """Keep the broker down for `ms`."""
+    """Keep the broker down for a number of seconds."""
     world.run()
     world.checkpoint()
     world.clock.advance(seconds * 1000)
