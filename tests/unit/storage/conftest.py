@@ -37,7 +37,7 @@ def make_store(
 def append(
     store: MessageStore, topic: str, queue_id: int, *bodies: bytes, properties: bytes = b"", now_ms: int = NOW_MS
 ) -> list[int]:
-    """Append messages in one batch; gives their physical offsets."""
+    """Append messages in one batch; return their physical offsets."""
     offsets = []
     code = store.tags_code(topic, properties.decode(), store.appender.begin(now_ms))
     for body in bodies:
@@ -49,7 +49,7 @@ def append(
 
 @pytest.fixture(params=["4.9.7", "5.3.3"])
 def apache_store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The directory of a store that Apache's broker of a version wrote."""
+    """Return the directory of a store that Apache's broker of a version wrote."""
     with tarfile.open(GOLDEN / f"apache-{request.param}.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path

@@ -67,7 +67,8 @@ def test_addresses_of_both_families(tmp_path: Path, born: str, stored: str) -> N
 @pytest.mark.parametrize("flags", [FLAG_BORN_IPV6, FLAG_STORE_IPV6, FLAG_BORN_IPV6 | FLAG_STORE_IPV6])
 @pytest.mark.parametrize("stored", ["127.0.0.1", "2001:db8::1"])
 def test_flags_are_of_the_addresses_that_are_written(tmp_path: Path, stored: str, flags: int) -> None:
-    """A record that is made of another has the flags of that one's addresses, of a broker that had another."""
+    """A record that is made of another has the flags of its own addresses: the other may be of a broker with another
+    kind of address."""
     store = make_store(tmp_path, host=stored)
     store.open()
     store.appender.begin(NOW_MS)
@@ -225,7 +226,7 @@ def test_a_failed_flush_breaks_the_store_for_good() -> None:
 
 
 class Short(bytearray):
-    """A tail that has no memory for another unit."""
+    """A tail without memory for another unit."""
 
     def __iadd__(self, other: object) -> Never:
         raise MemoryError
@@ -237,7 +238,8 @@ def short_of_memory(*_: object, **__: object) -> Never:
 
 @pytest.mark.parametrize("where", ["tail", "copies", "log", "write", "segment"])
 def test_where_memory_runs_out_nothing_of_the_batch_is_written(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that was staged in part went to the disk with the next one, whose places were then wrong."""
+    """When memory runs out, nothing of the batch is written. Earlier, a batch staged in part was written with the next
+    one, whose positions were then wrong."""
     files = SimulatedFiles()
     store = make_store("/s", files, segment_size=32768)
     store.open()

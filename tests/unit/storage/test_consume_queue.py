@@ -25,7 +25,7 @@ def fill(queue: ConsumeQueue, count: int, size: int = 10) -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """A queue against a plain list of units."""
+    """A queue compared with a plain list of units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_everything_expired_leaves_an_empty_queue_at_its_end() -> None:
 
 
 def test_a_queue_of_which_everything_expired_goes_on_after_a_restart() -> None:
-    """Also where its last file was full."""
+    """A queue whose units have all expired keeps its offsets after a restart, also if its last file was full."""
     files = SimulatedFiles()
     queue = queue_on(files)
     fill(queue, 14)
@@ -154,7 +154,8 @@ def test_garbage_behind_a_cut_is_gone_for_whoever_opens_the_file_next() -> None:
 
 
 def test_what_is_left_of_a_removed_queue_does_not_hide_the_one_that_was_made_anew() -> None:
-    """The process died when the first file was gone and the second was not."""
+    """The rest of a removed queue does not hide the queue made anew: the process died when the first file was removed
+    and the second was not."""
     files = SimulatedFiles()
     queue = queue_on(files)
     fill(queue, 10)
@@ -172,7 +173,7 @@ def test_what_is_left_of_a_removed_queue_does_not_hide_the_one_that_was_made_ane
 
 
 def test_a_queue_that_is_no_more_writes_nothing() -> None:
-    """Whoever has it still may have put units into it."""
+    """A removed queue writes nothing, although callers that still have it may have put units into it."""
     files = SimulatedFiles()
     queue = queue_on(files)
     fill(queue, 10)

@@ -1,4 +1,4 @@
-"""Copies made as a block are what copies made one by one are."""
+"""Copies made as a block are the same as copies made one by one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MESSAGES = st.lists(
     min_size=1,
     max_size=40,
 )
-"""Body, properties, and to which of three queues."""
+"""Body, properties, and the target, one of three queues."""
 TARGETS = (("a", 0), ("a", 7), ("longer-topic-name", 1))
 
 
 def stored(store: MessageStore, messages: list[tuple[bytes, bytes, int]]) -> list[tuple[int, int]]:
-    """Places of records of some topic."""
+    """Store messages in some topic; return the positions of their records."""
     queue = store.ensure_queue("from", 2)
     for number, (body, text, _) in enumerate(messages):
         store.appender.begin(NOW_MS)
@@ -113,7 +113,8 @@ def copy_singly(store: MessageStore, places: list[tuple[int, int]], messages: li
 
 @pytest.mark.parametrize("at", [0, 3, 4, 7, 28, 35, 84, 87, 88 + 4, -1 - 9])
 def test_what_is_damaged_is_not_usual(at: int) -> None:
-    """Size, magic, physical offset, size of the body, length of the topic, length of the properties."""
+    """A record with a damaged size, magic, physical offset, body size, topic length or properties length is not
+    usual."""
     data = bytearray(USUAL)
     assert Records(bytes(data), np.array([64]), np.array([len(data)])).is_usual.all()
     data[at] ^= 0x81

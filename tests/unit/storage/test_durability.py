@@ -1,4 +1,5 @@
-"""The owner of durability: what it says is durable is, whatever fails, and in whatever order its jobs run."""
+"""The owner of durability: data that it calls durable is durable, whatever fails, and in whatever order its jobs
+run."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ QUEUES = "/s/consumequeue"
 CHECKPOINT = "/s/checkpoint"
 RETRY_MS = int(RETRY_SECONDS * 1000)
 ALWAYS_GOES = RetentionConfig(reserved_hours=-1, delete_when=";".join(f"{hour:02}" for hour in range(24)))
-"""Whatever is not needed any more."""
+"""Every file that is no longer needed expires."""
 
 
 def owned_store(
@@ -69,12 +70,12 @@ def reopened(files: SimulatedFiles) -> tuple[MessageStore, Recovered]:
 
 
 def after_power_cut(files: SimulatedFiles, style: str = "nothing") -> tuple[MessageStore, Recovered]:
-    """The store as it is where nothing survives that was not synced."""
+    """The store after a power cut, by default without any unsynced data."""
     return reopened(files.after_crash(len(files.operations), random.Random(0), style))
 
 
 def recovery_offset(files: SimulatedFiles) -> int:
-    """What the checkpoint file says."""
+    """The recovery offset in the checkpoint file."""
     return checkpoint_file.load(files, CHECKPOINT).recovery_offset or 0
 
 
@@ -122,7 +123,7 @@ def test_those_who_come_while_a_flush_runs_share_the_next() -> None:
 
 
 def test_what_is_released_survives_a_power_cut_at_that_moment() -> None:
-    """Over several files, whose names have to survive as well."""
+    """Released data survives a power cut at that moment, over several files, whose names have to survive as well."""
     files = SimulatedFiles()
     released: list[int] = []
 
@@ -197,11 +198,11 @@ def test_much_that_is_not_flushed_is_flushed_at_once(monkeypatch: pytest.MonkeyP
     assert owned.workers.held(Lane.FLUSH) == 1
 
 
-# --- what poisons
+# --- failures that poison
 
 
 def assert_dead(owned: OwnedStore) -> None:
-    """Nothing is appended, released, noted or removed any more, whatever happens."""
+    """Check that nothing is appended, released, noted or removed any more, whatever happens."""
     files, store = files_of(owned), owned.store
     assert store.health.verdict is Verdict.POISONED
     releases, noted, operations = list(owned.releases), store.checkpoint, len(files.operations)
@@ -221,7 +222,8 @@ def assert_dead(owned: OwnedStore) -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
 def test_a_failed_sync_of_the_commitlog_is_the_end(number: int) -> None:
-    """Whatever its error: what the disk holds is unknown, and the next sync that succeeds says nothing."""
+    """A failed sync of the commitlog, with any error, ends the store: the content of the disk is unknown, and a later
+    sync that succeeds proves nothing."""
     owned = owned_store()
     owned.settle()
     append(owned.store, "t", 0, b"x")
@@ -313,7 +315,8 @@ def test_at_whatever_step_it_is_poisoned_there_is_no_next_one(pieces: int) -> No
 
 
 def test_what_fails_in_a_step_ends_that_step() -> None:
-    """Files go only while the store is known to be good."""
+    """A failure in a step ends that step, before it removes files: files go only while the store is known to be
+    good."""
     owned = owned_store(retention=ALWAYS_GOES)
     for _ in range(9):
         append(owned.store, "t", 0, bytes(3000))
@@ -341,7 +344,7 @@ def test_who_waits_is_told_once() -> None:
     assert owned.ends == []
 
 
-# --- what passes
+# --- failures that pass
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC])
@@ -367,7 +370,7 @@ def test_a_flush_that_could_not_begin_is_tried_again_and_nobody_is_told_meanwhil
 
 
 def test_whoever_steps_is_told_when_a_failed_flush_is_tried_again() -> None:
-    """Though nothing else is to be done for long."""
+    """A step returns the time of the retry after a failed flush, although no other work is due for long."""
     owned = owned_store()
     owned.settle()
     owned.clock.advance(1)
@@ -447,7 +450,8 @@ def no_memory() -> None:
 
 
 def test_what_a_failed_checkpoint_did_not_sync_the_next_one_does() -> None:
-    """The first file of a queue that has gone on in the second since, and the names of new directories."""
+    """The next checkpoint syncs everything that a failed one did not: the first file of a queue that has gone on in the
+    second since, and the names of new directories."""
     owned = owned_store()
     files = files_of(owned)
     append(owned.store, "t", 0, *[b"x"] * 25)
@@ -490,7 +494,8 @@ def test_trouble_is_told_once_not_each_time() -> None:
 
 @pytest.mark.parametrize("where", [CHECKPOINT, QUEUES])
 def test_a_wish_for_a_checkpoint_outlives_one_that_failed(where: str) -> None:
-    """A crash would go by what was before, though otherwise there is time yet."""
+    """A request for a checkpoint outlives a failed checkpoint, although it would not be due for a while: a crash would
+    otherwise go by the state before."""
     owned = owned_store()
     for _ in range(10):
         owned.clock.advance(10_000)
@@ -512,7 +517,7 @@ def test_a_wish_for_a_checkpoint_outlives_one_that_failed(where: str) -> None:
     assert owned.store.checkpoint is noted, "one was enough"
 
 
-# --- what a checkpoint covers
+# --- coverage of a checkpoint
 
 
 def test_a_checkpoint_covers_what_there_was_when_it_began() -> None:
@@ -561,7 +566,8 @@ def test_where_nothing_is_new_there_is_no_checkpoint() -> None:
 
 
 def test_where_nothing_is_appended_notes_are_made_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Soon after a start the disk gets checkpoints more often than that."""
+    """Without appends notes are made once per interval, although the disk gets checkpoints more often soon after a
+    start."""
     owned = owned_store(config=DurabilityConfig(flush_interval=0.5, queue_interval=1.0))
     made: list[None] = []
 
@@ -635,11 +641,11 @@ def test_a_checkpoint_comes_sooner_where_much_was_written(monkeypatch: pytest.Mo
     assert owned.store.checkpoint.recovery_offset == owned.store.log.end
 
 
-# --- topics that go
+# --- topics that are removed
 
 
 class Removal:
-    """A removal, and what came of it."""
+    """A removal of a topic, and its outcome."""
 
     def __init__(self, owned: OwnedStore, topic: str) -> None:
         self.results: list[Exception | None] = []
@@ -768,7 +774,7 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_units_in_memory_until_the_
 
 
 def bodies(store: MessageStore, topic: str, queue_id: int = 0) -> list[bytes]:
-    """What a consumer gets of a queue."""
+    """The bodies that a consumer reads from a queue."""
     queue = store.queue(topic, queue_id)
     if queue is None:
         return []
@@ -779,7 +785,8 @@ def bodies(store: MessageStore, topic: str, queue_id: int = 0) -> list[bytes]:
 
 @pytest.mark.parametrize("removing", ["held", "failing"])
 def test_no_checkpoint_is_ahead_of_units_that_wait_for_old_files_to_go(removing: str) -> None:
-    """Or a start after it would not find the messages, though they were acknowledged."""
+    """No checkpoint is ahead of units that wait for old files to go, or the start after it would not find acknowledged
+    messages."""
     owned = owned_store()
     files = files_of(owned)
     append(owned.store, "t", 0, b"old", b"older")
@@ -831,7 +838,7 @@ def test_a_removal_that_fails_is_told_and_tried_again() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_topic_may_go_and_come_many_times(seed: int) -> None:
-    """While none, some or all removals of it fail."""
+    """A topic may be removed and made again many times, while no, some or all removals of it fail."""
     chance = random.Random(seed)
     owned = owned_store()
     files = files_of(owned)
@@ -868,7 +875,7 @@ def test_a_topic_may_go_and_come_many_times(seed: int) -> None:
 
 
 def send_until_full(owned: OwnedStore) -> tuple[int, str]:
-    """One a second, until they are refused; gives how many were taken, and what the refusal says."""
+    """Send one message per second until one is refused; return the number accepted and the text of the refusal."""
     for sent in range(100):
         try:
             append(owned.store, "t", sent % 3, b"%d" % sent)
@@ -895,11 +902,11 @@ def test_units_that_wait_for_old_files_to_go_are_bounded_too(monkeypatch: pytest
     append(owned.store, "t", 0, b"goes on")
 
 
-# --- files that go
+# --- files that expire
 
 
 class Keeper:
-    """A `Part` of the owner of durability: needs the commitlog from some position on, and keeps some messages."""
+    """A `Part` of the owner of durability that needs the commitlog from a position on, and keeps some messages."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
@@ -942,7 +949,7 @@ class Keeper:
 
 
 def aged(**settings: Any) -> tuple[OwnedStore, Keeper]:
-    """A store with ten files that are old enough to go, nothing of which is flushed or covered."""
+    """A store with ten files that are old enough to go, none of which is flushed or covered."""
     store = make_store("/s", SimulatedFiles(), segment_size=SEGMENT)
     store.open()
     keeper = Keeper(store)
@@ -1038,7 +1045,7 @@ def test_files_that_cannot_be_removed_harm_nobody() -> None:
 
 
 def test_what_waits_is_kept_beyond_the_watermark_too() -> None:
-    """Or no file would go, and no message be taken, ever again."""
+    """Waiting messages are kept beyond the watermark too, or no file would go and no message be accepted ever again."""
     owned, keeper = aged()
     owned.checkpoint()
     files_of(owned).used = 0.95
@@ -1055,7 +1062,8 @@ def test_what_waits_is_kept_beyond_the_watermark_too() -> None:
 
 
 def test_a_file_that_cannot_be_removed_leaves_no_gap() -> None:
-    """Those behind it stay until it is gone, whatever expires meanwhile; those in other directories go."""
+    """A file that cannot be removed leaves no gap: the files behind it stay until it is gone, whatever expires
+    meanwhile; files in other directories go."""
     owned, keeper = aged()
     keeper.needed = 3 * SEGMENT
     owned.checkpoint()
@@ -1094,7 +1102,7 @@ def test_files_may_go_at_any_moment_and_a_power_cut_may_follow(seed: int) -> Non
         assert recovered.end >= owned.durability.released
         assert not recovered.rebuilt
         assert store.log.begin <= owned.store.log.begin
-        # Names come back whose removal was not durable, of the commitlog's files rather than of the queues'.
+        # Names whose removal was not durable return: those of the commitlog's files rather than those of the queues'.
         store.log.drop_before(owned.store.log.begin)
         store.log.note_flushed(store.log.end, 0)
         for queue in store.all_queues():
@@ -1253,7 +1261,8 @@ def test_a_flush_that_cannot_begin_at_a_stop_is_tried_again() -> None:
 
 
 def test_a_stop_ends_also_where_no_flush_can_begin() -> None:
-    """Nothing acknowledged by a flush is lost; the rest is in the files, for as long as the power is on."""
+    """A stop ends even if no flush can begin: no message acknowledged by a flush is lost, and the others are in the
+    files as long as the power is on."""
     owned = owned_store()
     files = files_of(owned)
     append(owned.store, "t", 0, b"x")
@@ -1307,7 +1316,7 @@ def test_a_poisoned_store_is_left_as_it_is() -> None:
 
 
 def test_a_store_that_was_poisoned_just_before_the_stop_is_left_as_it_is() -> None:
-    """Nobody has taken a step since."""
+    """A store poisoned just before the stop is left as it is, although no step has run since."""
     owned = owned_store()
     files = files_of(owned)
     append(owned.store, "t", 0, b"x")
@@ -1392,8 +1401,8 @@ POISONS: list[tuple[Call, int, str]] = [
 
 
 class Life:
-    """A store in which anything may happen in any order, against a model: what was sent to each queue since its topic
-    was made, with where it ends in the commitlog."""
+    """A store in which any events may happen in any order, with a model: the messages sent to each queue since its
+    topic was made, each with its end in the commitlog."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -1401,15 +1410,15 @@ class Life:
         self.sent: dict[tuple[str, int], list[tuple[bytes, int]]] = {}
         self.number = 0
         self.going: Counter[str] = Counter()
-        """Topics, and how many of their removals are not over."""
+        """Topics with the number of their unfinished removals."""
         self.open()
 
     def open(self) -> None:
         store, _ = reopened(self.files)
         config = DurabilityConfig(self.chance.choice((0.1, 0.5)), self.chance.choice((0.1, 1.0)))
         self.owned = OwnedStore(store, ManualClock(), config=config)
-        # Whoever was removing topics when the process ended has no answer, and does so once more. Recovery may also
-        # have found records of one that was removed.
+        # An unfinished removal of topics has no answer when the process ends, and is repeated by its caller. Recovery
+        # may also have found records of a removed topic.
         found = {(queue.topic, queue.queue_id) for queue in store.all_queues()}
         again = set(self.going) | {topic for topic, _ in found - self.sent.keys()}
         self.going = Counter()
@@ -1483,7 +1492,7 @@ class Life:
             assert (owned.releases, store.checkpoint, store.log.end) == self.frozen
 
     def check_image(self, files: SimulatedFiles, durable_to: int, *, is_kill: bool) -> None:
-        """What a process finds that opens the store."""
+        """Check the state that a process finds when it opens the store."""
         store, recovered = reopened(files)
         assert recovered.end >= durable_to
         for (topic, queue_id), sent in self.sent.items():
@@ -1496,7 +1505,7 @@ class Life:
         store.abandon()
 
     def stop(self) -> None:
-        """Cleanly, or at least as far as the disk lets; with as many faults as there are."""
+        """Stop cleanly, or as far as the disk allows; faults stay for a while."""
         owned = self.owned
         owned.durability.stop()
         for turn in range(400):

@@ -74,7 +74,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_seen_by_another_process(tmp_path: Path) -> None:
-    # POSIX record locks do not exclude their own process, so a child tries.
+    # POSIX record locks do not exclude their own process, so a child process tries.
     lock = OsFiles().lock(str(tmp_path / "lock"))
     child = os.fork()
     if child == 0:
@@ -125,7 +125,8 @@ def test_the_names_of_new_directories_are_durable_where_that_is_asked(
 
 
 def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apart from a file that cannot be opened, which says nothing of what was written before."""
+    """A failed sync raises NotDurable. A file that cannot be opened raises its own error, which says nothing about
+    earlier writes."""
 
     def fail(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -149,7 +150,8 @@ def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_sync_of_which_nobody_knows_what_it_did_is_one_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one would succeed, whatever was lost."""
+    """A sync that ends with any other exception counts as failed, since the next one would succeed even if data was
+    lost."""
 
     def fail(fd: int) -> None:
         raise MemoryError
@@ -180,7 +182,7 @@ def fail_busy() -> None:
 def test_files_that_are_not_in_use_give_their_descriptors_to_one_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients may have taken all others."""
+    """Idle files give up their descriptors to one in use, as clients may have taken all others."""
     files = OsFiles()
     idle = [files.create(str(tmp_path / str(number)), 10) for number in range(3)]
     for file in idle:
@@ -291,7 +293,7 @@ def test_a_file_that_is_replaced_is_not_written_through_what_an_earlier_process_
 
 
 def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
-    """Also a pipe, of which an open would wait for who writes into it."""
+    """A path that is not a file is refused at once, also a pipe, on which an open would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "directory").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
@@ -311,7 +313,7 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
 
 
 def _bad_page(monkeypatch: pytest.MonkeyPatch, begin: int) -> None:
-    """Read as Linux does where a page cannot be read: what is before it, then an error."""
+    """Make reads behave as Linux does at an unreadable page: return the bytes before it, then an error."""
     real = os.pread
 
     def pread(fd: int, size: int, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The verdict: which one leads to which, and what is said of it."""
+"""The verdict: its transitions, and the errors that it leads to."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_the_error_says_why(verdict: Verdict, kind: type[StoreError], reason: st
 
 @pytest.mark.parametrize("verdict", [CLOSED, FULL, POISONED])
 def test_each_refusal_is_an_error_of_its_own_that_keeps_nothing_alive(verdict: Verdict) -> None:
-    """One that is raised again and again has the traceback of each raise, and with it whatever was to be stored."""
+    """Each refusal is an exception of its own: one exception raised repeatedly would keep the traceback of each raise,
+    and with it the messages to be stored."""
     health = health_with(verdict)
     body = bytearray(b"what was to be stored")
 

@@ -1,4 +1,4 @@
-"""Marks: seen at once, and in the files when a job has put them there, not before."""
+"""Marks: seen at once, and in the files only after a job has written them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_mark_that_the_disk_does_not_take_waits_on() -> None:
     marks.begin()
     job = marks.plan(COUNT * UNIT)
     assert marks
-    del job  # it failed
+    del job  # the job failed
     marks.set(position(4), b"more")
     marks.begin()
     marks.plan(COUNT * UNIT)()

@@ -1,4 +1,4 @@
-"""Which origins records name: record by record, as recovery reads them, and many at once, as jobs do."""
+"""The origins that records name: record by record, as recovery reads them, and many at once, as jobs do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_one_and_many_are_the_same(promise: int, at: int, flag: int) -> None:
 
 
 def test_who_names_one() -> None:
-    """What is no copy says when it is due, or of which half message it is."""
+    """Deliveries, rolls and deletions name their origin. In other records the same field has the due time, or the
+    offset of a half message."""
     origins = Origins()
     for each in (
         record(b"orders", 0),

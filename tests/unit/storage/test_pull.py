@@ -1,4 +1,4 @@
-"""Finding messages against a model: a plain list of tags codes."""
+"""Finding messages, compared with a model: a plain list of tags codes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_searching_by_time(steps: list[int], at: int) -> None:
 
 
 def test_records_are_cached_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
-    """As they are due, not as they lie, and in more than one file."""
+    """Records count as cached in any order of the ranges, such as that of their due times, and in several files."""
     store = make_store(str(tmp_path), OsFiles(), segment_size=4096)
     store.open()
     at = append(store, "t", 0, *[b"x" * 300] * 20)
@@ -132,7 +132,8 @@ def test_records_are_cached_in_whatever_order_they_are_asked_for(tmp_path: Path)
 
 
 def test_what_was_not_cached_tells_of_what_lies_before_it() -> None:
-    """Where the system keeps less than expected, in a small container: the loop waits once, not at each read."""
+    """A read that turns out not to be cached tells the store about older records too: in a small container the system
+    keeps less than expected, and the loop waits once, not at each read."""
     files = SimulatedFiles()
     store = make_store("/s", files)
     store.open()
@@ -149,7 +150,7 @@ def test_what_was_not_cached_tells_of_what_lies_before_it() -> None:
     assert not any(is_read(number) for number in range(85))
     assert is_read(86)
     assert [is_read(number) for number in (89, 91, 100)] == [False, True, True]
-    # What was only asked for says nothing about the newest.
+    # A range that was only asked for says nothing about the newest ones.
     assert not is_read(80)
     assert is_read(100)
     files.uncached = at[97]
@@ -157,7 +158,7 @@ def test_what_was_not_cached_tells_of_what_lies_before_it() -> None:
 
 
 def test_records_are_read_ahead(tmp_path: Path) -> None:
-    """In any order, in more than one file, what lies close together as one."""
+    """Records are read ahead in any order and from several files; ranges close together are read as one."""
     store = make_store(str(tmp_path), OsFiles(), segment_size=1 << 20)
     store.open()
     at = append(store, "t", 0, *[b"x" * 1000] * 2200)
@@ -169,7 +170,7 @@ def test_records_are_read_ahead(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OsFile, "read_ahead", read_ahead)
-        # The first and the last, and in between one of each file.
+        # The first and the last record, and one of each file in between.
         chosen = np.array([2199, 1000, 0, 2, 1])
         ReadAhead(store.log, np.array(at)[chosen], sizes[chosen]).run()
     size = int(sizes[0])

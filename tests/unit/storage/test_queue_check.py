@@ -1,8 +1,8 @@
-"""Goal: whatever becomes of the consume queues' files while nobody looks, the next start finds it, and all messages are
-where they were.
+"""Goal: a start finds any damage done to the consume queues' files since the last one, and all messages are at their
+queue offsets.
 
-Method: a store with several files a queue, also of the delay levels, is damaged between two lives, anywhere. What each
-queue offset had to give is kept apart, as the producers were told it.
+Method: a store with several files per queue, also of the delay levels, is damaged anywhere between two lives. The
+expected message of each queue offset is kept apart, from the answers to the producers.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ CHECK: Final = "/s/queuecheck"
 LEVEL: Final = (SCHEDULE_TOPIC, 2)
 UNITS_A_FILE: Final = 20
 ALWAYS_GOES: Final = RetentionConfig(reserved_hours=-1, delete_when=";".join(f"{hour:02}" for hour in range(24)))
-"""Whatever is not needed any more."""
+"""Every file that is no longer needed expires."""
 
 Told = dict[tuple[str, int, int], bytes]
-"""What producers were told: topic, queue and queue offset of each body."""
+"""The answers to producers: topic, queue and queue offset of each body."""
 
 
 class World:
-    """A store in memory, and what it has to have."""
+    """A store in memory, and its expected content."""
 
     def __init__(self) -> None:
         self.files = SimulatedFiles()
         self.told: Told = {}
         self.withdrawn: set[int] = set()
-        """Queue offsets of the level's messages."""
+        """Queue offsets of withdrawn messages of the level."""
         self.store = make_store("/s", self.files, segment_size=SEGMENT)
         self.recovered = self.store.open()
         self.owned = OwnedStore(self.store)
@@ -64,7 +64,7 @@ class World:
             self.told[topic, queue_id, offset] = body
 
     def withdraw(self, offset: int) -> None:
-        """Take a message of the level back, as a cancel does: by a record, then a mark."""
+        """Withdraw a message of the level as a cancel does: by a record, then a mark."""
         store = self.store
         queue = store.ensure_queue(*LEVEL)
         unit = queue.unit(offset)
@@ -85,7 +85,7 @@ class World:
         self.owned.stop()
 
     def reopen(self) -> list[MutableMapping[str, Any]]:
-        """Open the store anew; gives the warnings."""
+        """Open the store anew; return the warnings."""
         self.files.after_kill()
         self.store = make_store("/s", self.files, segment_size=SEGMENT)
         with capture_logs() as lines:
@@ -98,7 +98,7 @@ class World:
         return [line for line in lines if line["log_level"] == "warning"]
 
     def look(self) -> None:
-        """Everything is at its offset, and what comes gets the next one."""
+        """Check that every message is at its offset, and that new ones get the next offsets."""
         store = self.store
         assert list(problems(store)) == []
         for (topic, queue_id, offset), body in self.told.items():
@@ -151,7 +151,7 @@ def filled() -> World:
 
 @cache
 def whole(how: str) -> World:
-    """A store that nobody has open: after a clean stop, or killed with records behind the checkpoint."""
+    """A closed store: after a clean stop, or killed with records behind the checkpoint."""
     world = filled()
     if how == "stopped":
         world.stop()
@@ -166,7 +166,7 @@ def whole(how: str) -> World:
 
 
 def noted(world: World) -> dict[str, int]:
-    """The files, and how many bytes of each are of units before the checkpoint: as their records tell."""
+    """The queue files with the number of bytes in units before the checkpoint, by their records."""
     other = world.copy()
     other.reopen()
     offset = other.store.checkpoint.recovery_offset
@@ -207,7 +207,7 @@ def test_whatever_a_file_has_become_all_messages_are_where_they_were(
         case "flip":
             at = data.draw(st.integers(0, len(before) - 1))
             node.data[at] ^= data.draw(st.integers(1, 255))
-            # A size that becomes 1 looks like a message that was withdrawn: that cannot be told.
+            # A size that becomes 1 looks like a withdrawn message, which cannot be detected.
             size_at = at // UNIT_SIZE * UNIT_SIZE + 8
             assume(int.from_bytes(node.data[size_at : size_at + 4], "big") != WITHDRAWN_SIZE)
         case "cut":
@@ -238,7 +238,8 @@ def test_whatever_a_file_has_become_all_messages_are_where_they_were(
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_crash_at_any_moment_while_queues_are_made_again_is_no_harm(data: st.DataObject) -> None:
-    """Also with the power: the new files may be there or not, and the note is of the old ones."""
+    """A kill or a power cut at any moment while queues are made again does no harm: the new files may be there or not,
+    and the note is of the old ones."""
     world = whole("killed").copy()
     paths = sorted(NOTED("killed"))
     for path in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=4)):
@@ -256,7 +257,7 @@ def test_a_crash_at_any_moment_while_queues_are_made_again_is_no_harm(data: st.D
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_crash_between_files_and_note_leaves_no_doubt(seed: int) -> None:
-    """At any moment of a life: what is noted is what is there, so that no start makes anything again."""
+    """After a kill at any moment of a life the note agrees with the files, so that no start makes anything again."""
     world = World()
     chance = random.Random(seed)
     for _ in range(12):
@@ -356,7 +357,8 @@ def test_a_checkpoint_writes_what_has_changed_and_no_more() -> None:
 
 
 def test_after_a_start_only_what_is_not_known_to_be_durable_is_synced() -> None:
-    """A store of many topics stops as fast as one of few."""
+    """A stop after a start syncs only the files not known to be durable: a store of many topics stops as fast as one of
+    few."""
     world = World()
     for number in range(200):
         world.send(f"topic-{number}", 0)
@@ -391,8 +393,8 @@ def test_a_note_that_somebody_removes_from_under_a_running_broker_is_written_ane
 
 
 def unreadable(world: World, topic: str, reads: int) -> None:
-    """Make a checkpoint for which the units of a topic cannot be read, but for so many times that its files are opened:
-    each is synced before."""
+    """Make a checkpoint for which the units of a topic cannot be read after `reads` opens of its files (each file is
+    synced before)."""
     real, left = world.files.node_at, [reads]
 
     def node_at(path: str) -> Node:
@@ -528,7 +530,8 @@ def test_what_is_left_of_a_removed_topics_files_goes_at_the_next_start() -> None
 
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_all_queues_of_a_removed_topic_go_where_one_has_messages_again(*, is_noted: bool) -> None:
-    """As after a power cut that undid the removal of the directories."""
+    """All queues of a removed topic go, also if one of them has messages again, as after a power cut that undid the
+    removal of the directories."""
     world = filled()
     world.checkpoint()
     former = {path: bytes(node.data) for path, node in world.files.names.items() if path.startswith(f"{QUEUES}/a/")}
@@ -547,7 +550,8 @@ def test_all_queues_of_a_removed_topic_go_where_one_has_messages_again(*, is_not
 
 
 def test_records_that_come_after_the_log_was_cut_are_not_of_a_topic_removed_before() -> None:
-    """Where a power cut takes the end of the log, new records lie before the position of the removal."""
+    """New records do not count as those of a topic removed before, although they lie before the position of the
+    removal, after a power cut took the end of the log."""
     world = filled()
     world.checkpoint()
     world.owned.flush()
@@ -565,7 +569,7 @@ def test_records_that_come_after_the_log_was_cut_are_not_of_a_topic_removed_befo
 
 
 def expired(world: World, count: int) -> None:
-    """As retention leaves it: the first files of the commitlog are gone."""
+    """Remove the first files of the commitlog, as retention does."""
     for name in world.files.list("/s/commitlog")[:count]:
         world.files.remove(f"/s/commitlog/{name}")
     begin = int(world.files.list("/s/commitlog")[0])
@@ -610,7 +614,8 @@ def test_a_changed_file_size_of_consume_queues_stops_the_start() -> None:
 
 
 def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
-    """Its record is not durable yet: the power may be cut when the checkpoint is there."""
+    """A mark set while a checkpoint is made waits for the next one: its record is not durable yet, and the power may be
+    cut once the checkpoint is there."""
     world = filled()
     world.checkpoint()
     world.send(*LEVEL, 5)
@@ -635,7 +640,7 @@ def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
     world.look()
 
 
-# --- queues of which everything expires
+# --- queues whose messages all expire
 
 
 @settings(max_examples=80, deadline=None)
@@ -644,7 +649,8 @@ def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
     st.lists(st.sampled_from(["expire", "stop", "kill", "lose", "send"]), min_size=1, max_size=8),
 )
 def test_queue_offsets_go_on_wherever_everything_of_a_queue_expires(count: int, events: list[str]) -> None:
-    """Also at the exact boundary of a file, over restarts, and where its files are lost afterwards."""
+    """The offsets of a queue continue after all its messages expired, also at the exact boundary of a file, over
+    restarts, and if its files are lost afterwards."""
     files = SimulatedFiles()
     store = make_store("/s", files, segment_size=SEGMENT)
     store.open()

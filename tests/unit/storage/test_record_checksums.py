@@ -34,7 +34,7 @@ def test_a_record_of_apaches_broker() -> None:
 
 
 def added(store: MessageStore, body: bytes, text: bytes, host: bytes = HOST) -> bytes:
-    """The record that is written for a message."""
+    """Append a message; return its record."""
     store.appender.begin(NOW_MS)
     store.appender.add(store.ensure_queue("topic", 3), body, text, 0, 5, host)
     store.appender.commit()

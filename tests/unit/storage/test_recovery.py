@@ -1,4 +1,4 @@
-"""Opening stores: our own and Apache's, after clean and unclean ends, whole and damaged."""
+"""Opening stores: duemq's and Apache's, after clean and unclean ends, whole and damaged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def reopened(files: SimulatedFiles) -> MessageStore:
 
 @pytest.mark.parametrize(("reached", "is_made_again"), [(0, False), (5, True), (99, True)])
 def test_a_queue_that_does_not_reach_where_somebody_was_is_made_again(reached: int, *, is_made_again: bool) -> None:
-    """Of a store that RocketMQ had last nothing is noted, so nobody else misses it."""
+    """A queue that ends before a known progress in it is made again. A store that RocketMQ had last has no note, so
+    nothing else shows that units are missing."""
     files = SimulatedFiles()
     store = make_store("/s", files, segment_size=8192)
     store.open()
@@ -138,7 +139,7 @@ def test_what_is_appended_to_apaches_store_follows_on(apache_store: Path) -> Non
     assert list(problems(again)) == []
 
 
-# --- our own
+# --- duemq's own
 
 
 def test_after_a_clean_stop_nothing_is_read() -> None:
@@ -180,7 +181,7 @@ def test_units_of_messages_that_came_while_queues_were_written_are_not_lost() ->
 
 
 def test_a_torn_record_is_cut_off_and_nothing_of_it_comes_back() -> None:
-    # Goal: bytes behind a cut must not be taken for records later. Two records of one size: the first is torn, the
+    # Goal: bytes behind a cut must not be taken for records later. Two records have one size: the first is torn, the
     # second whole; after the cut a new record of the same size takes the first one's place.
     files = SimulatedFiles()
     store = filled("/s", files)
@@ -212,7 +213,8 @@ def test_lost_consume_queues_are_made_again(lost: str) -> None:
 @pytest.mark.parametrize("is_noted", [True, False])
 @pytest.mark.parametrize("style", ["nothing", "some", "everything"])
 def test_a_power_cut_after_queues_were_made_again_loses_nothing(style: str, is_noted: bool) -> None:
-    """The new files are not durable yet, and the checkpoint is of the old ones."""
+    """A power cut after queues were made again loses nothing, although the new files are not durable yet and the
+    checkpoint is of the old ones."""
     files = SimulatedFiles()
     stop(filled("/s", files))
     store = reopened(files)
@@ -289,7 +291,7 @@ def test_a_changed_file_size_stops_the_start() -> None:
 
 
 def test_the_head_of_the_log_may_be_gone() -> None:
-    # What retention deleted: queues start late, and are made again from what is left.
+    # After retention: queues start late, and are made again from the rest of the log.
     files = SimulatedFiles()
     stop(filled("/s", files))
     for name in files.list("/s/commitlog")[:2]:
@@ -326,7 +328,8 @@ def test_records_of_half_messages_have_no_unit() -> None:
 
 @pytest.mark.parametrize("how", ["another size", "a missing file", "a broken disk", "something else"])
 def test_a_start_that_fails_leaves_the_files_as_they_are(how: str) -> None:
-    """After a kill -9, too: the next start that does not fail has to find what that has left."""
+    """A failed start leaves the files as they are, also after a kill -9: the next successful start has to find the
+    state that the kill left."""
     files = SimulatedFiles()
     store = filled("/s", files)
     checkpoint(store)
@@ -369,7 +372,8 @@ def test_a_store_is_open_once(tmp_path: Path) -> None:
 
 
 def test_two_stores_cannot_have_one_commitlog(tmp_path: Path) -> None:
-    """They wrote over each other: 100 acknowledged messages were gone, and no log said so."""
+    """Two stores cannot have one commitlog. Earlier they wrote over each other: 100 acknowledged messages were gone,
+    and no log said so."""
     for root in ("one", "other"):
         (tmp_path / root).mkdir()
     configs = [StoreConfig(str(tmp_path / root), str(tmp_path / "log")) for root in ("one", "other")]
@@ -405,7 +409,7 @@ def test_store_times_survive_for_the_checkpoint() -> None:
 
 
 class CountingFiles(SimulatedFiles):
-    """Counts how often each directory is listed."""
+    """Counts the listings of each directory."""
 
     listed: Counter[str]
 
@@ -415,7 +419,8 @@ class CountingFiles(SimulatedFiles):
 
 
 def test_a_start_lists_each_directory_once() -> None:
-    """With 26,500 topics that is what a start is made of. Empty directories, and files in the place of one, go."""
+    """A start lists each directory once, since with 26,500 topics listings take most of its time. Empty directories,
+    and files in place of a directory, are removed."""
     files = CountingFiles()
     files.listed = Counter()
     stop(filled("/s", files))
@@ -440,8 +445,8 @@ def test_a_start_lists_each_directory_once() -> None:
 def test_a_start_after_a_kill_writes_again_what_a_failed_sync_can_have_lost_and_no_more(
     is_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: all that the last checkpoint does not cover; where there is none, no more than the last two files, or so
-    much as is written at most before a sync is begun, however long the commitlog is."""
+    """A start after a kill writes again everything that the last checkpoint does not cover; without a checkpoint only
+    the last two files, or as much as can be written before a sync begins, however long the commitlog is."""
     monkeypatch.setattr(recovery, "_WRITE_AGAIN_BYTES", 3 * 8192 + 100)
     files = SimulatedFiles()
     store = filled("/s", files, count=200)
@@ -482,8 +487,8 @@ def test_without_a_checkpoint_the_last_two_files_are_written_again(monkeypatch: 
 @pytest.mark.parametrize("damage", ["a flipped bit", "zeros", "a whole sector of other bytes"])
 @pytest.mark.parametrize("files_behind", [0, 2])
 def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files_behind: int) -> None:
-    """Goal: none of them is dropped silently, for they may have been acknowledged. What is in the files that are named
-    is, byte for byte, what was cut."""
+    """Whole records behind a damaged one are kept and reported, for they may have been acknowledged. The named files
+    have exactly the bytes that were cut."""
     files = SimulatedFiles()
     store = filled("/s", files)
     checkpoint(store)
@@ -510,7 +515,7 @@ def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files
         f"/s/cut/{damaged if not at else (damaged // 8192 + at) * 8192:020}" for at in range(len(told["kept_in"]))
     ]
     assert list(problems(again)) == []
-    # The same place once more: what was kept before stays.
+    # The same place once more: the files kept before stay.
     append(again, "a", 0, b"z" * 200, b"behind")
     node.data[place + 100] ^= 1
     files.after_kill()
@@ -522,7 +527,7 @@ def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files
 
 
 def test_a_torn_tail_is_cut_without_a_word() -> None:
-    """No whole record lies behind it: it was the last one."""
+    """A torn last record, with no whole record behind it, is cut without a warning."""
     files = SimulatedFiles()
     store = filled("/s", files)
     checkpoint(store)
@@ -550,7 +555,8 @@ def test_what_is_cut_and_cannot_be_kept_stops_the_start() -> None:
 
 @pytest.mark.parametrize("queues", ["lost", "there"])
 def test_an_older_copy_of_the_last_commitlog_file_stops_the_start(queues: str) -> None:
-    """As a file that is missing does: what was acknowledged is not there, and must not be missed in silence."""
+    """An older copy of the last commitlog file stops the start, as a missing file does: acknowledged messages are
+    missing, which must be noticed."""
     files = SimulatedFiles()
     store = filled("/s", files, 5)
     last = store.log.segment_bases()[-1]
@@ -575,8 +581,9 @@ def test_an_older_copy_of_the_last_commitlog_file_stops_the_start(queues: str) -
 
 @pytest.mark.parametrize("expired_files", [0, 1, 2])
 def test_what_lies_before_records_that_are_gone_stays_visible(expired_files: int) -> None:
-    """The consume queues are made again from a commitlog that ends before what they had: their offsets go on, and what
-    the commitlog has can be read, also when its first files go, and be found by its time."""
+    """Messages before missing records stay visible. The consume queues are made again from a commitlog that ends before
+    their old units: their offsets continue, and the messages in the commitlog can be read, also when its first files
+    go, and be found by time."""
     files = SimulatedFiles()
     store = make_store("/s", files, segment_size=8192)
     store.open()

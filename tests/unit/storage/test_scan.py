@@ -1,4 +1,4 @@
-"""The quick way over usual records takes what the close look takes, and nothing else."""
+"""The quick way over usual records accepts exactly the records that the close look accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.storage.conftest import HOST, append, make_store
 
 
 def store_with(second: bytes) -> MessageStore:
-    """A store with a record, and then these bytes; the scanner looks at the first one closely in any case."""
+    """A store with one record and then these bytes; the scanner looks closely at the first record in any case."""
     store = make_store("/s", SimulatedFiles())
     store.open()
     append(store, "t", 0, b"first")
@@ -43,7 +43,7 @@ def second_record(topic: str) -> bytes:
 
 @pytest.mark.parametrize("length", [1, 127, 128, 255])
 def test_topics_are_as_long_as_java_reads_them(length: int) -> None:
-    """Java reads the length as a signed byte."""
+    """The scanner accepts topics of up to 127 bytes, since Java reads the length as a signed byte."""
     store = store_with(second_record("t" * length))
     assert len(list(Scanner(store.log, 0))) == (2 if length <= 127 else 1)
 

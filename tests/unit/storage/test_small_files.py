@@ -1,4 +1,4 @@
-"""checkpoint, config files, retention."""
+"""Checkpoint, config files, retention."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_backup_stands_in_for_a_damaged_table(damaged: bytes | None) -> None
 
 
 def test_one_flipped_bit_anywhere_is_found() -> None:
-    """Or makes no difference: the table is the one that was written, or the edition before it."""
+    """A flipped bit anywhere is noticed, and the previous edition read, or makes no difference."""
     files = SimulatedFiles()
     file = ConfigFile(files, "/t.json")
     before, table = {"offsetTable": {"T@g": {"0": 17}}}, {"offsetTable": {"T@g": {"0": 38, "1": 4}, "U@g": {}}}
@@ -177,7 +177,8 @@ def test_a_table_that_cannot_be_read_stops_the_start() -> None:
 
 
 def aged_store(hours: int, used: float, **settings: object) -> tuple[OwnedStore, SimulatedFiles]:
-    """A store with a file of messages an hour, all of which a checkpoint covers; the next look is at 12 o'clock."""
+    """A store with one file of messages per hour, all covered by a checkpoint; the next look at expiry is at 12
+    o'clock."""
     noon = int(time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1)) * 1000)
     files = SimulatedFiles()
     config = StoreConfig("/s", commitlog_segment_size=4096, queue_segment_size=400)
