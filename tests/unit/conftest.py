@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
-    """A directory for tests that ask what is in memory of a file. `make test` has that of `tmp_path` in /dev/shm, whose
-    file system cannot tell."""
+    """A directory for tests that ask which parts of a file are in memory. `make test` has `tmp_path` in /dev/shm, whose
+    file system cannot answer that."""
     with TemporaryDirectory(prefix="duemq-") as path:
         yield Path(path)

@@ -1,4 +1,4 @@
-"""Copies of stores are what they are copies of."""
+"""Copies of stores equal their originals."""
 
 from __future__ import annotations
 

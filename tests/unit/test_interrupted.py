@@ -1,4 +1,4 @@
-"""How commands end that are interrupted, and those whose reader has left: by no code that means an answer."""
+"""The exit codes of commands that are interrupted, or whose reader has left: never a code that means a result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("arguments", WITHOUT_READER)
 def test_a_reader_that_left_is_no_answer(store: Path, tmp_path: Path, arguments: list[str]) -> None:
-    """Exit code 1 would be a lost message, or a store that is to be repaired."""
+    """A command whose reader has left exits with 2: exit code 1 would mean a lost message, or a store in need of
+    repair."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", "from duemq.cli import main; main()", *arguments, str(store)]

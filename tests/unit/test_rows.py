@@ -1,4 +1,4 @@
-"""What messages of failing tests show of a store."""
+"""The rows of a store that failing tests show."""
 
 from __future__ import annotations
 

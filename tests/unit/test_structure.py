@@ -1,4 +1,4 @@
-"""The house stays as ARCHITECTURE.md draws it: imports point one way."""
+"""The code keeps the structure of ARCHITECTURE.md: imports point one way."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def package_of(module: str) -> str:
-    """Which of our packages has a module, or else its library."""
+    """The package of this project that contains a module, or else the module's library."""
     first, _, rest = module.partition(".")
     part = rest.partition(".")[0]
     return part if first == "duemq" and part in PARTS else first
@@ -68,14 +68,14 @@ def test_imports_point_one_way(package: str) -> None:
             if package == "duemq" and path == ROOT / "duemq" / "cli" / "__init__.py":
                 may |= {"broker", "spark_jobs"}  # the command line may start them
             if package == "duemq" and path.name == "spark.py":
-                may |= {"spark_jobs"}  # whose names it passes on
+                may |= {"spark_jobs"}  # it passes on their names
             if module.split(".")[0] in PARTS or top in OURS - may or top in FORBIDDEN_LIBRARIES.get(package, set()):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
     assert wrong == []
 
 
 def needed(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """What is imported when a module runs, in functions too; not what only type checkers read."""
+    """Yield the imports that run with a module, in functions too, without those for type checkers only."""
     for node in statements:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
@@ -94,7 +94,7 @@ def test_no_module_imports_one_that_imports_it() -> None:
         left[name] = {each if each in known else each.rpartition(".")[0] for each in found} & set(known) - {name}
     while free := {name for name, wanted in left.items() if not wanted}:
         left = {name: wanted - free for name, wanted in left.items() if name not in free}
-    # What needs a circle is left as well as what is in one.
+    # The rest are the modules in a circle, and those that need one.
     while unneeded := set(left) - set().union(*left.values()):
         left = {name: wanted for name, wanted in left.items() if name not in unneeded}
     assert left == {}
@@ -108,7 +108,8 @@ def test_no_folder_is_a_heap() -> None:
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_each_package_has_one_tree_of_errors(package: str) -> None:
-    """Whoever catches the package's base catches all; only what never leaves its module may be of its own."""
+    """Each package has one tree of errors, so that catching its base catches all; only errors that never leave their
+    module may be outside of it."""
     of_nobody = []
     for path in modules(package):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Values that the wire carries, for hypothesis."""
+"""Hypothesis strategies for values on the wire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-"""Whatever UTF-8 can carry."""
+"""Any text that UTF-8 can carry."""
 SOME_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 
 COMMANDS = st.builds(

@@ -1,4 +1,4 @@
-"""The body of a batch: what is written is read, anything else is a BodyError that names the part."""
+"""The body of a batch: encoding and decoding agree, and wrong bytes are a BodyError that names the part."""
 
 from __future__ import annotations
 

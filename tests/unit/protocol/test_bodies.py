@@ -1,4 +1,4 @@
-"""JSON bodies: what Java sends is read, what Java needs is written, and anything else is a BodyError."""
+"""JSON bodies: they read Java's JSON, they write the JSON that Java needs, and anything else is a BodyError."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_java_leaves_out_or_nulls_has_a_default() -> None:
 @pytest.mark.parametrize("body_type", BODY_TYPES)
 @given(data=st.data())
 def test_any_json_value_is_a_body_or_a_body_error(body_type: type[msgspec.Struct], data: st.DataObject) -> None:
-    """Whatever is in whichever field; what is taken can be written again."""
+    """Any JSON value in any field is a body or a BodyError; an accepted body can be written again."""
     names = st.sampled_from([field.encode_name for field in msgspec.structs.fields(body_type)])
     value = data.draw(VALUES | st.dictionaries(names, VALUES))
     for strict in (True, False):
@@ -111,7 +111,8 @@ def test_numbers_wider_than_javas_are_a_body_error(number: int) -> None:
 
 
 def test_requests_are_strict_json_only() -> None:
-    """Loose JSON is read token by token: a client must not keep the broker busy with it."""
+    """Requests are strict JSON only: loose JSON is read token by token, and a client must not keep the broker busy with
+    it."""
     body = b'{"clientID":"c","other":{0:1}}'
     assert bodies.decode(body, HeartbeatData).client_id == "c"
     with pytest.raises(BodyError):
@@ -134,7 +135,8 @@ ROUTE = TopicRoute([BROKER], [QueueData("b-a", 6, 4, 4)])
 
 
 def test_a_route_for_older_clients_has_broker_ids_without_quotes() -> None:
-    """Exactly as 4.9.7 writes it: older Go clients look for the text."""
+    """A route for older clients has broker ids without quotes, exactly as 4.9.7 writes it: older Go clients search for
+    that text."""
     assert ROUTE.to_json(strict=False) == (
         b'{"brokerDatas":[{"brokerAddrs":{0:"1.2.3.4:10911",1:"1.2.3.5:10911"},"brokerName":"b-a","cluster":"C"}],'
         b'"filterServerTable":{},"queueDatas":[{"brokerName":"b-a","perm":6,"readQueueNums":4,"writeQueueNums":4,'

@@ -1,4 +1,4 @@
-"""Frames as lines of text: everything that is in them, and never an error, whatever they hold."""
+"""Frames as lines of text: complete, and never an error, whatever the frames hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fastjson's JSON: integer and object keys are read, everything strict as well, and garbage is a BodyError."""
+"""fastjson's JSON: it reads integer and object keys and everything strict, and garbage is a BodyError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 
 def loose(value: Any) -> str:
-    """JSON that is not strict: a brace more around it, whose keys are an integer and an object."""
+    """Return JSON that is not strict: an object around it, whose keys are an integer and an object."""
     return f'{{7:{json.dumps(value)}, {{"a":1}} : {json.dumps(value, ensure_ascii=False)}}}'
 
 
@@ -114,8 +114,8 @@ def test_deep_nesting_is_a_body_error(text: str) -> None:
 
 
 def test_keys_within_keys_are_a_body_error() -> None:
-    """Each key of an object becomes a text, whose quotes are escaped: keys within keys would double at each level, and
-    a body of a hundred bytes would take all memory."""
+    """Object keys within object keys are a BodyError: each becomes a text whose quotes are escaped, so they would
+    double at each level, and a body of a hundred bytes would take all memory."""
     assert fastjson.loads('{{"a":1}:1}') == {'{"a":1}': 1}
     with pytest.raises(BodyError, match="key"):
         fastjson.loads('{{{"a":1}:1}:1}')
@@ -132,7 +132,8 @@ def test_text_that_is_not_utf8_is_a_body_error() -> None:
 
 
 def test_loose_json_beyond_the_limit_is_a_body_error() -> None:
-    """Reading it takes long; strict JSON of any size is read at once."""
+    """Loose JSON beyond the limit is a BodyError, since reading it takes long; strict JSON of any size is read at
+    once."""
     entries = ",".join(f'"{number}":1' for number in range(1000))
     assert len(fastjson.loads("{" + entries + "}", loose_limit=100)) == 1000
     assert fastjson.loads("{0:1}", loose_limit=100) == {"0": 1}

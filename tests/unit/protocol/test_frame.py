@@ -1,4 +1,4 @@
-"""Frames are cut out of a byte stream the same way however it is chopped, and nothing is held of what is refused."""
+"""Frames are cut out of a byte stream the same way however it is chopped, and nothing is kept of refused bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GARBAGE = st.binary(max_size=40) | st.builds(
 
 
 def cut(pieces: list[bytes], max_frame_bytes: int = MAX_FRAME_BYTES) -> tuple[Cut, FrameReader]:
-    """Give a reader the pieces one by one; the frames that came out, and the reader."""
+    """Give a reader the pieces one by one; return the frames found, and the reader."""
     reader, frames = FrameReader(max_frame_bytes), []
     for piece in pieces:
         frames += [(codec, header, bytes(body)) for codec, header, body in reader.receive_data(piece)]
@@ -42,7 +42,8 @@ def test_frames_come_out_as_they_went_in(frames: Cut) -> None:
 
 @given(st.lists(FRAMES, max_size=3), GARBAGE, st.lists(st.integers(0, 400), max_size=8))
 def test_chopping_does_not_matter_for_any_bytes(frames: Cut, garbage: bytes, cuts: list[int]) -> None:
-    """Frames, the fault and what is held: the same for the whole input, for single bytes and for any pieces."""
+    """The frames, the error and the buffered bytes are the same for the whole input, for single bytes and for any
+    pieces."""
     data = b"".join(join_frame(*frame) for frame in frames) + garbage
     edges = [0, *sorted(at for at in cuts if at < len(data)), len(data)]
     pieces = [data[low:high] for low, high in itertools.pairwise(edges)]
@@ -59,7 +60,8 @@ def test_chopping_does_not_matter_for_any_bytes(frames: Cut, garbage: bytes, cut
 )
 @pytest.mark.parametrize("chop", [lambda data: [data], one_by_one], ids=["whole", "bytes"])
 def test_a_wrong_length_is_refused_on_its_four_bytes(length: int, chop: object) -> None:
-    """Nothing of such a frame is kept, before or after; the last two lengths are how TLS and HTTP begin."""
+    """A wrong length is refused as soon as its four bytes are there, and nothing of such a frame is kept, before or
+    after; the last two lengths are the beginnings of TLS and HTTP."""
     assert callable(chop)
     good = join_frame(JSON, b"{}", b"before")
 
@@ -129,7 +131,7 @@ def test_a_close_within_a_frame_is_an_error_and_between_frames_is_none() -> None
 
 
 def test_a_frame_in_many_small_pieces_takes_about_its_own_size() -> None:
-    """A client that sends two bytes at a time must not make us keep an object for each two bytes."""
+    """The reader holds a frame that comes two bytes at a time without an object for each piece."""
     data = join_frame(JSON, b"{}", bytes(100_000))
     reader = FrameReader()
     for at in range(0, len(data) - 2, 2):
@@ -154,7 +156,7 @@ def test_a_closed_reader_holds_nothing_and_takes_nothing() -> None:
 
 
 def test_bodies_are_views_of_what_was_received() -> None:
-    """No copy of a body is made where it came in one piece."""
+    """The body of a frame that came in one piece is a view, without a copy."""
     data = join_frame(JSON, b"{}", b"body")
     ((_, _, body),) = FrameReader().receive_data(data)
     assert body.obj is data

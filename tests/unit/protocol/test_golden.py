@@ -1,5 +1,5 @@
-"""Bytes that Apache RocketMQ made: we read in them what they say, and where there is one way to write a thing, our
-bytes equal theirs. How they were taken is told in golden/README.md."""
+"""Bytes captured from Apache RocketMQ: duemq reads them as expected, and where an encoding is unique, duemq writes the
+same bytes. See golden/README.md for how they were captured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_frame_of_a_stream_is_a_command_of_4_9_7(name: str) -> None:
     frames = list(wire.decode_all(golden(name)))
     assert len(frames) >= 3
     for frame_codec, command in frames:
-        # Notices of the broker come in the broker's own codec.
+        # Notices of the broker use the broker's own codec.
         assert frame_codec == CODECS[name.partition("-")[0]] or command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         assert (command.language, command.version) == ("JAVA", 407)
         assert command.is_response == (name.endswith("responses.bin") and not command.is_oneway)
@@ -62,7 +62,8 @@ def test_every_frame_of_a_stream_is_a_command_of_4_9_7(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in STREAMS if "requests" in name])
 def test_our_requests_are_byte_for_byte_theirs(name: str) -> None:
-    """With the fields in their order; a Java request without fields leaves `extFields` out, where we write it empty."""
+    """duemq's requests are byte for byte those of Java, with the fields in their order; except that Java leaves
+    `extFields` out of a request without fields, where duemq writes it empty."""
     for frame_codec, command in wire.decode_all(golden(name)):
         ours = codec.encode(command, frame_codec)
         if frame_codec == JSON and not command.ext:

@@ -1,4 +1,4 @@
-"""The three header codecs: every command survives them, and whatever else they are given is a FrameError."""
+"""The three header codecs: every command survives them, and any other bytes are a FrameError."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_json_and_msgpack_carry_empty_texts_and_numbers_of_32_bits(frame_codec: 
 @pytest.mark.parametrize("frame_codec", CODECS)
 @given(command=COMMANDS)
 def test_what_was_decoded_can_be_answered(frame_codec: int, command: Command) -> None:
-    """The code of an answer is one of ours and its opaque the request's, whatever that was."""
+    """Any decoded request can be answered: the answer has a known code and the request's opaque, whatever that is."""
     received = over_the_wire(command, frame_codec)
     answer = Command(code=0, opaque=received.opaque, flag=FLAG_RESPONSE)
     assert over_the_wire(answer, frame_codec).opaque == command.opaque
@@ -230,7 +230,7 @@ def test_lone_surrogates_are_a_frame_error(frame_codec: int, header: bytes) -> N
     ids=lambda value: f"{value:.0e}" if value < 10**300 else "1e5000",
 )
 def test_numbers_beyond_32_bits_are_a_frame_error(field: str, value: int) -> None:
-    """An opaque that an answer could not repeat in 4 bytes is no opaque."""
+    """Numbers beyond 32 bits are a FrameError: an answer could not repeat such an opaque in 4 bytes."""
     digits = "1" + "0" * 5000 if value > 10**300 else str(value)
     head = {"code": "1", field: digits}
     text = "{" + ",".join(f'"{name}":{number}' for name, number in head.items()) + "}"

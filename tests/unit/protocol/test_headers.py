@@ -1,5 +1,5 @@
-"""Typed extension fields: every header class reads what it writes, by both ways of decoding, and says which field is
-wrong."""
+"""Typed extension fields: every header class reads its own output, by both ways of decoding, and names a wrong
+field."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def exts(header_type: type[Header]) -> st.SearchStrategy[dict[str, str]]:
 
 
 def both_ways(header_type: type[Header], ext: dict[str, Any]) -> tuple[Header | None, Header | None]:
-    """The header as each way of decoding gives it, None where it refuses."""
+    """Return the header by each way of decoding, None where it refuses."""
     text = json.dumps({"code": 1, "extFields": ext, "opaque": 7, "flag": 2, "version": 407, "language": "GO"}).encode()
     decoder = RequestDecoder(header_type)
     quick = slow = None
@@ -99,7 +99,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(a
 def test_what_the_quick_way_takes_the_slow_way_takes_as_the_same(
     header_type: type[Header], data: st.DataObject
 ) -> None:
-    """Whatever JSON value is in whatever field."""
+    """A header that the quick way accepts, with any JSON value in any field, is the same by the slow way."""
     ext: dict[str, Any] = dict(data.draw(exts(header_type)))
     names = st.sampled_from(sorted(fields_of(header_type)) or ["other"])
     ext.update(data.draw(st.dictionaries(names | TEXT, SCALARS | st.just("+1") | st.just("TRUE"), max_size=3)))
@@ -173,7 +173,8 @@ def test_numbers_are_read_as_java_reads_them(text: str, value: int) -> None:
 
 
 def test_reading_as_java_does_leaves_texts_alone() -> None:
-    """A text that begins with a plus is no number, also where another field of the request is odd."""
+    """Reading as Java does leaves texts alone: a text that begins with a plus is not a number, also if another field of
+    the request is odd."""
     ext = {
         "topic": "+T", "defaultTopic": "D", "readQueueNums": "+4", "writeQueueNums": "4", "perm": "6",
         "topicFilterType": "SINGLE_TAG", "order": "no", "attributes": "+message.type=DELAY",

@@ -1,4 +1,4 @@
-"""Requests waiting for their response: found by opaque, once; expired by the time that is given."""
+"""Requests waiting for their response: found by opaque, once; expired by the given time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The property text: reading one property, taking one out and putting one in agree with reading all of them."""
+"""The property text: reading, removing and adding one property agree with reading all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from duemq.protocol.records.properties import (
 )
 
 NAMES = st.sampled_from(["TAGS", "AGS", "XTAGS", "TAGSX", "WAIT", "DELAY", "A", ""])
-"""Few names, so that one is the end or the beginning of another, or comes twice."""
+"""Few names, so that one is the end or the beginning of another, or is repeated."""
 
 PIECES = st.sampled_from(["\x01", "\x02", "TAGS", "TAG", "S", "WAIT", "a", "||", "é", "😀", "TAGS\x01", "\x02TAGS\x01"])
 ANY_TEXT = st.lists(PIECES, max_size=12).map("".join)
@@ -45,7 +45,7 @@ def test_one_property_is_what_all_of_them_say(text: str, name: str) -> None:
 @example("TAGS\x01a\x02TAGS\x01")
 @example("XTAGS\x01a\x02TAGS\x01b\x02XTAGS\x01c")
 def test_the_tags_code_is_that_of_the_property(text: str) -> None:
-    """The store finds it this way when it recovers: it must not differ from what was found when the message came."""
+    """The tags code computed from the property text, as recovery does, is that of the TAGS property, as on arrival."""
     assert tags_code_of(text) == tags_code(get(text, "TAGS"))
 
 
@@ -106,13 +106,13 @@ def test_a_value_may_hold_a_name_with_its_separator() -> None:
     ],
 )  # fmt: skip
 def test_the_hash_is_javas(text: str, value: int) -> None:
-    """Values printed by String.hashCode."""
+    """java_hash gives the values printed by String.hashCode."""
     assert java_hash(text) == value
 
 
 @given(st.text(max_size=50), st.text(max_size=50))
 def test_the_hash_is_the_polynomial_over_utf16_units(first: str, second: str) -> None:
-    """Also of lone surrogates, which Java's strings may hold."""
+    """The hash is the polynomial over UTF-16 units, also of lone surrogates, which Java's strings may hold."""
     units = len((second).encode("utf-16-be", "surrogatepass")) // 2
     joined = first + second
     if joined.encode("utf-16-be", "surrogatepass") == b"".join(
@@ -129,7 +129,7 @@ def test_messages_without_tags_have_code_0() -> None:
 
 
 def test_long_tags_are_not_remembered() -> None:
-    """What is kept in memory of tags that clients make up must be bounded."""
+    """Long tags are not cached, so that tags made up by clients cannot fill memory."""
     before = properties._known_code.cache_info().currsize
     long = "x" * 30_000
     assert tags_code(long) == tags_code_of(f"TAGS\x01{long}") == java_hash(long)

@@ -1,4 +1,4 @@
-"""The handles by which messages that wait are recalled."""
+"""The handles by which waiting messages are recalled."""
 
 from __future__ import annotations
 

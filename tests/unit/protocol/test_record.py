@@ -1,4 +1,5 @@
-"""Records: what is written is read, and damaged bytes are a RecordError or another record, never anything else."""
+"""Records: encoding and decoding agree, and damaged bytes are a RecordError or another record, never any other
+error."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def decoded(data: bytes) -> StoredMessage | None:
 
 @given(MESSAGES)
 def test_a_message_survives_as_a_record(message: StoredMessage) -> None:
-    """Also its IPv6 flags, which follow the lengths of its hosts."""
+    """A message survives as a record, with the IPv6 flags that follow from the lengths of its hosts."""
     data = record.encode(message)
     flags = FLAG_BORN_IPV6 * (len(message.born_host) == 20) | FLAG_STORE_IPV6 * (len(message.store_host) == 20)
     message.sys_flag = message.sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6) | flags
@@ -61,7 +62,8 @@ def test_named_places_are_where_the_fields_are() -> None:
 
 
 def test_every_damaged_byte_is_noticed_or_gives_another_record() -> None:
-    """Every byte to every value: lengths, magic, flags, body and texts, in a record with each kind of host."""
+    """Every byte changed to every value is noticed or gives another record: lengths, magic, flags, body and texts, in a
+    record with each kind of host."""
     for born, store in ((HOST, HOST), (HOST_V6, HOST), (HOST, HOST_V6), (HOST_V6, HOST_V6)):
         good = record.encode(StoredMessage(**{**{f: getattr(MESSAGE, f) for f in MESSAGE.__struct_fields__},
                                               "born_host": born, "store_host": store}))  # fmt: skip
