@@ -13,7 +13,7 @@ from tests.support.loop import SteppedLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every test here runs in a loop whose time it moves itself."""
+    """Run every test here in a loop whose time the test advances."""
     return {"stepped": SteppedLoop}
 
 
@@ -35,6 +35,6 @@ async def peer(broker: UnboundBroker) -> Peer:
 
 @pytest.fixture
 def logged() -> Any:
-    """What was logged, line by line."""
+    """The logged lines."""
     with capture_logs() as lines:
         yield lines

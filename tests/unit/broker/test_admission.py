@@ -1,5 +1,5 @@
-"""Requests that wait for the disk hold a bounded amount of memory: beyond that connections are not read on. Nobody is
-refused for it, and all are answered in the end."""
+"""Requests that wait for the disk hold a bounded amount of memory: beyond that the broker stops reading from
+connections. No request is refused for it, and all are answered in the end."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ async def test_cold_pulls_of_a_client_that_does_not_read(broker: UnboundBroker, 
 
 
 async def test_cold_pulls_of_many_clients(broker: UnboundBroker, cold: Gate) -> None:
-    """Together they have one limit; those that wait go on as others end, also past some that are gone."""
+    """Cold pulls of many clients share one limit; waiting ones go on as others end, also past those of clients that are
+    gone."""
     consumers = [broker.connect() for _ in range(100)]
     for consumer in consumers:
         consumer.post(*(pull("T", 0, count=1) for _ in range(10)))
@@ -115,7 +116,8 @@ async def test_cold_pulls_of_many_clients(broker: UnboundBroker, cold: Gate) -> 
 
 
 async def test_sends_that_wait_for_their_topic(broker: UnboundBroker, tables: Gate) -> None:
-    """They are stored in their order, with those that came later behind them; others go on meanwhile."""
+    """Sends that wait for their topic are stored in their order, followed by later ones; other clients go on
+    meanwhile."""
     producer, other = broker.connect(), broker.connect()
     commands = [send("New", b"%d" % number + bytes(50_000)) for number in range(300)]
     producer.feed(b"".join(codec.encode(command) for command in commands))
@@ -229,7 +231,7 @@ async def test_those_who_wait_go_on_in_their_order_and_not_all_at_once() -> None
 
 
 async def test_one_request_is_always_possible() -> None:
-    """However large it is."""
+    """One request is always possible, however large it is."""
     admission = Admission(asyncio.get_running_loop(), 1000)
     guest = FakeGuest()
     admission.begin(guest, 10**9)

@@ -1,4 +1,4 @@
-"""Who is in which group: heartbeats, notices to the other members, leaving by request, by connection, by silence."""
+"""Members of groups: heartbeats, notices to the other members, leaving by request, by connection, by silence."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def members(peer: Peer, group: str) -> list[str]:
 
 
 def notices(peer: Peer) -> int:
-    """How often a peer was told that its group changed, since the last time."""
+    """Number of notices about group changes that a peer got since the last call."""
     assert {command.code for command in peer.requests} <= {NOTICE}
     count = len(peer.requests)
     peer.requests.clear()
@@ -173,7 +173,8 @@ async def test_setting_the_wall_clock_throws_nobody_out_and_keeps_nobody(
 
 
 async def test_what_a_connection_was_is_forgotten_when_it_unregisters(broker: UnboundBroker, peer: Peer) -> None:
-    """A client that joins and leaves groups for ever must not grow."""
+    """The broker forgets the groups of a connection that unregisters: a client that joins and leaves groups for ever
+    must not take more and more memory."""
     for number in range(50):
         await beat(peer, "c1", f"g{number}", producers=(f"p{number}",))
         header = UnregisterClient("c1", f"p{number}", f"g{number}")
@@ -237,7 +238,7 @@ def test_tag_expressions(expression: str | None, tags: list[str] | None) -> None
     assert tags_codes(expression) == (frozenset(map(java_hash, tags)) if tags else None)
 
 
-# --- what administrators see
+# --- the administrators' view
 
 
 async def test_connections_of_a_group_are_told(broker: UnboundBroker, peer: Peer) -> None:
@@ -316,7 +317,8 @@ async def test_a_message_that_is_not_there_is_not_relayed(
 
 
 async def test_a_group_with_more_queues_than_any_topic_is_refused(broker: UnboundBroker, peer: Peer) -> None:
-    """The group's retry topic would have them, with an entry in memory for each."""
+    """A group with more queues than any topic is refused: its retry topic would have as many, with an entry in memory
+    for each."""
     for number in (4097, 2**31 - 1):
         body = b'{"groupName":"g","retryQueueNums":%d}' % number
         answer = await peer.ask(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))

@@ -1,4 +1,4 @@
-"""MOVE_CLOCK: what goes by the clock that users' tests move, and what does not."""
+"""MOVE_CLOCK: the parts that follow the clock moved by users' tests, and those that do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move(ms: int) -> Command:
 
 
 async def moved(peer: Peer, ms: int, codec: int = JSON) -> int:
-    """Move the clock; gives the new time."""
+    """Move the clock; return the new time."""
     answer = await peer.ask(move(ms), codec)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return decode_ext(MoveClockResponse, answer.ext).now
@@ -44,7 +44,7 @@ ALL_DAY = ";".join(f"{hour:02}" for hour in range(24))
 
 @pytest.mark.parametrize("codec", [JSON, BINARY])
 async def test_the_new_time_is_told_in_every_codec(movable: UnboundBroker, codec: int) -> None:
-    """The binary header has 16 bits for the code."""
+    """The answer has the new time in every codec. The code has to fit into the 16 bits of the binary header."""
     peer = movable.connect()
     now_ms = movable.clock.now_ms()
     assert await moved(peer, 0, codec) == now_ms

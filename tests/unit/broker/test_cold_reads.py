@@ -1,7 +1,7 @@
-"""Goal: what an operator or a client asks of old messages never makes the event loop wait for the disk.
+"""Goal: requests for old messages, of operators or clients, never make the event loop wait for the disk.
 
-Method: a file layer of which nothing is in memory before a thread has read it, and which fails where the loop reads
-something else while requests are handled."""
+Method: a file layer in which nothing is in memory before a thread has read it, and which fails if the loop reads
+anything else while it handles requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ColdFile(OsFile):
         assert isinstance(owner, ColdFiles)
         if not owner.is_cold:
             return super().read(offset, size)
-        # Also where a thread has just read it: others may have taken the memory since.
+        # Also after a thread has just read it: the memory may have been taken since.
         if owner.may_wait:
             owner.note_wait(self.path, offset, size)
             return super().read(offset, size)
@@ -101,7 +101,7 @@ class ColdFile(OsFile):
 
 
 class ColdFiles(OsFiles):
-    """Files of which nothing is in memory from `is_cold` on."""
+    """Files of which nothing is in memory once `is_cold` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,12 +115,12 @@ class ColdFiles(OsFiles):
 
     def note_wait(self, path: str, offset: int, size: int) -> None:
         callers = [frame.name for frame in reversed(traceback.extract_stack(limit=12)[:-2])]
-        if "_read_records" not in callers:  # the newest messages are taken to be in memory where they are delivered
+        if "_read_records" not in callers:  # deliveries assume that the newest messages are in memory
             self.would_wait.append(f"{path}, {size} bytes at {offset}: {' < '.join(callers)}")
 
 
 async def old_messages(root: Path, count: int = 300) -> None:
-    """A store whose messages were all there before the broker started."""
+    """Write a store whose messages were all there before the broker started."""
     async with running(root) as broker:
         peer = broker.connect()
         sends = [send("T", b"%d" % number * 20, queue_id=number % 2) for number in range(count)]
@@ -160,7 +160,7 @@ ASKED: dict[str, Ask] = {
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_the_loop_does_not_wait(tmp_path: Path, name: str) -> None:
-    """And the answer is the one that is given where everything is in memory."""
+    """The loop does not wait for cold files, and the answer is the same as with everything in memory."""
     await old_messages(tmp_path)
     answers = []
     for is_cold in (False, True):
@@ -188,7 +188,8 @@ PENDING: dict[str, Command] = {
 
 @pytest.mark.parametrize("name", PENDING)
 async def test_what_is_not_in_the_wheel_yet_is_told_from_the_disk(tmp_path: Path, name: str) -> None:
-    """After a start with a backlog, where the settings have just let the wheel have it: it is not there yet."""
+    """After a start with a backlog, messages that the wheel does not have yet, although settings have just released
+    them, are listed from the disk."""
     stopped = "timerStopEnqueue=true"
     async with running(tmp_path / "warm", stopped) as broker:
         sends = [send("T", b"later", properties="TIMER_DELAY_MS\x01300000") for _ in range(50)]
@@ -209,7 +210,7 @@ async def test_what_is_not_in_the_wheel_yet_is_told_from_the_disk(tmp_path: Path
 
 
 async def test_who_never_gets_what_was_read_waits_in_the_end(tmp_path: Path) -> None:
-    """Others take the memory faster than it is filled: the answer comes all the same."""
+    """A request whose pages are taken from memory again and again lets the loop wait in the end, and is answered."""
     files = OsFiles()
     reads: list[int] = []
 
@@ -256,7 +257,8 @@ async def test_a_disk_that_cannot_be_read_is_told_after_one_try(tmp_path: Path) 
 
 
 async def test_what_goes_through_many_files_waits_for_none(tmp_path: Path) -> None:
-    """Each is read once: that is no sign of somebody who takes the memory."""
+    """A search through many files does not make the loop wait: each file is read once, which is no sign that memory is
+    being taken."""
     files, known = OsFiles(), set[int]()
     count = 3 * TRIES
 
@@ -282,7 +284,7 @@ async def test_what_goes_through_many_files_waits_for_none(tmp_path: Path) -> No
         for place in range(count):
             yield from patiently(partial(look, place))
 
-    # In steps that begin where they ended.
+    # In steps that begin where the last one ended.
     known.clear()
     searching, woken = search(), asyncio.Event()
 
@@ -305,7 +307,8 @@ async def test_what_goes_through_many_files_waits_for_none(tmp_path: Path) -> No
 
 
 async def test_a_step_that_is_called_while_it_reads_reads_once(tmp_path: Path) -> None:
-    """As the step that keeps the store durable is, for each flush."""
+    """A step that is called again while its read is under way reads once. The step that keeps the store durable is
+    called in this way, for each flush."""
     files, goes_on, reads, steps = OsFiles(), threading.Event(), [], 0
 
     def read() -> None:
@@ -334,16 +337,16 @@ async def test_a_step_that_is_called_while_it_reads_reads_once(tmp_path: Path) -
     workers.stop()
 
 
-# --- what waits, for times that are not in memory
+# --- waiting messages, whose times are not in memory
 
 HOUR_MS = 3_600_000
 TIMERS = 120
 WAITING_SETTINGS = ("timerMaxDelaySec=31622400", "timerCongestNumEachSlot=1000")
-"""There is a limit to how many messages a second has, and so it matters for each send how many it has already."""
+"""A limit on the messages per second makes every send look up how many that second has already."""
 
 
 def timer(number: int, **more: str) -> Command:
-    """A message that waits for an hour of its own."""
+    """A message that waits until an hour of its own."""
     named = {"UNIQ_KEY": f"u{number}", "KEYS": f"k{number % 7}", "TIMER_DELAY_MS": f"{(number + 2) * HOUR_MS}", **more}
     return send(
         "T", b"%d" % number * 200, properties="\x02".join(f"{name}\x01{value}" for name, value in named.items())
@@ -351,7 +354,7 @@ def timer(number: int, **more: str) -> Command:
 
 
 class Stored(NamedTuple):
-    """A store with messages that wait, and how they are named."""
+    """A store with waiting messages, and their ids."""
 
     root: Path
     ids: list[str]
@@ -360,8 +363,8 @@ class Stored(NamedTuple):
 
 
 async def waiting_messages(root: Path) -> Stored:
-    """Timers of which some were rescheduled, some are replaced by the next one of their key, and one message with a
-    level; all in the wheel."""
+    """Write a store of timers, some rescheduled and some to be replaced by the next message of their key, and one
+    message with a level; all in the wheel."""
     async with running(root, *WAITING_SETTINGS) as broker:
         peer = broker.connect()
         answers = await peer.ask_all([timer(number) for number in range(TIMERS)])
@@ -372,14 +375,14 @@ async def waiting_messages(root: Path) -> Stored:
         header = ChangePending("reschedule", msg_id=ids[5], delay_ms=400 * HOUR_MS)
         changed = await peer.ask(request(RequestCode.CHANGE_PENDING, header))
         assert b"RESCHEDULED" in bytes(changed.body)
-    for _ in range(2):  # each checkpoint tells of the hours that are in the file as they are: no start reads others
+    for _ in range(2):  # each checkpoint writes the hours of the wheel's file as they are: no start reads others
         async with running(root, *WAITING_SETTINGS):
             pass
     return Stored(root, ids, [answer.ext["recallHandle"] for answer in answers], level.ext["msgId"])
 
 
 def change(action: str, **more: Any) -> Command:
-    """A request for a change of what waits."""
+    """A request for a change of waiting messages."""
     return request(RequestCode.CHANGE_PENDING, ChangePending(action, **more))
 
 
@@ -443,18 +446,18 @@ OF_WAITING: dict[str, Say] = {
 
 
 DELIVERED = {"replace, now", "deliver", "send with a time"}
-"""After these the queue has a message, as soon as the timers have delivered it."""
+"""After these the queue has a message once the timers have delivered it."""
 
 
 async def pending_of(broker: UnboundBroker) -> list[tuple[Any, ...]]:
-    """What waits, but for what depends on where its record lies."""
+    """The waiting messages, without the fields that depend on the position of their records."""
     page = fastjson.loads((await broker.connect().ask(request(RequestCode.LIST_PENDING, ListPending(limit=1000)))).body)
     return sorted((each["uniqueKey"], each["deliverMs"], each["bodySize"]) for each in page["messages"])
 
 
 def _told(answers: list[Command]) -> list[tuple[Any, ...]]:
-    """What answers say, but for places that depend on the order of requests which came together, and figures that do
-    not depend on the store."""
+    """The content of answers, without positions that depend on the order of simultaneous requests, and without figures
+    that do not depend on the store."""
     told = []
     for answer in answers:
         places = ("msgId", "queueOffset", "recallHandle") if len(answers) > 1 else ()
@@ -464,15 +467,15 @@ def _told(answers: list[Command]) -> list[tuple[Any, ...]]:
             table = fastjson.loads(body)["table"]
             body = {name: table[name] for name in ("earliestMessageTimeStamp", "commitLogMaxOffset", "timerCongestNum")}
         if len(body) == len(TimerCheck().encode()):
-            body = None  # it tells how far the timers are
+            body = None  # it has the timers' progress
         told.append((answer.code, answer.remark, ext, body))
     return told
 
 
 @pytest.mark.parametrize("name", OF_WAITING)
 async def test_the_loop_does_not_wait_for_what_waits(tmp_path: Path, name: str) -> None:
-    """The answers, and what waits after them, are those that there are where everything is in memory; and as much is
-    appended."""
+    """The loop does not wait in requests about waiting messages: the answers, the messages that wait afterwards, and
+    the size of the logs are the same as with everything in memory."""
     stored = await waiting_messages(tmp_path / "False")
     copy_tree(tmp_path / "False", tmp_path / "True")
     results = []
@@ -482,7 +485,7 @@ async def test_the_loop_does_not_wait_for_what_waits(tmp_path: Path, name: str) 
         clock.advance(60_000)
         async with running(tmp_path / str(is_cold), *WAITING_SETTINGS, clock=clock, files=files) as broker:
             peer = broker.connect()
-            # Also what came since the start is not in memory.
+            # Messages since the start are not in memory either.
             await peer.ask_all([timer(3, UNIQ_KEY="since", KEYS="k2"), timer(4, KEYS="r1", TIMER_REPLACE="true")])
             await peer.ask(change("reschedule", msg_id=stored.ids[7], delay_ms=350 * HOUR_MS))
             files.is_cold = is_cold

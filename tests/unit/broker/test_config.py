@@ -1,4 +1,4 @@
-"""Settings: RocketMQ's names, from a file, the environment and flags, and errors that name what is wrong."""
+"""Settings: RocketMQ's names, from a file, the environment and flags, and errors that name the wrong one."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ OTHER_VALUES: dict[str, str] = {
     "authenticationEnabled": "false",
     "authorizationEnabled": "false",
 }
-"""A value for each property that does not take just any."""
+"""A value for each property that does not accept arbitrary ones."""
 
 
 def value_for(name: str) -> str:
-    """A valid value, other than the default where there is another."""
+    """Return a valid value, different from the default if possible."""
     field = FIELDS[name]
     default = field.default
     if name in OTHER_VALUES:
@@ -162,7 +162,7 @@ def test_a_setting_without_a_value_is_refused() -> None:
         loaded("listenPort")
 
 
-# --- what settings have to do with each other
+# --- settings that depend on each other
 
 
 @pytest.mark.parametrize(

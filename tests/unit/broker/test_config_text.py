@@ -1,4 +1,4 @@
-"""The configuration file: what is read of it, and what a changed setting leaves as it was."""
+"""The configuration file: reading it, and the parts that a changed setting leaves untouched."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def entries(draw: st.DrawFn) -> str:
         value = value.replace("a", "\\u0061").replace("b", "\\\n  b")
     separator = draw(st.sampled_from(["=", ":", " ", " = ", ":\t"]))
     if separator == " ":
-        value = "v" + value  # one that begins with = or : would be of another separator
+        value = "v" + value  # one that begins with = or : would belong to another separator
     comment = draw(st.sampled_from(["", "# x=7\n", "!\n", "\n"]))
     return comment + draw(_BLANKS) + draw(_NAMES) + separator + value + "\n"
 

@@ -1,4 +1,4 @@
-"""What is held of a connection is bounded, and a client that does not read, or does not finish what it sends, harms
+"""The memory held for a connection is bounded, and a client that does not read, or does not finish its frames, harms
 only itself."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.loop import SteppedLoop, request_turns, turns
 from tests.support.wire import pull, request, send
 
 ONE_READ = 256 * 1024
-"""The most that uvloop reads at once."""
+"""The most bytes that uvloop reads at once."""
 
 
 class Frames:
@@ -95,7 +95,8 @@ def numbered(count: int) -> bytes:
 
 
 async def test_a_client_that_does_not_read_is_not_read_from(loop: SteppedLoop) -> None:
-    """Its requests wait in order; when it reads again they are handled, and then its socket is read again."""
+    """The broker does not read from a client that does not read: its requests wait in order, and once it reads again
+    they are handled, and then its socket is read again."""
     answer = join_frame(JSON, b'{"code":0,"flag":1}', bytes(50_000))
     frames = Frames(answer)
     peer = connect(frames)
@@ -131,7 +132,8 @@ async def test_reading_little_by_little_holds_little_at_any_time(loop: SteppedLo
 
 
 async def test_a_consumer_that_stops_reading_gets_no_more_than_fits(broker: UnboundBroker, peer: Peer) -> None:
-    """Pulls of 100 KB each pour in; another client is served meanwhile, and the consumer when it reads again."""
+    """A consumer that stops reading while pulls of 100 KB each pour in gets no more than fits; another client is served
+    meanwhile, and the consumer once it reads again."""
     consumer = broker.connect()
     await peer.ask_all([send("T", bytes(100_000)) for _ in range(3)])
     consumer.transport.block()
@@ -149,7 +151,8 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_fits(broker: Unbo
 
 
 async def test_answers_of_some_size_to_one_read_do_not_pile_up(broker: UnboundBroker) -> None:
-    """Requests of 40 bytes whose answers have kilobytes: a read of them would be answered with megabytes."""
+    """Answers to the requests of one read do not pile up: 40-byte requests with answers of kilobytes would give
+    megabytes."""
     peer = broker.connect()
     data = b"".join(codec.encode(request(RequestCode.GET_BROKER_CONFIG), BINARY) for _ in range(ONE_READ // 29))
     peer.transport.block()
@@ -159,7 +162,7 @@ async def test_answers_of_some_size_to_one_read_do_not_pile_up(broker: UnboundBr
 
 
 async def test_small_answers_to_one_read_do_not_pile_up(broker: UnboundBroker) -> None:
-    """They are sent together; what a read can bring bounds them."""
+    """Small answers to one read, which are sent together, do not pile up beyond the size of a read."""
     peer = broker.connect()
     ask = codec.encode(request(RequestCode.GET_MAX_OFFSET, QueueOfTopic("T", 0)), BINARY)
     peer.transport.block()
@@ -184,7 +187,8 @@ async def test_what_clients_do_not_read_counts_until_they_read_or_leave(loop: St
 
 
 async def test_a_large_response_counts_until_the_last_byte_is_sent(loop: SteppedLoop) -> None:
-    """Also where less is left of it than a client may leave of small ones: it is in memory as a whole."""
+    """A large response counts until its last byte is sent, since all of it is in memory, also when less of it is left
+    than a client may leave of small ones."""
     output = OutputBudget(loop)
     frames = Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(LARGE_RESPONSE_BYTES)))
     peer = connect(frames, output=output)
@@ -202,7 +206,8 @@ async def test_a_large_response_counts_until_the_last_byte_is_sent(loop: Stepped
 
 
 async def test_who_holds_most_that_is_not_read_is_closed(loop: SteppedLoop) -> None:
-    """At once, so that what all hold never is above the limit; the answers of a client that reads get through."""
+    """The connection that holds the most unread responses is closed at once, so that the total is never above the
+    limit; the answers of a client that reads are delivered."""
     output = OutputBudget(loop, limit=2_000_000)
     frames = Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(300_000)))
     strangers = [connect(frames, output=output, port=port) for port in range(1, 11)]
@@ -240,7 +245,7 @@ async def test_a_consumer_gets_its_messages_whatever_strangers_leave_unread(tmp_
         assert (await peer.ask(pull("T"))).code == 0
 
 
-# --- frames that are not finished
+# --- unfinished frames
 
 
 async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> None:
@@ -259,7 +264,8 @@ async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> N
 
 
 async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames) -> None:
-    """Not the one that came last: somebody with a usual message must not be refused for what others hold."""
+    """With too many unfinished frames the connection with the largest is closed, not the last one to send: a client
+    with a usual message must not be refused for the frames of others."""
     budget = InputBudget(asyncio.get_running_loop(), 10_000_000)
     large = join_frame(JSON, b"{}", bytes(8_000_000))
     usual = join_frame(JSON, b"{}", bytes(200_000))
@@ -284,7 +290,8 @@ async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames) ->
 
 @pytest.mark.parametrize("drop", [True, False], ids=["dropped", "lost"])
 async def test_the_unfinished_frame_goes_with_its_connection(frames: Frames, drop: bool) -> None:
-    """And not with the next run of the garbage collector, with all that a flood brings until then."""
+    """An unfinished frame is freed with its connection, and not with the next run of the garbage collector, which would
+    leave everything that a flood brings until then."""
     piece = join_frame(JSON, b"{}", bytes(1000))[:900]
     before = sys.getrefcount(piece)
     peer = connect(frames)
@@ -313,7 +320,8 @@ async def test_many_small_unfinished_frames_are_bounded_too(frames: Frames) -> N
 
 
 async def test_who_pays_is_found_without_looking_at_all_who_do_not(frames: Frames) -> None:
-    """Thousands hold large frames; each further read costs one of them its connection."""
+    """With thousands of large frames, each further read closes one of their connections, which is found without looking
+    at all others."""
     budget = InputBudget(asyncio.get_running_loop(), 3000 * 100_000)
     whole = join_frame(JSON, b"{}", bytes(1_000_000))
     first, more = whole[:100_000], whole[100_000:200_000]
@@ -402,7 +410,7 @@ async def test_a_broken_stream_is_closed_and_logged_once_after_its_good_frames(f
     assert "1195725856" in reason
 
 
-# --- coming and going
+# --- connecting and leaving
 
 
 async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
@@ -419,7 +427,7 @@ async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
 
 
 async def test_a_client_that_left_before_it_was_accepted_is_dropped(broker: UnboundBroker) -> None:
-    """Then the socket has no peer any more."""
+    """A client that left before it was accepted is dropped: its socket has no peer any more."""
     peer = Peer(broker._connect(), None)
     assert peer.transport.is_aborted
     await turns()
@@ -447,9 +455,10 @@ async def test_the_broker_closes_its_connections_when_it_stops(tmp_path: Path) -
 
 
 async def test_who_connects_while_the_broker_stops_is_not_read_from(tmp_path: Path) -> None:
-    """The offsets were saved already: a commit that was answered then was lost."""
+    """The broker does not read from a client that connects during the stop: offsets are saved already, and earlier a
+    commit answered then was lost."""
     async with running(tmp_path) as broker:
-        broker.router.stop_taking()  # as the stop begins
+        broker.router.stop_taking()  # the stop begins with this
         late = broker.connect()
         assert not late.transport.takes_data
         assert late.transport.is_closing()
@@ -494,7 +503,7 @@ async def test_a_request_ends_with_its_connection(frames: Frames) -> None:
 
 
 async def test_a_client_that_does_not_read_is_asked_and_told_nothing(loop: SteppedLoop) -> None:
-    """What others want of it must not fill the broker's memory."""
+    """A client that does not read gets no requests and no notices from the broker: those must not fill its memory."""
     peer = connect(Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(300_000))))
     peer.transport.block()
     peer.feed(numbered(1))

@@ -1,4 +1,4 @@
-"""Delay levels over the wire: tables of topics, live changes, what brokerStatus shows."""
+"""Delay levels over the wire: tables of topics, live changes, the output of brokerStatus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def create(topic: str, attributes: str) -> Command:
 
 
 def due_times(broker: UnboundBroker, level: int) -> list[int]:
-    """When the messages of a level are due, ms after the start."""
+    """Return the due times of a level's messages, ms after the start."""
     queue = broker.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
     units = [queue.unit(offset) for offset in range(queue.next_offset)]
     return [unit[2] - START_MS for unit in units if unit is not None]
@@ -51,7 +51,8 @@ async def test_a_topic_may_have_a_table_of_its_own(broker: UnboundBroker, peer: 
 async def test_when_a_message_with_a_level_is_due_is_told_by_the_brokers_clock(
     broker: UnboundBroker, peer: Peer
 ) -> None:
-    """Our producer adds what it reckons by its own, which may be slow or fast. A retry keeps the first due time."""
+    """The broker replaces DUE_MS of a message with a level by its own due time: duemq's producer sends an estimate by
+    its own clock, which may be slow or fast. A retry keeps the first due time."""
 
     def due_ms(message: StoredMessage | None) -> str | None:
         assert message is not None

@@ -1,4 +1,4 @@
-"""Files of a store as lines of text. The oracle is the broker that wrote it: what it has, the lines say."""
+"""Files of a store as lines of text. The oracle is the broker that wrote the store: the lines show its content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST = f"{0:020}"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A store with several files of each kind, stopped cleanly. Tests leave it as it is."""
+    """A store with several files of each kind, stopped cleanly. Tests do not change it."""
     broker = new_broker(tmp_path_factory.mktemp("dump") / "store")
     for number in range(60):
         broker.send("plain", b"plain %d" % number * 200, f"TAGS\x01red\x02KEYS\x01order {number}")
@@ -46,18 +46,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def store(written: Broker, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """A copy of the store, for damage."""
     return copy_tree(written.root, tmp_path / "store")
 
 
 def rows(path: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What the command prints of a file, without the first line."""
+    """Return the command's output for a file, without the first line."""
     assert command.main([str(path), *options]) == 0
     return capsys.readouterr().out.splitlines()[1:]
 
 
 def values(found: list[str], name: str) -> list[str]:
-    """The values of a field, of the lines that have it."""
+    """Return the values of a field in the lines that have it."""
     return [match[1] for line in found if (match := re.search(rf"(?:^| ){name}=(\S+)", line))]
 
 
@@ -129,7 +129,7 @@ def test_a_commitlog_that_is_cut_off(store: Path, capsys: pytest.CaptureFixture[
 
 
 def test_windows_end_anywhere(written: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read at once says nothing of what is found."""
+    """The output does not depend on the sizes of the windows that are read at once."""
     path = str(written.root / "commitlog" / FIRST)
     begin = list(lines(path, start=1))
     for size in (64, 100, 1000):

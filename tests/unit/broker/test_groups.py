@@ -1,4 +1,4 @@
-"""Consumer groups: made on first sight or not, and what they allow."""
+"""Consumer groups: whether they are made on first sight, and their permissions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_group_that_may_not_consume_gets_nothing(peer: Peer) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "g@x", "x" * 256, "ü", "a\n"])
 async def test_no_group_is_made_of_a_name_that_cannot_be(broker: UnboundBroker, peer: Peer, name: str) -> None:
-    """Each would be kept for ever, and written to the disk."""
+    """No group is made for an invalid name: each would be kept for ever, and written to the disk."""
     assert not is_group_name(name)
     await peer.ask(send("T"))
     assert (await peer.ask(pull("T", group=name))).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

@@ -1,4 +1,4 @@
-"""Answers that wait for the disk: given when their position is released, and not before; bounded in number and time."""
+"""Answers that wait for the disk: sent when their position is released, and not before; bounded in number and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT, CAPACITY = 5.0, 10
 
 
 class Client:
-    """As much of a connection as waits for the disk."""
+    """The part of a connection that waits for the disk."""
 
     def __init__(self) -> None:
         self.writes: list[list[bytes]] = []
@@ -44,7 +44,7 @@ class Bench:
         self.answers.hold(position, cast("Connection", self.client), [frame], messages, lambda: [b"late " + frame])
 
     def taken(self) -> list[str]:
-        """What the client was sent since the last time."""
+        """Return the frames sent to the client since the last call."""
         written = [frame.decode() for frames in self.client.writes for frame in frames]
         self.client.writes.clear()
         return written
@@ -153,8 +153,8 @@ async def test_sends_beyond_the_capacity_are_busy(tmp_path: Path) -> None:
 
 
 async def test_those_who_came_before_a_flush_began_share_it(tmp_path: Path) -> None:
-    """The flush begins after the other sockets that are ready in a turn, so that messages of one turn share it; one
-    flush runs at a time, and whoever comes meanwhile is served by the next."""
+    """Messages that came before a flush began share it: the flush begins after the other sockets that are ready in a
+    turn. One flush runs at a time, and later messages are served by the next."""
     async with running(tmp_path, "flushDiskType=SYNC_FLUSH") as broker:
         peers = [broker.connect() for _ in range(3)]
         await peers[0].ask(send("T"))
@@ -178,7 +178,8 @@ async def test_those_who_came_before_a_flush_began_share_it(tmp_path: Path) -> N
 
 
 async def test_a_poisoned_store_ends_the_broker_and_nobody_waits_for_it(tmp_path: Path, logged: list[Any]) -> None:
-    """What the disk has is unknown then: nobody is told that a message is durable, and no more are taken."""
+    """A poisoned store ends the broker: the content of the disk is unknown, so no message is acknowledged as durable,
+    and no more are accepted."""
     async with running(tmp_path, "flushDiskType=SYNC_FLUSH") as broker:
         peer = broker.connect()
         assert (await peer.ask(send("T"))).code == 0

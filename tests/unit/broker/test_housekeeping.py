@@ -1,4 +1,4 @@
-"""What is done regularly, and what one work that fails leaves to the others."""
+"""Regular work, and the effect of one failing job on the others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What clients can make the broker keep is bounded: beyond a limit they are refused as a whole, with a remark that
-says what to do, and what was kept before stays."""
+"""The memory that clients can take is bounded: a request beyond a limit is refused as a whole, with a remark that says
+what to do, and earlier entries stay."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ async def test_a_connection_is_in_so_many_groups(broker: UnboundBroker, peer: Pe
 
 
 async def test_all_heartbeats_together_tell_so_much(broker: UnboundBroker, peer: Peer) -> None:
-    """Members and subscriptions, and long expressions as several; until somebody leaves."""
+    """All heartbeats together have a limit on members and subscriptions, where long expressions count as several; there
+    is room again when a client leaves."""
     await change(peer, maxHeartbeatEntries=1000)
     others = [broker.connect() for _ in range(10)]
     for number, other in enumerate(others):
@@ -164,7 +165,7 @@ async def test_a_body_is_not_looked_into_that_is_too_large(peer: Peer, code: int
     assert f"bytes: at most {MAX_REQUEST_BYTES} are taken" in (answer.remark or "")
 
 
-# --- members are told
+# --- notices to members
 
 
 async def test_of_many_who_come_and_go_in_one_turn_members_are_told_once(broker: UnboundBroker) -> None:
@@ -246,7 +247,8 @@ async def test_as_many_tags_as_may_be_are_taken(peer: Peer) -> None:
 
 
 async def test_a_subscription_is_hashed_once_for_all_its_pulls(peer: Peer, hashes: Hashes) -> None:
-    """Not by heartbeats, and not again by pulls that name what the group's heartbeats told."""
+    """A subscription is hashed once for all its pulls: not by heartbeats, and not again by pulls with the subscription
+    of the group's heartbeats."""
     await peer.ask(send("T", properties="TAGS\x01b7"))
     expression = "||".join(f"b{number}" for number in range(300))
     for version in range(1, 6):
@@ -267,7 +269,7 @@ async def test_a_subscription_is_hashed_once_for_all_its_pulls(peer: Peer, hashe
 
 
 async def test_a_batch_has_so_many_messages(broker: UnboundBroker, peer: Peer) -> None:
-    """Those of one that has more are not even counted."""
+    """A batch has a limit on its messages; those of a larger batch are not even counted."""
     await change(peer, maxBatchMessages=3)
     for count, code in ((4, ResponseCode.MESSAGE_ILLEGAL), (100_000, ResponseCode.MESSAGE_ILLEGAL), (3, 0)):
         answer = await peer.ask(send("T", batch.encode([(0, b"x", "")] * count), batch=True))
@@ -280,7 +282,8 @@ async def test_a_batch_has_so_many_messages(broker: UnboundBroker, peer: Peer) -
 
 
 async def test_there_are_so_many_topics(broker: UnboundBroker, peer: Peer) -> None:
-    """Those that there are go on; a send that would make another is told that there is none."""
+    """The number of topics is limited: existing ones go on, and a send that would make another is told that there is no
+    such topic."""
     assert (await peer.ask(send("T"))).code == 0
     await change(peer, maxTopics=len(broker.topics.table))
     what = f"maxTopics={len(broker.topics.table)}: delete some, or raise that setting"
@@ -361,7 +364,8 @@ async def test_there_are_so_many_consumer_groups(broker: UnboundBroker, peer: Pe
 
 
 async def test_saving_a_table_costs_what_changed_in_it(broker: UnboundBroker, peer: Peer) -> None:
-    """The JSON of everything else is at hand: thousands of topics must not be made into JSON for each new one."""
+    """Saving a table encodes only its changed entries: thousands of topics must not be made into JSON for each new
+    one."""
     for number in range(20):
         assert (await peer.ask(send(f"T{number}"))).code == 0
         await peer.ask(pull(f"T{number}", 1, group=f"g{number}", sys_flag=5, commit_offset=1))
@@ -439,7 +443,7 @@ async def test_thousands_of_registrations_without_topics_are_bounded_too(broker:
 
 
 async def test_so_many_brokers_register(broker: UnboundBroker, peer: Peer) -> None:
-    """A route is looked for among all of them."""
+    """The number of registered brokers is limited, since each route is looked up among all of them."""
     await change(peer, maxRegisteredBrokers=3)
     others = [broker.connect() for _ in range(4)]
     for number, other in enumerate(others[:3]):
@@ -454,7 +458,7 @@ async def test_so_many_brokers_register(broker: UnboundBroker, peer: Peer) -> No
 
 
 async def test_attributes_that_are_far_too_many_are_not_looked_at(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """800,000 of them took a second."""
+    """Attributes that are far too long are not parsed: 800,000 attributes took a second."""
     text = ",".join(f"+a{number}=b" for number in range(100_000))
     monkeypatch.setattr("duemq.broker.admin.admin.policy_of", None)
     header = CreateTopic("T", "TBW102", 4, 4, 6, "SINGLE_TAG", 0, False, text)
@@ -475,7 +479,7 @@ async def test_there_are_so_many_delay_levels(peer: Peer, levels: int) -> None:
 
 
 async def test_a_checkpoint_holds_as_many_levels_as_there_may_be(tmp_path: Path, loop: SteppedLoop) -> None:
-    """And the next start finds each message where it was."""
+    """A checkpoint holds the largest table of levels, and the next start delivers each message at its time."""
     table = " ".join(f"{number}h" for number in range(1, 1001))
     async with running(tmp_path, f"messageDelayLevel={table}") as broker:
         peer = broker.connect()
@@ -483,7 +487,7 @@ async def test_a_checkpoint_holds_as_many_levels_as_there_may_be(tmp_path: Path,
         assert {answer.code for answer in answers} == {0}
     async with running(tmp_path, f"messageDelayLevel={table}") as broker:
         broker.clock.advance(3_600_000 * 500)
-        loop.advance(11)  # it looks again at least that often, whatever becomes of the clock
+        loop.advance(11)  # the broker looks again at least that often, however the clock is set
         while broker.store.queue("T", 0) is None or broker.store.queue("T", 0).next_offset < 500:  # type: ignore[union-attr]
             await turns()
         await turns(20)

@@ -1,4 +1,4 @@
-"""Locks on queues: one holder of a group at a time, until it gives up or 60 s pass without renewal."""
+"""Locks on queues: one holder in a group at a time, until it gives up or 60 s pass without renewal."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_renewed_lock_is_not_forgotten_with_older_ones(locks: QueueLocks, cloc
 
 
 def test_there_are_as_many_locks_as_may_be(locks: QueueLocks) -> None:
-    """All or none of a request; those that there are can be renewed and given up."""
+    """The number of locks is limited, for all or none of a request; existing locks can be renewed and given up."""
     locks.lock("g", "c1", [A, B])
     with pytest.raises(Refused, match="maxQueueLocks=3"):
         locks.lock("other", "c1", [A, B])

@@ -1,4 +1,4 @@
-"""A log that cannot be written changes nothing: no line fails, none waits, and what was left out is counted."""
+"""A log that cannot be written affects nothing: no line raises, none waits, and the lines left out are counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from duemq.broker.log_output import LogOutput, write_last
 
 
 class Descriptor:
-    """Takes what is written, unless it is told to fail or to wait."""
+    """Takes written bytes, unless it is told to fail or to wait."""
 
     def __init__(self) -> None:
         self.taken = b""
@@ -93,7 +93,7 @@ def test_the_end_waits_for_a_while_only() -> None:
 
 @contextmanager
 def _log(log_format: str) -> Iterator[tuple[structlog.typing.FilteringBoundLogger, int]]:
-    """A logger as a broker has it, and where its lines can be read."""
+    """A logger as a broker has it, and the descriptor from which its lines can be read."""
     before = structlog.get_config()
     reader, writer = os.pipe()
     try:
@@ -106,7 +106,7 @@ def _log(log_format: str) -> Iterator[tuple[structlog.typing.FilteringBoundLogge
 
 
 class Untellable:
-    """What cannot be shown."""
+    """A value whose text form raises."""
 
     def __repr__(self) -> str:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Pulls that wait: woken by the append, answered at their time, bounded in number."""
+"""Waiting pulls: woken by an append, answered at their time, bounded in number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def topic(peer: Peer) -> str:
 
 
 async def held(broker: UnboundBroker, command: Command) -> Peer:
-    """A consumer whose pull waits."""
+    """Return a consumer whose pull waits."""
     consumer = broker.connect()
     consumer.post(command)
     await turns()
@@ -86,7 +86,7 @@ async def test_without_leave_to_wait_a_pull_is_answered_at_once(peer: Peer, topi
 async def test_a_pull_that_nothing_comes_for_is_answered_at_its_time(
     broker: UnboundBroker, topic: str, loop: SteppedLoop, suspend_ms: int
 ) -> None:
-    """Within the second after it."""
+    """A pull without new messages is answered within the second after its time."""
     consumer = await held(broker, pull(topic, 1, suspend_ms=suspend_ms))
     for _ in range(suspend_ms // 1000):
         assert consumer.responses == []
@@ -113,7 +113,8 @@ async def test_no_pull_waits_for_ever(broker: UnboundBroker, topic: str, loop: S
 async def test_messages_that_are_not_wanted_do_not_answer(
     broker: UnboundBroker, peer: Peer, topic: str, loop: SteppedLoop
 ) -> None:
-    """They are not looked at again either: the answer at the end says from where to go on."""
+    """Messages with other tags do not end a pull, and are not looked at again: the answer at the end has the offset to
+    go on from."""
     consumer = await held(broker, pull(topic, 1, subscription="wanted", suspend_ms=5000))
     await peer.ask_all([send(topic, properties="TAGS\x01other") for _ in range(5)])
     await turns()
@@ -161,7 +162,8 @@ async def test_a_consumer_that_does_not_read_gets_nothing_pushed(
 async def test_a_consumer_that_reads_again_gets_at_once_what_came_meanwhile(
     broker: UnboundBroker, peer: Peer, topic: str
 ) -> None:
-    """Not when its pull's time is up: a link that is slow for a moment must not make messages late."""
+    """A consumer that reads again gets the messages that came meanwhile at once, not when its pull's time is up: a
+    briefly slow link must not make messages late."""
     await peer.ask(send("Big", bytes(1_000_000)))
     consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
     consumer.post(pull(topic, 0, queue_id=2, suspend_ms=15_000))
@@ -203,7 +205,8 @@ async def test_beyond_the_capacity_pulls_are_answered_at_once(tmp_path: Path) ->
 
 
 async def test_pulls_of_clients_that_left_make_room(tmp_path: Path, loop: SteppedLoop) -> None:
-    """At once, not when their time is up: clients that come and go would keep others from waiting."""
+    """Pulls of clients that left free their places at once, not when their time is up: clients that come and go would
+    keep others from waiting."""
     async with running(tmp_path, "pullThreadPoolQueueCapacity=2") as broker:
         peer = broker.connect()
         await peer.ask(send("T"))
@@ -239,7 +242,8 @@ def queues(topic: str, read: int, perm: int = PERM_READ | PERM_WRITE) -> Command
 async def test_pulls_of_a_topic_that_is_deleted_are_answered_at_once(
     broker: UnboundBroker, peer: Peer, topic: str
 ) -> None:
-    """As pulls are that come later; those of other topics wait on."""
+    """Pulls of a deleted topic are answered at once, with the same answer as later pulls; those of other topics go on
+    waiting."""
     await peer.ask(send("Other"))
     consumers = [
         await held(broker, pull(topic, at, queue_id=queue, suspend_ms=15_000)) for queue, at in ((0, 1), (2, 0))
@@ -283,7 +287,7 @@ async def test_a_pull_whose_topic_is_deleted_while_its_queue_is_read_is_told_so(
 async def test_a_topic_that_is_made_again_wakes_who_waited_for_the_old_one(
     broker: UnboundBroker, peer: Peer, topic: str
 ) -> None:
-    """The pull is answered; the next one waits for the queue that messages go into now."""
+    """A topic that is made again ends the pulls that waited for the old one; the next pull waits for the new queue."""
     consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
     await peer.ask_all([deletion(topic), queues(topic, 8)])
     await turns()
@@ -338,7 +342,7 @@ async def test_a_stopping_broker_answers_those_who_wait(tmp_path: Path) -> None:
 
 
 class FakeQueue:
-    """As much of a consume queue as pulls wait for."""
+    """The part of a consume queue that pulls wait for."""
 
     def __init__(self, queue_id: int = 0) -> None:
         self.topic = "T"
@@ -357,7 +361,7 @@ class FakeQueue:
 
 
 class FakeConnection:
-    """As much of a connection as pulls wait over."""
+    """The part of a connection that pulls wait over."""
 
     takes_answers = True
 
@@ -375,7 +379,7 @@ def long_polls(
     *,
     share: float = float("inf"),
 ) -> LongPolls:
-    """Long polls that serve so many pulls a turn."""
+    """Long polls with a budget of pulls per turn."""
     return LongPolls(loop, request_turns(loop, CountBudget(share, share)), lambda: 1000, serve, expire, fail)
 
 
@@ -424,7 +428,8 @@ async def test_pulls_that_end_in_one_second_take_turns_too(loop: SteppedLoop) ->
 
 
 async def test_pulls_of_one_client_that_leaves_are_forgotten_in_turns(loop: SteppedLoop) -> None:
-    """Nothing of the others' is done later for that, and what comes for them meanwhile is for nobody."""
+    """The pulls of one client that leaves are forgotten over several turns: this delays no work for others, and
+    messages that arrive for them meanwhile are not delivered."""
     served: list[HeldPull] = []
     polls = long_polls(loop, lambda pull: not served.append(pull), share=5)  # type: ignore[func-returns-value]
     queue, leaving = FakeQueue(), object()
@@ -445,7 +450,8 @@ async def test_pulls_of_one_client_that_leaves_are_forgotten_in_turns(loop: Step
 
 
 async def test_those_who_want_something_else_do_not_hold_up_those_behind_them(loop: SteppedLoop) -> None:
-    """More of them than one turn has time for: the next one goes on behind them, and the work ends."""
+    """Pulls that want other messages do not hold up those behind them, even if they are more than fit into one turn:
+    the next turn goes on behind them, and the work ends."""
     looks = 0
 
     def serve(pull: HeldPull) -> bool:
@@ -469,7 +475,7 @@ async def test_those_who_want_something_else_do_not_hold_up_those_behind_them(lo
 
 
 async def test_many_queues_that_get_messages_cost_as_much_as_they_are(loop: SteppedLoop) -> None:
-    """Each of them is looked at once."""
+    """Messages in many queues cost one look at each queue."""
     served: list[HeldPull] = []
     polls = long_polls(loop, lambda pull: not served.append(pull), share=50)  # type: ignore[func-returns-value]
     queues = [FakeQueue() for _ in range(900)]
@@ -482,7 +488,8 @@ async def test_many_queues_that_get_messages_cost_as_much_as_they_are(loop: Step
 
 
 async def test_one_pull_that_cannot_be_answered_does_not_keep_the_others_waiting(loop: SteppedLoop) -> None:
-    """An error of the disk, say. It ends that pull, woken or not."""
+    """A pull that cannot be answered, for example because of an error of the disk, does not delay the others: the error
+    ends that pull, woken or not."""
     served: list[HeldPull] = []
     failed: list[HeldPull] = []
 
@@ -518,7 +525,8 @@ async def test_one_pull_that_cannot_be_answered_does_not_keep_the_others_waiting
 
 
 async def test_nothing_is_kept_of_a_pull_that_was_answered(loop: SteppedLoop) -> None:
-    """A consumer that keeps up pulls many times a second, and each may wait a minute."""
+    """Nothing is kept of an answered pull: a consumer without a backlog pulls many times a second, and each pull may
+    wait a minute."""
     polls = long_polls(loop, lambda _: True)
     queue = FakeQueue()
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What a process says with its exit code."""
+"""The exit codes of a broker process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def test_the_exit_code_says_whether_the_stop_was_clean(
         return failure
 
     monkeypatch.setattr(main, "_run", run)
-    monkeypatch.setattr(logs, "logging_to", lambda descriptor, log_format: nullcontext())  # of other tests, too
+    monkeypatch.setattr(logs, "logging_to", lambda descriptor, log_format: nullcontext())  # logged by other tests, too
     assert main.serve(store=str(tmp_path)) == code
     assert capfd.readouterr().err.endswith(f"duemq: {failure}\n" if failure else "")
 
 
 def test_a_callback_without_memory_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
-    """It would be gone, or be called again at once, for ever; of a connection only that one ends."""
+    """A callback without memory ends the process: otherwise it would be lost, or called again at once, for ever; in a
+    callback of a connection only that connection ends."""
     loop, codes, told = asyncio.new_event_loop(), list[int](), list[str]()
     loop.default_exception_handler = lambda context: told.append(context["message"])  # type: ignore[method-assign]
     main.on_loop_error(loop, {"message": "a callback", "exception": MemoryError()}, codes.append)

@@ -295,7 +295,7 @@ async def test_a_topic_is_forgotten_until_its_broker_registers_again(peer: Peer)
 
 
 async def test_a_broker_learns_whether_its_topics_changed(broker: UnboundBroker, peer: Peer) -> None:
-    """And asking counts as a sign of life."""
+    """A broker learns from QUERY_DATA_VERSION whether its topics changed, and the request counts as a sign of life."""
 
     async def changed(version: DataVersion) -> tuple[str, bytes]:
         identity = BrokerIdentity("broker-b", "10.0.0.2:10911", "DefaultCluster", 0)

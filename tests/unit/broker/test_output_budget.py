@@ -1,4 +1,4 @@
-"""Which of the connections that do not read their responses is closed when all of them together hold too much."""
+"""The choice of the connection to close when connections that do not read their responses together hold too much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT = 10_000
 
 
 class Reader:
-    """A connection whose client reads what the test says."""
+    """A connection whose client reads as the test says."""
 
     def __init__(self, budget: OutputBudget) -> None:
         self.budget = budget
@@ -53,7 +53,8 @@ def dropped(made: list[Reader]) -> list[int]:
 
 
 async def test_who_reads_what_the_kernel_holds_reads(loop: SteppedLoop) -> None:
-    """Long before the kernel takes more, and although it holds more than those that read nothing."""
+    """A client that reads from the kernel's buffer counts as reading, long before the kernel takes more bytes, even if
+    it holds more than those that read nothing."""
     budget = OutputBudget(loop, LIMIT)
     slow, *strangers = readers(budget, 3000, 2000, 2000, 2000)
     for _ in range(3):
@@ -138,7 +139,8 @@ async def test_what_was_read_meanwhile_is_seen_before_somebody_is_closed(loop: S
 
 
 async def test_what_was_given_at_once_counts_until_all_of_it_is_taken(loop: SteppedLoop) -> None:
-    """The socket buffer takes a part of it at once; the whole is held in memory all the same."""
+    """A response counts as a whole until all of it is taken: the socket buffer takes a part at once, but the whole
+    stays in memory."""
     budget = OutputBudget(loop, LIMIT)
     made = readers(budget, 4000, 4000)
     for reader in made:
@@ -161,7 +163,8 @@ async def test_whoever_is_given_more_and_takes_some_counts_as_reading(loop: Step
 
 
 async def test_a_connection_is_found_with_few_looks_however_many_there_are(loop: SteppedLoop) -> None:
-    """Also where all of them read a byte now and then."""
+    """The connection to close is found with few looks, however many connections there are, even if all of them read a
+    byte now and then."""
     budget = OutputBudget(loop, 100_000)
     made = readers(budget, *[1000] * 100)
     for _ in range(500):
@@ -176,7 +179,7 @@ async def test_a_connection_is_found_with_few_looks_however_many_there_are(loop:
 
 
 async def test_the_sum_is_that_of_all_accounts(loop: SteppedLoop) -> None:
-    """Against a plain table, over thousands of random steps."""
+    """The sum equals that of all accounts in a plain table, over thousands of random steps."""
     chance = random.Random(7)
     budget = OutputBudget(loop, LIMIT)
     made = [Reader(budget) for _ in range(30)]

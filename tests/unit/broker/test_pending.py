@@ -1,4 +1,4 @@
-"""What waits, over the wire: LIST_PENDING, DUE_CURVE, CHANGE_PENDING, each with a broker and its store."""
+"""Waiting messages over the wire: LIST_PENDING, DUE_CURVE, CHANGE_PENDING, each with a broker and its store."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ async def told(peer: Peer, command: Command, frame_codec: int = JSON) -> Any:
 
 
 async def later(broker: UnboundBroker, peer: Peer, deliver_ms: int = LATER_MS, text: str = "", topic: str = "T") -> str:
-    """Send a message with a timer; gives its id."""
+    """Send a message with a timer; return its id."""
     answer = await peer.ask(send(topic, properties=f"{text}TIMER_DELIVER_MS\x01{deliver_ms}"))
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return last(broker).offset_message_id
 
 
 async def level(broker: UnboundBroker, peer: Peer, number: int, topic: str = "T") -> str:
-    """Send a message with a delay level; gives its id."""
+    """Send a message with a delay level; return its id."""
     assert (await peer.ask(send(topic, properties=f"DELAY\x01{number}"))).code == ResponseCode.SUCCESS
     return last(broker).offset_message_id
 
@@ -69,7 +69,7 @@ async def ids(peer: Peer, **fields: Any) -> list[str]:
 
 
 async def delivered(peer: Peer, topic: str = "T") -> int:
-    """How many messages of a topic can be consumed."""
+    """Number of messages of a topic that can be consumed."""
     return len(record.decode_all(bytes((await peer.ask(pull(topic))).body)))
 
 
@@ -81,7 +81,7 @@ async def pass_time(broker: UnboundBroker, loop: SteppedLoop, seconds: float) ->
 
 @pytest.fixture
 async def known(broker: UnboundBroker, peer: Peer) -> UnboundBroker:
-    """The topic has one message that is delivered."""
+    """A broker whose topic has one delivered message."""
     await peer.ask(send("T"))
     return broker
 
@@ -272,7 +272,7 @@ async def test_a_selection_is_changed(known: UnboundBroker, peer: Peer, monkeypa
 async def test_a_selection_gets_another_time_once(
     known: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were changed are of the selection again."""
+    """Rescheduling a selection changes each message once, although the changed messages match the selection again."""
     monkeypatch.setattr(pending, "_CHANGE_UNITS", 3)
     for n in range(20):
         await later(known, peer, LATER_MS + n)
@@ -394,7 +394,7 @@ async def test_the_answer_waits_for_the_disk_as_a_sends_does(tmp_path: Path, act
 
 @pytest.mark.parametrize("action", pending.ACTIONS)
 async def test_an_answer_that_goes_by_what_the_disk_has_waits_for_nothing(tmp_path: Path, action: str) -> None:
-    """Nothing is appended, so that no flush would come for it."""
+    """An answer that depends only on durable data does not wait: nothing is appended, so no flush would come for it."""
     async with running(tmp_path, "flushDiskType=SYNC_FLUSH") as broker:
         peer = broker.connect()
         message_id = await later(broker, peer)
@@ -441,12 +441,12 @@ async def test_a_change_that_the_disk_ends_midway_says_after_how_many(
     assert await ids(peer) == message_ids[2:]
 
 
-# --- beside everything else
+# --- beside other requests
 
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Searches that find nothing and never end; their steps."""
+    """Searches that find nothing and never end; returns their steps."""
     steps: list[int] = []
 
     def select(*_: Any) -> Any:
@@ -504,7 +504,7 @@ async def test_at_its_end_the_broker_gives_searches_up(tmp_path: Path, endless: 
 
 
 async def test_a_message_that_says_no_queue_is_told_all_the_same(known: UnboundBroker, peer: Peer) -> None:
-    """Apache's broker may have left it."""
+    """A message without a queue id, as Apache's broker may leave it, is listed with queue 0."""
     store = known.store
     text = f"REAL_TOPIC\x01T\x02TIMER_OUT_MS\x01{LATER_MS}"
     appender = store.appender

@@ -1,4 +1,5 @@
-"""Tables on their way to the disk: one write at a time, those who ask meanwhile share the next, the last one counts."""
+"""Tables on their way to the disk: one write at a time, requests during a write share the next one, and the last state
+counts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.support.wire import pull
 
 
 class SlowFile(ConfigFile):
-    """A table whose writes take until they are let go, and may fail."""
+    """A table whose writes wait until they are let go, and may fail."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(OsFiles(), str(path))
@@ -69,7 +70,8 @@ def ended(table: Table) -> Iterator[None]:
 
 
 async def test_who_asks_while_a_write_runs_is_served_by_one_more(table: Table) -> None:
-    """Each sees the table as it was when its write began, or later."""
+    """Requests during a write are all served by one more write, with the table as it was when that write began, or
+    later."""
     first = table.save(1)
     table.file.started.acquire()
     others = [table.save(2), table.save(3), table.save(4)]
@@ -96,7 +98,8 @@ async def test_a_failed_write_fails_for_those_who_wait_and_the_next_is_tried(tab
 
 
 async def test_each_who_waits_for_a_write_that_fails_has_an_error_of_its_own(table: Table) -> None:
-    """One for all would collect the stacks of all, with what is held there, as long as anybody has it."""
+    """Each waiter for a failing write gets an exception of its own: a shared one would collect the stacks of all
+    waiters, and keep their objects alive."""
     table.file.error = OSError(28, "full")
     waiting = [asyncio.ensure_future(table.saved.saved()) for _ in range(10)]
     table.file.gate.release(2)
@@ -124,7 +127,7 @@ async def test_what_cannot_be_written_when_the_broker_stops_keeps_no_other_table
 
 
 async def test_what_waited_is_written_when_the_broker_stops(table: Table) -> None:
-    """The write that runs is an older edition."""
+    """A waiting write is done when the broker stops, since the write under way has an older edition."""
     first = table.save(1)
     table.file.started.acquire()
     second = table.save(2)
@@ -148,7 +151,8 @@ async def test_a_group_made_just_before_the_stop_is_there_at_the_next_start(tmp_
 async def test_a_table_that_could_not_be_written_is_written_later(
     table: Table, logged: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was told of the error sees the change all the same: a restart must not undo it."""
+    """A table that could not be written is written later: clients that got the error see the change all the same, and a
+    restart must not undo it."""
     monkeypatch.setattr("duemq.broker.tables.persister.RETRY_SECONDS", 0.0)
     table.file.error = OSError(28, "full")
     table.file.gate.release(3)

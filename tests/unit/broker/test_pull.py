@@ -1,4 +1,4 @@
-"""Pulls: which messages they give, how they end, and offsets of queues and groups."""
+"""Pulls: the messages they return, how they end, and offsets of queues and groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.wire import pull, request, send
 
 @pytest.fixture
 async def topic(broker: UnboundBroker, peer: Peer) -> str:
-    """A topic whose queue 0 has ten messages, a second apart, every third of them with tag c, the others a and b."""
+    """A topic whose queue 0 has ten messages, a second apart, with tags a, b and c in turn."""
     for number in range(10):
         answer = await peer.ask(send("T", b"%d" % number, properties=f"TAGS\x01{'abc'[number % 3]}"))
         assert answer.code == 0
@@ -133,7 +133,7 @@ async def test_lite_pulls_are_pulls(peer: Peer, topic: str) -> None:
 
 
 async def test_long_subscriptions_are_not_remembered(broker: UnboundBroker, peer: Peer, topic: str) -> None:
-    """What is kept in memory of expressions that clients make up must be bounded."""
+    """Long subscriptions are not cached, so that expressions made up by clients cannot fill memory."""
     before = clients._known_codes.cache_info().currsize
     for number in range(5):
         expression = "||".join([f"tag{number}-{n}" for n in range(999)] + ["c"])
@@ -221,7 +221,8 @@ async def test_a_pull_commits_only_where_it_says_so(peer: Peer, topic: str) -> N
 
 
 async def test_offsets_of_what_is_not_there_are_refused(broker: UnboundBroker, peer: Peer, topic: str) -> None:
-    """Each would be kept for ever, and written to the disk every few seconds."""
+    """Offsets of unknown topics, groups or queues are refused: each would be kept for ever, and written to the disk
+    every few seconds."""
     for command, code in (
         (commit("g", "Missing", 0, 1), ResponseCode.TOPIC_NOT_EXIST),
         (commit("g", "x" * 100_000, 0, 1), ResponseCode.TOPIC_NOT_EXIST),
@@ -240,7 +241,8 @@ async def test_offsets_of_what_is_not_there_are_refused(broker: UnboundBroker, p
 async def test_an_offset_in_the_table_that_cannot_be_stops_the_start(
     tmp_path: Path, queue_id: int, offset: int
 ) -> None:
-    """Taken for one, it would have the group read from the queue's beginning, or wait for what never comes."""
+    """An impossible offset in the table stops the start: the group would read from the queue's beginning, or wait for
+    ever."""
     path = tmp_path / "config" / "consumerOffset.json"
     path.parent.mkdir()
     text = json.dumps({"offsetTable": {"T@g": {str(queue_id): offset}}})
@@ -341,7 +343,7 @@ async def test_a_member_of_no_group_is_told_so(peer: Peer) -> None:
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-# --- what is not in the commitlog any more
+# --- records missing from the commitlog
 
 
 @pytest.mark.parametrize("properties", ["TAGS\x01a", ""])
@@ -350,7 +352,8 @@ async def test_a_member_of_no_group_is_told_so(peer: Peer) -> None:
 async def test_an_older_copy_of_a_file_has_no_messages_to_give(
     tmp_path: Path, properties: str, count: int, share: float
 ) -> None:
-    """Its newest messages are zeros: they are left out, and a consumer goes on behind them."""
+    """An older copy of a commitlog file, whose newest messages are zeros, gives no such messages: a consumer goes on
+    behind them."""
     file_size = 98_304
     async with running(tmp_path, f"mappedFileSizeCommitLog={file_size}", "maxMessageSize=20000") as broker:
         peer = broker.connect()
@@ -370,7 +373,7 @@ async def test_an_older_copy_of_a_file_has_no_messages_to_give(
 
 
 async def everything(peer: Peer, count: int) -> tuple[list[int], int]:
-    """The numbers of all messages, and how many pulls had none before the end."""
+    """Return the numbers of all messages, and the number of pulls without messages before the end."""
     found, offset, moves = list[int](), 0, 0
     while True:
         answer = await peer.ask(pull("T", offset, count=count))

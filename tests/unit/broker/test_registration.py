@@ -1,4 +1,4 @@
-"""Registering with external name servers: each on its own, whatever becomes of the others."""
+"""Registering with external name servers: each on its own, independent of the state of the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FakeTopics:
 
 
 class Handler:
-    """What the broker does with frames of a name server: they are responses."""
+    """The broker's handling of frames from a name server: they are responses."""
 
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
         for frame in frames[position:]:
@@ -56,7 +56,7 @@ class Handler:
 
 
 class NameServers:
-    """Some name servers. One may refuse connections, never answer an attempt to connect, or never a request."""
+    """Some name servers. One may refuse connections, never answer an attempt to connect, or never answer a request."""
 
     def __init__(self) -> None:
         self.how: dict[Address, str] = {}
@@ -79,7 +79,7 @@ class NameServers:
         return connection
 
     def answer(self) -> None:
-        """Answer what came since the last time, but for servers that are silent."""
+        """Answer the requests since the last call, except for silent servers."""
         for address, peer in self.peers.items():
             if self.how.get(address) == "silent" or peer.connection.is_closed:
                 continue
@@ -89,7 +89,7 @@ class NameServers:
             self._answered[address] = len(peer.requests)
 
     def registered(self, address: Address) -> list[set[str]]:
-        """The topics of each registration that came."""
+        """Return the topics of each registration received."""
         peer = self.peers.get(address)
         requests = [each for each in peer.requests if each.code == RequestCode.REGISTER_BROKER] if peer else []
         return [set(decode_registration(each.body, compressed=False).topics) for each in requests]
@@ -125,7 +125,8 @@ async def registration(servers: NameServers, topics: FakeTopics) -> AsyncIterato
 async def test_one_name_server_holds_up_no_other(
     registration: Registration, servers: NameServers, loop: SteppedLoop, how: str, logged: list[Any]
 ) -> None:
-    """Each is registered with once a period; what is wrong is said once, and once that it is over."""
+    """One failing name server does not delay the others: the broker registers with each once a period, and logs a
+    failure once, and its end once."""
     servers.how[ADDRESSES[1]] = how
     registration.start()
     await servers.turns()
@@ -188,7 +189,8 @@ async def test_changes_that_come_meanwhile_are_told_all_at_once(
 async def test_a_large_table_is_not_told_again_at_once(
     registration: Registration, servers: NameServers, topics: FakeTopics, loop: SteppedLoop
 ) -> None:
-    """Making and sending it takes time in which nothing else is done."""
+    """A large table is not registered again at once: encoding and sending it takes time in which no other work is
+    done."""
     topics.size = 4_000_000
     registration.start()
     await servers.turns()

@@ -1,8 +1,8 @@
-"""`duemq store repair`: what is beside a commitlog, made anew from it.
+"""`duemq store repair`: the derived files of a store, made anew from its commitlog.
 
-The oracle is the broker that wrote the store, while it still ran: what waits then has to wait in the repaired store,
-and what it had delivered must not come again. RocketMQ's records name no origin: a store as its broker leaves it is one
-of ours in whose records that field is 0."""
+The oracle is the broker that wrote the store, while it still ran: the messages waiting then have to wait in the
+repaired store, and those delivered must not be delivered again. RocketMQ's records name no origin: a store as its
+broker leaves it is one of duemq's with that field set to 0 in all records."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def _files_are_let_go_of() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """The command logs nothing; other tests look at logs."""
+    """Restore logging: the command turns it off, and other tests look at logs."""
     yield
     structlog.reset_defaults()
 
 
 def waiting(broker: Broker) -> Counter[bytes]:
-    """The bodies of the messages that a broker has waiting."""
+    """The bodies of the messages that wait in a broker."""
     pending = Pending(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
     return Counter(each.message.body for each in found)
@@ -101,7 +101,7 @@ def commitlog(root: Path) -> dict[str, bytes]:
 
 
 def change_records(root: Path, change: Callable[[bytearray, int], None]) -> None:
-    """Change each record of a commitlog: `change` is given a file's bytes, and where in them a record begins."""
+    """Change each record of a commitlog: `change` gets a file's bytes, and the offset of the record in them."""
     for path in sorted((root / "commitlog").iterdir()):
         data, at = bytearray(path.read_bytes()), 0
         while at + 8 < len(data):
@@ -114,7 +114,7 @@ def change_records(root: Path, change: Callable[[bytearray, int], None]) -> None
 
 
 def as_of_apache(root: Path) -> None:
-    """Make the store one that RocketMQ's broker wrote: no record names another, and no file is ours."""
+    """Make the store look like one of RocketMQ's broker: no record names another, and no file is duemq's own."""
 
     def of_theirs(data: bytearray, at: int) -> None:
         data[at + PREPARED_AT : at + PREPARED_AT + 8] = bytes(8)
@@ -126,7 +126,7 @@ def as_of_apache(root: Path) -> None:
 
 
 def repaired(root: Path, clock: ManualClock, to: Path | None = None) -> Report:
-    """Repair a store, whose commitlog stays as it is."""
+    """Repair a store, and check that its commitlog is unchanged."""
     before = commitlog(root)
     report = repair(str(root), now=look(clock), settings=SETTINGS, to=str(to) if to else None)
     assert commitlog(root) == before
@@ -142,7 +142,7 @@ def copied(broker: Broker, name: str) -> Path:
 
 
 def filled(root: Path) -> Broker:
-    """A broker of which some messages are delivered and others wait."""
+    """A broker with some delivered messages and some waiting ones."""
     broker = new_broker(root)
     for number in range(60):
         broker.send("plain", b"plain %d" % number, f"UNIQ_KEY\x01p{number}", number % 2)
@@ -155,7 +155,7 @@ def filled(root: Path) -> Broker:
 
 
 def delivers_the_rest(root: Path, clock: ManualClock, wanted: Counter[bytes], delivered: list[bytes]) -> None:
-    """A broker that opens a store has what is wanted waiting, and delivers each of it once."""
+    """Check that a broker on the store has the wanted messages waiting, and delivers each of them once."""
     after = Broker(root, clock)
     assert waiting(after) == wanted
     assert Counter(after.bodies()) == Counter(delivered)
@@ -214,7 +214,8 @@ def test_a_sound_store_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["cancel", "reschedule", "deliver"])
 @pytest.mark.parametrize("number", [0, 3, 9])
 def test_a_sound_store_in_which_a_message_of_a_level_was_changed(tmp_path: Path, change: str, number: int) -> None:
-    """The offset of the level is behind the message that was taken out, as behind those that were delivered."""
+    """A sound store needs no repair after a message of a level was changed: the level's offset is behind the changed
+    message, as behind delivered ones."""
     broker = new_broker(tmp_path / "old")
     placed = [broker.schedule(2, b"%d" % at) for at in range(10)]
     broker.run()
@@ -317,7 +318,7 @@ def test_what_is_not_what_belongs_there_is_named_and_stays(
     put: Callable[[Path], str],
     options: list[str],
 ) -> None:
-    """Whatever somebody has put there would go with what is replaced."""
+    """A wrong kind of file in a place that a repair would replace is named and kept: it may hold somebody's data."""
     monkeypatch.chdir(tmp_path)
     copy_tree(sound_store, tmp_path / "store")
     remove(tmp_path / "store" / name)
@@ -351,7 +352,8 @@ def everything(root: Path) -> dict[str, bytes | str | None]:
 
 
 def test_consume_queues_of_another_file_size_than_is_set_are_made_anew(tmp_path: Path) -> None:
-    """As a repair leaves them that was not told the size: no broker with another one would start."""
+    """Consume queues with another file size than the setting are made anew. A repair without that setting leaves them
+    so, and no broker with another size would start."""
     broker = filled(tmp_path / "old")
     wanted = waiting(broker)
     broker.close()
@@ -367,7 +369,8 @@ def test_consume_queues_of_another_file_size_than_is_set_are_made_anew(tmp_path:
 
 
 def test_an_older_copy_of_the_commitlogs_last_file_is_gone_on_with(tmp_path: Path) -> None:
-    """A start refuses such a store, and names the repair."""
+    """A store with an older copy of the commitlog's last file, which a start refuses naming the repair, can be used
+    again after it."""
     broker = new_broker(tmp_path / "old")
     for number in range(5):
         broker.schedule(4, b"old %d" % number, f"k{number}")
@@ -391,7 +394,8 @@ def test_an_older_copy_of_the_commitlogs_last_file_is_gone_on_with(tmp_path: Pat
 def test_of_a_store_of_ours_also_what_only_apaches_brokers_go_by_is_made_anew(
     tmp_path: Path, lost: str, *, is_cut: bool
 ) -> None:
-    """Without it they deliver again what was delivered."""
+    """In a store of duemq's a repair also makes the files anew that only Apache's brokers use: without them those would
+    deliver again."""
     broker = filled(tmp_path / "old")
     broker.close()
     before = (broker.root / lost).read_bytes()
@@ -404,7 +408,7 @@ def test_of_a_store_of_ours_also_what_only_apaches_brokers_go_by_is_made_anew(
     assert [difference.path for difference in dry.differences] == [lost]
     assert repaired(broker.root, broker.clock).repaired
     made = (broker.root / lost).read_bytes()
-    if lost.endswith("timercheck"):  # the log's positions are others: what was delivered is not in it any more
+    if lost.endswith("timercheck"):  # the log's positions are others: delivered messages are not in it any more
         made, before = made[:8] + made[16:24], before[:8] + before[16:24]
     assert made == before
     assert repaired(broker.root, broker.clock).differences == []
@@ -413,7 +417,7 @@ def test_of_a_store_of_ours_also_what_only_apaches_brokers_go_by_is_made_anew(
 @pytest.mark.parametrize("size", [7, 13, 260])
 @pytest.mark.parametrize("name", [f"consumequeue/{SCHEDULE_TOPIC}/0", "timerlog"])
 def test_a_file_that_was_cut_off_does_not_say_how_large_files_are(tmp_path: Path, name: str, size: int) -> None:
-    """The next start wants all to have the size of its settings."""
+    """A truncated file does not determine the file size: the next start wants all files in the size of its settings."""
     broker = filled(tmp_path / "old")
     wanted = waiting(broker)
     broker.close()
@@ -430,7 +434,8 @@ def test_a_file_that_was_cut_off_does_not_say_how_large_files_are(tmp_path: Path
 def test_a_store_whose_broker_was_killed_is_made_as_after_a_stop(
     tmp_path: Path, *, is_apache: bool, has_abort: bool
 ) -> None:
-    """What it delivered last is not in the files that Apache's brokers go by."""
+    """A store whose broker was killed is repaired to the state after a stop: the last deliveries are not in the files
+    that Apache's brokers use."""
     broker = filled(tmp_path / "old")
     broker.owned.checkpoint()
     for number in range(10):
@@ -498,7 +503,8 @@ def test_beside_the_store(tmp_path: Path) -> None:
 def test_what_was_delivered_behind_others_is_marked_for_rocketmq(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
-    """Its broker knows one offset of each level. Ours knows it of the checkpoint: of many only those."""
+    """Messages delivered out of order are marked for RocketMQ, whose broker knows one offset per level. duemq knows
+    them by the checkpoint, and marks only those of a large backlog."""
     monkeypatch.setattr(service, "_SETTLE_UNITS", few)
     broker = new_broker(tmp_path / "old")
     for number in range(10):
@@ -508,7 +514,7 @@ def test_what_was_delivered_behind_others_is_marked_for_rocketmq(
     broker.close()
     root = copied(broker, "damaged")
     after = Broker(root, broker.clock)
-    # What RocketMQ's broker leaves that was told to begin in the middle.
+    # RocketMQ's broker leaves this when it was told to begin in the middle.
     for number in (4, 5, 7):
         message = after.messages(SCHEDULE_TOPIC, 2)[number]
         after.send("orders", message.body, message.properties_text, 3)
@@ -530,7 +536,7 @@ def test_what_was_delivered_behind_others_is_marked_for_rocketmq(
 
 
 def _born_as_scheduled(root: Path) -> None:
-    """Give all records the producer's time that `Broker.schedule` has."""
+    """Give all records the producer's time that `Broker.schedule` uses."""
 
     def as_scheduled(data: bytearray, at: int) -> None:
         struct.pack_into(">q", data, at + 40, 7)
@@ -566,7 +572,8 @@ def test_a_repaired_store_is_one_that_was_stopped(tmp_path: Path, *, is_beside: 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, frozenset[str], bool, bool]:
-    """Seed of the load, its length, what is lost, whether the broker is killed, and whose store it is."""
+    """Seed and length of the load, the lost files, whether the broker is killed, and whether the store is duemq's or
+    Apache's."""
     return (
         draw(st.integers(0, 2**16)),
         draw(st.integers(1, 120)),
@@ -604,7 +611,7 @@ def test_any_history(
             case "checkpoint":
                 broker.owned.checkpoint()
             case "again" if not is_apache:
-                # As the levels' messages are cancelled: RocketMQ cannot.
+                # As cancels of the levels' messages do, which RocketMQ does not have.
                 left = waiting_at(broker) & set(levels)
                 if left:
                     broker.cancel(chance.choice(sorted(left)))
@@ -629,7 +636,7 @@ def test_any_history(
 
 
 def waiting_at(broker: Broker) -> set[int]:
-    """The physical offsets of the messages that a broker has waiting."""
+    """The physical offsets of the messages that wait in a broker."""
     pending = Pending(broker.store, broker.timers, broker.levels)
     found = pending.select(Selection(), broker.clock.now_ms())
     return {each.message.physical_offset for each in found if isinstance(each, Waiting)}
@@ -662,7 +669,8 @@ def test_a_damaged_stretch_of_an_old_file_is_passed_over(tmp_path: Path) -> None
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("damage", ["a flipped byte in a body", "zeros"])
 def test_what_our_start_serves_behind_a_damage_a_repair_keeps(tmp_path: Path, damage: str, *, is_stopped: bool) -> None:
-    """A start of ours reads from its checkpoint on, wherever that is in the last files."""
+    """A repair keeps the records behind a damage that a start of duemq would serve: it reads from its checkpoint on,
+    wherever that is in the last files."""
     broker = new_broker(tmp_path / "old")
     places = [broker.schedule(4, b"%03d" % number * 100, f"k{number}") for number in range(30)]
     broker.owned.checkpoint()
@@ -693,7 +701,8 @@ def test_what_our_start_serves_behind_a_damage_a_repair_keeps(tmp_path: Path, da
 
 
 def test_a_damage_in_the_last_files_is_where_a_start_will_cut(tmp_path: Path) -> None:
-    """Apache's, and ours where no checkpoint says up to where it had read them."""
+    """A repair ends the commitlog at a damage in the last files, where a start would cut it: Apache's, or duemq's
+    without a checkpoint."""
     broker = new_broker(tmp_path / "old")
     places = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(30)]
     broker.close()
@@ -707,7 +716,7 @@ def test_a_damage_in_the_last_files_is_where_a_start_will_cut(tmp_path: Path) ->
     assert sum(waiting(after).values()) == 20
 
 
-# --- what stops it, and what ends it
+# --- errors and interruptions
 
 
 def test_a_store_that_a_broker_has_open_is_refused(tmp_path: Path) -> None:
@@ -731,7 +740,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path, make: Callable[[Path], None
 
 
 class _Killed(BaseException):
-    """Ends the work as a kill would: nothing cleans up behind it."""
+    """Ends the work as a kill would: no cleanup code runs."""
 
 
 @pytest.mark.parametrize("is_apache", [False, True])
@@ -742,7 +751,7 @@ def test_killed_at_any_rename_a_further_run_repairs(
     wanted, delivered = waiting(broker), broker.bodies()
     broker.close()
     rename, put_back = os.rename, module._put_back
-    # What delays RocketMQ's levels have the queues that are there tell alone.
+    # Only the existing queues give the delays of RocketMQ's levels.
     level = f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}"
     units = (broker.root / level).read_bytes()
     sizes = {name: value for name, value in SETTINGS.items() if name != "messageDelayLevel"}
@@ -791,7 +800,7 @@ def test_killed_at_any_rename_a_further_run_repairs(
     raise AssertionError("it never ended")
 
 
-# --- what belongs to it
+# --- the extent of a store
 
 
 def test_queues_whose_messages_expired_go_on(tmp_path: Path) -> None:
@@ -814,7 +823,7 @@ def test_queues_whose_messages_expired_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [(), ("consumequeue/plain",), ("consumequeue/plain/0",)])
 def test_deleted_topics_stay_deleted(tmp_path: Path, left: tuple[str, ...]) -> None:
-    """Apache's deleteTopic leaves the topic's directory, without queues."""
+    """Deleted topics stay deleted: Apache's deleteTopic leaves the topic's directory, without queues."""
     broker = filled(tmp_path / "old")
     broker.close()
     root = copied(broker, "apache")
@@ -888,7 +897,7 @@ def test_the_delays_of_levels_are_those_of_the_queues_that_are_left(tmp_path: Pa
 
 
 def times(broker: Broker) -> Counter[tuple[bytes, int]]:
-    """The bodies of the messages that a broker has waiting, and when it will deliver them."""
+    """The bodies of the messages that wait in a broker, with their due times."""
     pending = Pending(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
     return Counter((each.message.body, each.due_ms) for each in found)
@@ -899,8 +908,8 @@ def times(broker: Broker) -> Counter[tuple[bytes, int]]:
 def test_what_waits_keeps_its_time_whatever_table_the_repair_is_told(
     tmp_path: Path, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
 ) -> None:
-    """The table may also have changed while the broker ran, and the clock may have been set: the records do not tell
-    that, but the checkpoint does."""
+    """Waiting messages keep their times whatever table the repair is given. The table may also have changed while the
+    broker ran, and the clock may have been set: the records do not show that, but the checkpoint does."""
     broker = new_broker(tmp_path / "store")
     for number in range(4):
         broker.schedule(number + 1, b"by the first table, level %d" % (number + 1))
@@ -946,7 +955,7 @@ def test_without_a_checkpoint_messages_keep_the_promise_that_their_records_have(
 
 
 def found_by_key(root: Path, key: str) -> list[int]:
-    """The physical offsets that RocketMQ's lookup of a key finds, newest first."""
+    """Return the physical offsets that RocketMQ's lookup of a key finds, newest first."""
     value = 0
     for unit in struct.unpack(f">{len(key.encode('utf-16-be')) // 2}H", key.encode("utf-16-be")):
         value = (31 * value + unit) & 0xFFFFFFFF

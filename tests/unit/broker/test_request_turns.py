@@ -1,5 +1,5 @@
-"""Whoever asks for much waits for its turn, not others for it; whoever is gone is not worked for. Work is counted, not
-timed."""
+"""Large requests wait for their turn and do not delay small ones; requests of clients that left are dropped. Work is
+counted, not timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TURN, SHARE = 20, 5
 
 
 class Pieces:
-    """Work of so many pieces, noted as they are done."""
+    """Work of a number of pieces, recorded as they are done."""
 
     def __init__(self, name: str, count: int, done: list[str]) -> None:
         self.name = name
@@ -105,7 +105,7 @@ def test_time_is_a_budget() -> None:
 
 @pytest.fixture
 async def sliced(tmp_path: Path) -> AsyncIterator[UnboundBroker]:
-    """A broker that handles a few requests a turn."""
+    """A broker that handles a few requests per turn."""
     async with running(tmp_path, budget=CountBudget(TURN, SHARE)) as started:
         assert (await started.connect().ask(send("T", bytes(50_000)))).code == 0
         yield started
@@ -132,7 +132,8 @@ async def test_one_read_of_thousands_of_requests_keeps_nobody_waiting(sliced: Un
 
 
 async def test_nobody_is_forgotten_over_newcomers(sliced: UnboundBroker) -> None:
-    """Others who ask for little fill every turn; who asks for much has half of each all the same."""
+    """No client is forgotten for newcomers: when other clients' small requests fill every turn, a large request still
+    gets half of each turn."""
     hoarder = sliced.connect()
     hoarder.feed(asks(500))
     for _ in range(500 // (TURN // 2) + 2):
@@ -175,7 +176,7 @@ async def test_a_broken_stream_is_refused_after_the_requests_before_the_fault(
 
 
 class Reads:
-    """Counts what is read of the log for answers."""
+    """Counts the reads of the log for answers."""
 
     def __init__(self, broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -198,13 +199,13 @@ def pulls(count: int) -> bytes:
 
 @pytest.fixture
 async def pulling(broker: UnboundBroker, peer: Peer, reads: Reads) -> Peer:
-    """A client, not gone yet; there is a message of 200 kB."""
+    """A connected client, and a message of 200 kB in the broker."""
     assert (await peer.ask(send("T", bytes(200_000)))).code == 0
     return broker.connect()
 
 
 async def test_for_a_client_that_left_one_answer_is_made_at_most(pulling: Peer, reads: Reads) -> None:
-    """The write of that one finds out."""
+    """For a client that left at most one answer is made: its write fails."""
     pulling.transport.is_gone = True
     pulling.feed(pulls(200))
     assert reads.count == 1
@@ -226,7 +227,8 @@ async def test_what_a_client_asked_that_read_a_bit_and_left_is_dropped(pulling: 
 
 
 async def test_what_a_client_asked_whose_connection_we_close_is_dropped(pulling: Peer, reads: Reads) -> None:
-    """Its transport resumes once more, when what was held is sent."""
+    """The requests of a client whose connection the broker closes are dropped: its transport resumes once more, when
+    the held bytes are sent."""
     pulling.transport.block()
     pulling.feed(pulls(200))
     stalled = reads.count

@@ -1,4 +1,4 @@
-"""INVOKE_BROKER_TO_RESET_OFFSET: where a group is sent, who is told, and who is refused."""
+"""INVOKE_BROKER_TO_RESET_OFFSET: the new offsets of a group, the notified members, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reset(
 
 
 def offsets_in(body: bytes) -> dict[int, int]:
-    """The offsets in a body, by queue id, as RocketMQ's clients read them: keys are objects."""
+    """Return the offsets in a body by queue id, as RocketMQ's clients read them: keys are objects."""
     inner = body.removeprefix(b'{"offsetTable":{').removesuffix(b"}}")
     assert len(inner) == len(body) - len(b'{"offsetTable":{}}'), body
     found = {}
@@ -46,7 +46,8 @@ async def commit(peer: Peer, offset: int, *queues: int) -> None:
 
 @pytest.fixture
 async def begin_ms(broker: UnboundBroker, peer: Peer) -> int:
-    """Four queues; queue 0 has five messages, a second apart; the group is at 3 there, and at the end elsewhere."""
+    """Make four queues and return the begin time; queue 0 has five messages, a second apart; the group is at 3 there,
+    and at the end of the other queues."""
     begin = broker.clock.now_ms()
     for _ in range(5):
         await peer.ask(send("T", default_queues=QUEUES))
@@ -79,7 +80,8 @@ async def test_every_member_is_told_and_the_admin_too(broker: UnboundBroker, pee
 
 
 async def test_what_concerns_cpp_is_a_list(broker: UnboundBroker, peer: Peer, begin_ms: int) -> None:
-    """The C++ client reads no other form; where the admin is one, RocketMQ takes all members for such."""
+    """The answer for C++ clients is a list, the only form they read; if the admin is a C++ client, RocketMQ treats all
+    members as such."""
     member = broker.connect()
     command = heartbeat("c2", "g")
     command.language = "CPP"

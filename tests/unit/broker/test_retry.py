@@ -1,4 +1,4 @@
-"""Messages that could not be consumed: sent back, or sent to %RETRY% by the client, until they are dead letters."""
+"""Messages that a consumer failed: sent back, or sent to %RETRY% by the client, until they are dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def back(
 
 
 def last(broker: UnboundBroker) -> StoredMessage:
-    """The message stored last."""
+    """The last stored message."""
     message = broker.store.message_at(broker.store.appender.last_physical_offset)
     assert message is not None
     return message
@@ -73,7 +73,8 @@ async def test_a_message_sent_back_waits_for_its_level_and_then_comes_by_its_ret
 async def test_a_retry_topic_that_is_deleted_while_a_message_waits_for_it_is_made_again(
     broker: UnboundBroker, peer: Peer, original: StoredMessage, loop: Any
 ) -> None:
-    """The message goes into the queue that consumers read, rather than into one of the deleted topic."""
+    """A retry topic that is deleted while a message waits for it is made again: the message goes into the queue that
+    consumers read, not into one of the deleted topic."""
     broker.lanes.hold(Background.TABLES)
     peer.post(back(original.physical_offset, -1))
     await turns()
@@ -122,7 +123,8 @@ async def test_a_negative_level_makes_it_a_dead_letter_at_once(
 async def test_after_the_last_try_it_is_a_dead_letter(
     broker: UnboundBroker, peer: Peer, times: int, limit: int | None, version: int, is_dead: bool
 ) -> None:
-    """The request's limit counts from client version 3.4.9 on, else that of the group."""
+    """After the last try a message becomes a dead letter. The request's limit counts from client version 3.4.9 on, else
+    that of the group."""
     await peer.ask(send("T", reconsume_times=times))
     assert (await peer.ask(back(last(broker).physical_offset, limit=limit, version=version))).code == 0
     assert last(broker).topic == ("%DLQ%g" if is_dead else SCHEDULE_TOPIC)
@@ -203,7 +205,8 @@ async def test_a_one_way_send_back_is_stored_and_not_answered(
 async def test_a_retry_of_a_message_that_was_stored_at_an_ipv6_address_is_readable(
     broker: UnboundBroker, peer: Peer, original: StoredMessage
 ) -> None:
-    """The store may have been another broker's: the flags for hosts are of the new record's hosts."""
+    """A retry of a message that was stored at an IPv6 address is readable: the store may have been another broker's,
+    and the flags describe the new record's hosts."""
     foreign = record.decode(record.encode(original))
     foreign.store_host, foreign.sys_flag = pack_host("2001:db8::1", 1), FLAG_STORE_IPV6
     foreign.physical_offset = broker.store.log.end
@@ -233,7 +236,7 @@ async def test_the_clients_own_way_of_retrying_is_taken(broker: UnboundBroker, p
 async def test_the_clients_own_retries_end_as_dead_letters(
     broker: UnboundBroker, peer: Peer, times: int, limit: int | None, version: int, is_dead: bool
 ) -> None:
-    """Without delay, whatever level it asks for."""
+    """A client's own retries end as dead letters without delay, whatever level they ask for."""
     command = send(
         "%RETRY%g", properties="DELAY\x014", reconsume_times=times, max_reconsume_times=limit, version=version
     )

@@ -1,4 +1,4 @@
-"""From frames to answers: runs of sends are written once, each request gets its own answer in its own codec, and no
+"""From frames to answers: each run of sends is written once, each request gets its own answer in its own codec, and no
 request harms another."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN = 999
 
 
 class Writes:
-    """Counts, and may fail, what the appender writes."""
+    """Counts the appender's writes, and may make them fail."""
 
     def __init__(self, broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
@@ -44,7 +44,7 @@ class Writes:
 
 @pytest.fixture
 async def topic(broker: UnboundBroker, peer: Peer) -> str:
-    """A topic of four queues that takes messages."""
+    """A topic of four queues that accepts messages."""
     assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
     return "T"
 
@@ -69,7 +69,7 @@ async def test_the_sends_of_one_read_are_written_once(peer: Peer, topic: str, wr
 
 
 async def test_another_request_between_sends_sees_those_before_it(peer: Peer, topic: str, writes: Writes) -> None:
-    """It splits the run: the sends before it are written first."""
+    """A request between sends sees the sends before it: it splits the run, and those are written first."""
     middle = request(MAX_OFFSET, QueueOfTopic(topic, 0))
     answers = await peer.ask_all([send(topic), send(topic), middle, send(topic), pull(topic, 3)])
     assert answers[2].ext["offset"] == "3"
@@ -91,7 +91,8 @@ async def test_a_refused_send_does_not_hinder_the_others_of_its_run(peer: Peer, 
 async def test_a_failing_append_turns_exactly_its_sends_into_errors(
     peer: Peer, topic: str, writes: Writes, error: OSError | StoreError
 ) -> None:
-    """What was refused anyway keeps its own error; what is not a send is answered as ever."""
+    """A failing append turns exactly its sends into errors: a send refused for another reason keeps its own error, and
+    other requests are answered as usual."""
     ask = request(MAX_OFFSET, QueueOfTopic(topic, 0))
     writes.error = error
     answers = await peer.ask_all([ask, send(topic), send(topic, queue_id=99), send(topic), pull(topic, 0)])
@@ -117,7 +118,8 @@ async def test_after_a_full_disk_sends_are_taken_again(peer: Peer, topic: str, w
 async def test_a_send_that_waits_for_its_topic_is_answered_once_when_its_run_fails(
     peer: Peer, topic: str, writes: Writes
 ) -> None:
-    """The run it came in fails; it is not part of it, and has its own outcome later."""
+    """A send that waits for its topic is answered once when the run it came in fails: it is not part of that run, and
+    has its own outcome later."""
     new = send("New")
     writes.error = OSError(28, "No space left on device")
     answers = await peer.ask_all([send(topic), new, send(topic)])
@@ -158,8 +160,8 @@ async def test_sync_flush_holds_answers_until_the_disk_has_the_messages(tmp_path
 async def test_a_flush_that_takes_too_long_turns_only_stored_messages_into_timeouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FLUSH_DISK_TIMEOUT means "stored": whoever was refused must not be told so. Java's client needs the message id
-    in it."""
+    """A flush that takes too long gives FLUSH_DISK_TIMEOUT, which means "stored", to stored messages only, and not to
+    refused ones. Java's client needs the message id in it."""
     async with running(tmp_path, "flushDiskType=SYNC_FLUSH", "syncFlushTimeout=1000") as broker:
         loop = asyncio.get_running_loop()
         peer = broker.connect()
@@ -192,7 +194,7 @@ async def test_a_send_that_made_its_topic_waits_for_the_disk_as_well(tmp_path: P
         assert broker.store.log.flushed == broker.store.log.end
 
 
-# --- requests that are wrong
+# --- wrong requests
 
 
 @pytest.mark.parametrize("frame_codec", CODECS)
@@ -232,7 +234,7 @@ async def test_a_body_that_does_not_parse_is_answered_and_logged_once(peer: Peer
 
 @pytest.mark.parametrize("frame_codec", CODECS)
 async def test_no_one_way_request_is_answered(peer: Peer, topic: str, frame_codec: int) -> None:
-    """Not even with an error."""
+    """No one-way request is answered, not even with an error."""
     peer.forget()
     broken = request(MAX_OFFSET, oneway=True)
     peer.post(
@@ -252,7 +254,7 @@ async def test_no_one_way_request_is_answered(peer: Peer, topic: str, frame_code
 
 @pytest.mark.parametrize("frame_codec", CODECS)
 async def test_answers_are_in_the_codec_of_their_request(peer: Peer, topic: str, frame_codec: int) -> None:
-    """Sends, pulls, and what goes through a task."""
+    """Answers are in the codec of their request: sends, pulls, and requests handled in a task."""
     peer.forget()
     commands = [
         send(topic),
@@ -285,7 +287,7 @@ async def test_codecs_may_change_within_a_connection(peer: Peer, topic: str) -> 
 
 
 async def test_a_json_header_in_any_order_is_taken(peer: Peer, topic: str) -> None:
-    """The quick way goes by how the header begins."""
+    """A JSON header in any order is accepted, although the quick way depends on how the header begins."""
     for head in (
         b'{"opaque":77,"code":30,"extFields":{"queueId":"0","topic":"T"}}',
         b'{ "code" : 30 , "extFields":{"queueId":0,"topic":"T"}, "opaque":77 }',
@@ -321,7 +323,8 @@ async def test_each_code_has_a_handler_of_its_own(broker: UnboundBroker, peer: P
 async def test_the_usual_json_header_of_any_code_is_decoded_once(
     broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slow way makes a command first. Codes of one digit take it; there are none."""
+    """The usual JSON header of any code is decoded once, by the quick way. The slow way makes a command first; codes of
+    one digit would take it, but none exist."""
     codes = [code for code in CODES if code != 9]
     handled: list[int] = []
     for code in codes:
@@ -332,7 +335,7 @@ async def test_the_usual_json_header_of_any_code_is_decoded_once(
     assert handled == codes
 
 
-# --- handlers that fail
+# --- failing handlers
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -361,7 +364,8 @@ async def test_a_handlers_exception_is_answered_logged_and_harms_nobody(
 async def test_a_file_that_cannot_be_read_or_written_is_told_without_a_traceback(
     broker: UnboundBroker, peer: Peer, number: int, code: int, logged: list[Any]
 ) -> None:
-    """Each refused send would log one otherwise."""
+    """A file that cannot be read or written is logged without a traceback, as otherwise each refused send would log
+    one."""
 
     def fail(_: object, request: Request[NoFields]) -> None:
         raise OSError(number, "no", "/s/timerlog")
@@ -393,7 +397,8 @@ async def test_connections_for_which_there_is_no_room_are_refused_and_harm_nobod
 async def test_an_answer_that_cannot_be_encoded_becomes_an_error(
     broker: UnboundBroker, peer: Peer, is_async: bool, logged: list[Any]
 ) -> None:
-    """A code beyond 16 bits for a binary client, or a body beyond the largest frame: no traceback, one line."""
+    """An answer that cannot be encoded becomes an error with one line in the log and no traceback: a code beyond 16
+    bits for a binary client, or a body beyond the largest frame."""
     wrong = [Command(code=70_000), Command(code=0, body=bytes(17_000_000))]
 
     def answer(_: object, request: Request[NoFields]) -> Command:
@@ -435,7 +440,8 @@ async def test_a_refusal_is_answered_and_not_logged(broker: UnboundBroker, peer:
 async def test_a_broken_header_closes_the_connection_after_what_came_before_it(
     broker: UnboundBroker, peer: Peer, topic: str, frame_codec: int, header: bytes, logged: list[Any]
 ) -> None:
-    """Nothing that comes after it counts: it may not have been meant as it is read."""
+    """A broken header closes the connection after the requests before it are answered. Later bytes are ignored, as they
+    may be misread."""
     peer.forget()
     before, after = send(topic), send(topic)
     peer.feed(codec.encode(before) + join_frame(frame_codec, header) + codec.encode(after))
@@ -464,7 +470,8 @@ async def test_a_flood_of_wrong_requests_is_not_logged_line_by_line(peer: Peer, 
 async def test_a_flood_of_broken_connections_is_not_logged_line_by_line(
     broker: UnboundBroker, logged: list[Any]
 ) -> None:
-    """A line of its own for what is wrong besides; and how many were left out is said in the next second."""
+    """A flood of broken connections is not logged line by line. Other errors still get their own line, and the next
+    second logs the number of lines left out."""
     for _ in range(1200):
         broker.connect().feed(b"GET / HTTP/1.1\r\n")
     assert [line["event"] for line in logged] == ["connection_refused"] * 1000

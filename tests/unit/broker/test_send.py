@@ -1,4 +1,4 @@
-"""Sends of every kind: what is stored, what is answered, what is refused."""
+"""Sends of every kind: the stored records, the answers, the refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def header_of(answer: Command) -> SendMessageResponse:
 
 
 def stored(broker: UnboundBroker, answer: Command) -> list[StoredMessage]:
-    """The records that an answer tells of."""
+    """Return the records of the message ids in an answer."""
     found = []
     for message_id in header_of(answer).msg_id.split(","):
         message = broker.store.message_at(parse_offset_message_id(message_id)[2])
@@ -49,7 +49,7 @@ async def sent(broker: UnboundBroker, peer: Peer, command: Command) -> StoredMes
 
 
 async def refused(peer: Peer, command: Command, code: int) -> str:
-    """The same command is refused with this code when it comes and when its topic is known."""
+    """Check that a command is refused with this code, on a new topic and on a known one; return the remark."""
     answers = [await peer.ask(command)]
     answers.append(await peer.ask(Command(code=command.code, opaque=2**31 - 1, ext=command.ext, body=command.body)))
     assert [answer.code for answer in answers] == [code, code]
@@ -57,7 +57,7 @@ async def refused(peer: Peer, command: Command, code: int) -> str:
     return answers[0].remark
 
 
-# --- what is stored
+# --- stored records
 
 
 @pytest.mark.parametrize("frame_codec", CODECS)
@@ -143,8 +143,8 @@ async def test_records_end_with_their_checksums_where_that_is_set(tmp_path: Path
 async def test_a_client_does_not_say_what_kind_of_host_it_has(
     broker: UnboundBroker, peer: Peer, sys_flag: int, tmp_path: Path
 ) -> None:
-    """Those bits tell how long the hosts in a record are: a wrong one makes the record, and so the end of the log,
-    unreadable."""
+    """A client cannot set the host flags: they give the lengths of the hosts in a record, and a wrong one would make
+    the record, and so the rest of the log, unreadable."""
     parts = batch.encode([(0, b"one", ""), (0, b"two", "")])
     commands = [
         send("T", sys_flag=sys_flag),
@@ -174,8 +174,8 @@ async def test_a_negative_queue_lets_the_broker_choose(peer: Peer) -> None:
 
 
 async def test_our_record_of_a_captured_send_is_rocketmqs(tmp_path: Path) -> None:
-    """The captured client of 4.9.7 sends to a broker of ours at the same place and time: the record differs from that
-    of Apache's broker in the order of the properties only, which is that of a hash map there."""
+    """duemq's record of a captured send by a client of 4.9.7, at the same place and time, differs from that of Apache's
+    broker only in the order of the properties, which is that of a hash map there."""
     theirs = record.decode(golden("commitlog.bin"))
     clock = ManualClock(theirs.store_timestamp)
     async with running(tmp_path, "listenPort=29911", "brokerIP1=127.0.0.2", clock=clock) as broker:
@@ -187,7 +187,7 @@ async def test_our_record_of_a_captured_send_is_rocketmqs(tmp_path: Path) -> Non
     assert ours == theirs
 
 
-# --- what is refused
+# --- refusals
 
 
 async def test_a_queue_that_is_not_there_is_refused(peer: Peer) -> None:
@@ -245,7 +245,8 @@ async def test_a_property_that_only_looks_transactional_is_taken(peer: Peer) -> 
     ],
 )
 async def test_a_delay_that_is_no_number_is_refused(peer: Peer, text: str) -> None:
-    """Also one that is empty, which RocketMQ passes over: a message that was to wait is not delivered at once."""
+    """A delay that is not a number is refused, also an empty one, which RocketMQ ignores: a message that was to wait
+    must not be delivered at once."""
     await refused(peer, send("T", properties=text), ResponseCode.MESSAGE_ILLEGAL)
 
 
@@ -270,7 +271,7 @@ async def test_a_full_store_takes_nothing_and_says_so(broker: UnboundBroker, pee
 
 @pytest.mark.parametrize("text", ["A\x01\0", "\0\x01a", "A\x01b\x02DELAY\x011\x02B\x01\0"])
 async def test_zero_bytes_in_properties_are_refused(broker: UnboundBroker, peer: Peer, text: str) -> None:
-    """Recovery takes a sector of zeros for one that was not written."""
+    """Zero bytes in properties are refused: recovery takes a sector of zeros for one that was not written."""
     end = broker.store.log.end
     await refused(peer, send("T", properties=text), ResponseCode.MESSAGE_ILLEGAL)
     assert broker.store.log.end == end
@@ -355,7 +356,7 @@ async def test_the_messages_of_a_batch_are_stored_one_after_the_other(
 @pytest.mark.parametrize(
     ("whole", "part", "stored_text"),
     [
-        # As Apache's 4.9.7 was seen to store them, but for the order of what comes from the request.
+        # As Apache's 4.9.7 was seen to store them, except for the order of the request's properties.
         ("", "TAGS\x01a", "TAGS\x01a\x02CLUSTER\x01DefaultCluster"),
         ("", "", "CLUSTER\x01DefaultCluster"),
         (
@@ -388,7 +389,8 @@ async def test_the_tags_of_a_batch_are_those_of_each_message(peer: Peer) -> None
 async def test_a_batch_whose_messages_would_have_too_long_properties_is_refused(
     broker: UnboundBroker, peer: Peer
 ) -> None:
-    """Apache's stores a negative length, and nobody can read the queue any more."""
+    """A batch whose messages would have too long properties is refused: Apache's broker stores a negative length, and
+    the queue becomes unreadable."""
     parts = parts_of(2, "A\x01" + "x" * 20_000)
     await refused(
         peer,
@@ -431,7 +433,7 @@ async def test_a_damaged_batch_stores_nothing(broker: UnboundBroker, peer: Peer)
 async def test_a_large_batch_is_answered_after_it_was_written(
     broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer has all the message ids, and is long: it must not be sent before the messages are stored."""
+    """A large batch is answered only after it was written, although its answer with all message ids is long."""
     command = send("T", batch.encode(parts_of(1000)), batch=True)
     await peer.ask(send("T"))
     assert len(stored(broker, await peer.ask(command))) == 1000
@@ -473,7 +475,7 @@ async def test_a_one_way_batch_is_stored(broker: UnboundBroker, peer: Peer) -> N
 
 
 async def test_requests_of_absurd_numbers_are_answered(broker: UnboundBroker, peer: Peer, logged: list[Any]) -> None:
-    """Whatever fits the fields: none of it is an exception."""
+    """Requests with extreme numbers that fit their fields are answered without an exception."""
     await peer.ask(send("T"))
     for number in (-(2**31), -1, 2**31 - 1):
         for command in (

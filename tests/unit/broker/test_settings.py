@@ -1,4 +1,4 @@
-"""Settings that change while the broker runs: all or none of an update, who hears of it, and what it changes."""
+"""Settings that change while the broker runs: all or none of an update, its listeners, and its effects."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def update(text: str) -> Command:
 
 
 async def told(peer: Peer) -> dict[str, str]:
-    """The settings as the broker tells them."""
+    """Return the settings as the broker reports them."""
     answer = await peer.ask(request(RequestCode.GET_BROKER_CONFIG))
     lines = bytes(answer.body).decode().splitlines()
     return dict(line.split("=", 1) for line in lines)
 
 
 async def change(peer: Peer, **values: object) -> None:
-    """Change settings; has to succeed."""
+    """Change settings, and check that the broker accepts them."""
     answer = await peer.ask(update("".join(f"{name}={value}\n" for name, value in values.items())))
     assert answer.code == ResponseCode.SUCCESS, answer.remark
 
@@ -140,7 +140,8 @@ def test_only_live_properties_can_be_followed(settings: LiveSettings) -> None:
 
 
 async def test_every_live_property_has_an_effect(broker: UnboundBroker) -> None:
-    """A setting that can be changed and has no effect would be a lie."""
+    """Every live property is followed by a component or read where it is used: a setting that can be changed must have
+    an effect."""
     assert broker.settings.followed | READ_WHERE_USED == LIVE
     assert not broker.settings.followed & (READ_WHERE_USED - {"brokerPermission"})
 
@@ -197,7 +198,7 @@ async def test_a_change_is_kept_in_the_configuration_file(tmp_path: Path, logged
 
 @pytest.mark.parametrize("what", ["no directory", "something in the way"])
 async def test_where_the_file_cannot_be_written_the_answer_says_so(tmp_path: Path, logged: Any, what: str) -> None:
-    """The change has effect all the same."""
+    """If the file cannot be written the answer says so, but the change takes effect."""
     file = tmp_path / ("gone/broker.conf" if what == "no directory" else "broker.conf")
     if what == "something in the way":
         file.write_text("brokerName=broker-a\n")
@@ -212,7 +213,7 @@ async def test_where_the_file_cannot_be_written_the_answer_says_so(tmp_path: Pat
     assert ("cannot be read" if what == "no directory" else "Is a directory") in line["until_restart_because"]
 
 
-# --- what a change changes
+# --- effects of changes
 
 
 async def test_retention_follows(broker: UnboundBroker, peer: Peer) -> None:
@@ -272,7 +273,8 @@ async def test_the_brokers_permission_holds_for_topics_that_there_are(peer: Peer
 
 
 async def test_routes_tell_what_the_broker_permits(broker: UnboundBroker, peer: Peer) -> None:
-    """That is how a broker is emptied: its topics cannot be written to, so that producers go elsewhere."""
+    """Routes have the permissions of the broker: without write permission producers go elsewhere, which is how a broker
+    is emptied."""
 
     async def told() -> int:
         route = await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("T", True)))
@@ -347,7 +349,7 @@ async def test_members_are_told_of_each_other_or_not(broker: UnboundBroker, peer
 
 
 async def test_the_flusher_follows(broker: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
-    """The shorter interval counts from now on, not after the longer one that runs."""
+    """The flusher follows a shorter interval from now on, not after the running longer one."""
     await change(peer, flushIntervalCommitLog=60_000)
     await peer.ask(send("T"))
     loop.advance(30)
@@ -377,7 +379,8 @@ async def test_tables_are_written_as_often_as_wanted(
 
 
 async def test_the_file_has_a_table_of_levels_when_a_crash_does_not_undo_it(tmp_path: Path) -> None:
-    """Before, all that waits would go by the new one after a kill: what was promised in a minute might come at once."""
+    """The file gets a new table of levels only when a crash cannot undo it: before, all waiting messages would go by
+    the new table after a kill, and one promised in a minute might be delivered at once."""
     file = tmp_path / "broker.conf"
     file.write_text("messageDelayLevel=60s\n")
     async with running(tmp_path / "store", origin=Origin(str(file))) as broker:

@@ -1,8 +1,8 @@
-"""The short ways of a send (`broker/produce/send.py`) take what the long way takes, store the same record, give the
-same answer, and refuse the same.
+"""The short ways of a send (`broker/produce/send.py`) accept and refuse the same messages as the long way, store the
+same records, and give the same answers.
 
-Method: the same sends go to one broker twice, once with a topic that is marked as one that needs a further look, so
-that all of them go the long way.
+Method: the same sends go to one broker twice, once with a topic that is marked as needing a further look, so that all
+of them go the long way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = (
 
 @contextmanager
 def _counted() -> Iterator[list[str]]:
-    """The property texts of sends that went the long way."""
+    """Record the property texts of sends that go the long way."""
     taken: list[str] = []
     real = SendHandlers._send_special
 
@@ -46,7 +46,7 @@ def _counted() -> Iterator[list[str]]:
 
 
 def _seen(broker: UnboundBroker, answer: Command) -> tuple[object, ...]:
-    """What a send came to, without what tells one send from the next: offsets, ids, opaque."""
+    """The outcome of a send, without offsets, ids and opaque, which differ between sends."""
     if answer.code != ResponseCode.SUCCESS:
         return answer.code, answer.remark
     (message,) = stored(broker, answer)
@@ -97,7 +97,7 @@ async def test_a_short_way_ends_where_the_long_way_ends(broker: UnboundBroker, p
 
 
 async def test_usual_sends_go_the_short_ways(broker: UnboundBroker, peer: Peer) -> None:
-    """One that goes the long way is taken all the same: only the figures would tell."""
+    """Usual sends go the short ways. The long way would accept them too, so only a count shows the difference."""
     await peer.ask(send("T"))
     with _counted() as taken:
         for text in ("", "KEYS\x01k", "DELAY\x013", "DELAY\x0118\x02TAGS\x01t\x02", "TIMER_DELAY_MS\x015000"):

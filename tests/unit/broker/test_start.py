@@ -1,8 +1,8 @@
-"""Goal: a start that fails leaves the store as it was, so that the next one knows what the last run had delivered.
+"""Goal: a start that fails leaves the store as it was, so that the next one knows the deliveries of the last run.
 
-Method: a broker writes a store with messages that wait in levels and timers, some of which were delivered; it ends
-cleanly or is cut off. Something is put in the way of the next start, which has to fail with a sentence. The files are
-compared byte by byte; where the start fails so late that it has changed some, the messages are, after one more start.
+Method: a broker writes a store with messages in levels and timers, some of them delivered; it ends cleanly or is cut
+off. An obstacle makes the next start fail, which has to end with one sentence. The files are compared byte by byte; if
+the start fails so late that it has changed some, the messages are compared after one more start.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Life:
     """A store and its brokers, one after the other."""
 
     def __init__(self, root: Path, loop: SteppedLoop, settings: Sequence[str] = (), size: int = 0) -> None:
-        """`size`: of the bodies, at least."""
+        """`size`: minimum size of the bodies."""
         self.root = root
         self.loop = loop
         self._settings = settings
@@ -86,7 +86,7 @@ class Life:
             await self.cut_off(broker)
 
     async def cut_off(self, broker: Broker) -> None:
-        """As kill -9 does: what was written is there, and nothing else."""
+        """End as kill -9 does: only the written data stays."""
         broker.housekeeping.stop()
         broker._turns.stop()
         await asyncio.to_thread(broker._workers.stop)
@@ -110,19 +110,19 @@ class Life:
         }
 
     async def refused(self) -> str:
-        """A start that fails; the sentence that it ends with."""
+        """Make a start that fails; return its sentence."""
         with pytest.raises((StoreError, OSError)) as raised:
             await self.start()
         return str(raised.value)
 
     async def each_once(self) -> None:
-        """Start, and see that everything comes once."""
+        """Start, and check that each message is delivered once."""
         broker = await self.start()
         end_ms = self.clock.now_ms() + 60_000
         for _ in range(40):
             await self.pass_time(0.5)
         while len(bodies := await self.bodies(broker)) < 2 * SENDS and self.clock.now_ms() < end_ms:
-            await self.pass_time(0.1)  # what was made again may take its time
+            await self.pass_time(0.1)  # rebuilding may take time
         counts = Counter(bodies)
         await broker.stop()
         assert counts == {self.body(number): 2 for number in range(SENDS)}
@@ -137,7 +137,7 @@ async def life(tmp_path: Path, loop: SteppedLoop) -> Life:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Let threads and callbacks run, while time stands still."""
+    """Let threads and callbacks run while time stands still, until a condition holds."""
     while not holds():
         await turns(1)
 
@@ -278,7 +278,7 @@ async def test_topics_whose_table_is_lost_are_made_again_and_told(life: Life, ba
 
 
 async def test_topics_of_a_table_that_is_there_are_all_there_are(life: Life) -> None:
-    """One that was deleted, and whose files a kill left, does not come back."""
+    """An existing table of topics is complete: a deleted topic, whose files a kill left, does not come back."""
     await life.write(cleanly=True)
     table = life.root / "config" / "topics.json"
     lines = table.read_text().splitlines(keepends=True)
@@ -350,7 +350,7 @@ async def test_commitlog_files_that_are_missing_and_needed_are_told(
         path.unlink()
     found = life.tree()
     if gone == slice(0, 2) and cleanly:
-        # As retention leaves it: nothing of it is needed to open the store.
+        # As retention leaves it: the missing files are not needed to open the store.
         broker = await life.start()
         assert broker.store.log.begin == 2 * FILE_SIZE
         await broker.stop()
@@ -462,8 +462,8 @@ async def test_a_port_that_is_taken_ends_the_start_before_there_is_a_store(tmp_p
 
 @pytest.mark.parametrize("is_slow", [False, True], ids=["at once", "in turns"])
 async def test_a_stop_takes_nothing_more_from_those_who_are_connected(tmp_path: Path, is_slow: bool) -> None:
-    """Clients that send on and on would have each flush be followed by another one: what they asked before is answered,
-    and the rest is not read, whether it was in a read already or not."""
+    """A stop accepts nothing more from connected clients. Clients that send on and on would make each flush need
+    another one: earlier requests are answered, and later bytes are not handled, whether already read or not."""
     life = Life(tmp_path / "store", cast("SteppedLoop", asyncio.get_running_loop()), ["flushDiskType=SYNC_FLUSH"])
     broker = await life.start()
     peer = broker.connect()

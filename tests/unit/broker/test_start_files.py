@@ -1,8 +1,8 @@
-"""Goal: whatever stands where a file of the store has to be, a start either ends with one sentence and leaves the store
-byte for byte as it was, or goes on and loses nothing. It never waits for ever, nor leaves half of something.
+"""Goal: with anything in place of a file of the store, a start either ends with one sentence and leaves the store byte
+for byte as it was, or goes on and loses nothing. It never hangs, and never leaves a partial change.
 
 Method: a broker writes a store with messages that wait in levels and timers, and is cut off. Each file that such a
-store has, may have, or gets for a moment while another is replaced, is replaced in turn by each kind of wrong thing.
+store has, may have, or gets for a moment while another is replaced, is replaced in turn by each kind of wrong entry.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ NOWHERE = "nowhere"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the store is that all tests copy, once the first has written it."""
+    """The path of the store that all tests copy; the first test writes it."""
     return tmp_path_factory.mktemp("written") / "store"
 
 
 @pytest.fixture
 async def life(tmp_path: Path, loop: SteppedLoop, written: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    """A life whose store is to be a copy of the one that was written."""
-    monkeypatch.setattr(files, "_sync", lambda *_: None)  # no power cut: it would be most of the time
+    """A life whose store is a copy of the written one."""
+    monkeypatch.setattr(files, "_sync", lambda *_: None)  # without power cuts, syncs would only take most of the time
     if not written.exists():
         await Life(written, loop, SETTINGS, BODY_SIZE).write(cleanly=False)
     return Life(tmp_path / "store", loop, SETTINGS, BODY_SIZE)
@@ -53,7 +53,7 @@ def copy(written: Path, life: Life) -> None:
     subprocess.run(["cp", "--archive", "--sparse=always", str(written), str(life.root)], check=True)
 
 
-# --- what may stand there
+# --- wrong entries
 
 
 def a_directory(path: Path) -> None:
@@ -87,7 +87,7 @@ def empty(path: Path) -> None:
 
 @contextmanager
 def failing(path: Path) -> Iterator[None]:
-    """Meanwhile every read of a file fails."""
+    """Make every read of a file fail."""
 
     def failing_as(real: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
@@ -141,7 +141,7 @@ MADE_FOR_A_MOMENT = [
 
 
 def found(root: Path, name: str) -> Path:
-    """A file, which may be given by its place among those of its directory."""
+    """Return a path; the last part may give its place among the files of its directory."""
     path = root / name
     places = {"first": 0, "middle": 0.5, "last": 1}
     if path.name not in places:
@@ -151,7 +151,7 @@ def found(root: Path, name: str) -> Path:
 
 
 def tree(root: Path) -> dict[str, Any]:
-    """All there is. Of files the parts that are no holes, for the wheel's sake."""
+    """Return everything in a directory; of files only the parts without holes, because of the wheel's size."""
     entries = {}
     for path in root.rglob("*"):
         mode = path.lstat().st_mode
@@ -178,7 +178,7 @@ def parts(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 async def started(life: Life) -> UnboundBroker | Exception:
-    """The broker, or what ended its start."""
+    """Return the broker, or the exception that ended its start."""
     try:
         async with asyncio.timeout(60):
             return await life.start()
@@ -187,7 +187,7 @@ async def started(life: Life) -> UnboundBroker | Exception:
 
 
 async def ends_well(life: Life, path: Path, logged: list[Any]) -> bool:
-    """See how a start ends; whether it was refused."""
+    """Check that a start ends well; return whether it was refused."""
     before = tree(life.root)
     logged.clear()
     broker = await started(life)
@@ -200,7 +200,7 @@ async def ends_well(life: Life, path: Path, logged: list[Any]) -> bool:
     for _ in range(200):
         if len(await life.bodies(broker)) >= 2 * SENDS:
             break
-        await life.pass_time(0.1)  # what was made again may take its time
+        await life.pass_time(0.1)  # rebuilding may take time
     counts = Counter(await life.bodies(broker))
     assert await broker.stop() is None
     assert counts == {life.body(number): 2 for number in range(SENDS)}

@@ -1,8 +1,8 @@
-"""Goal: a broker whose disk is full can be started anew: what is there is read, what would be written is refused, and
-when there is room everything goes on.
+"""Goal: a broker whose disk is full can be restarted: it serves the stored messages, refuses new ones, and goes on when
+there is room.
 
-Method: a store with messages that wait, ended cleanly or cut off, on a file layer that has no room for a byte more.
-Where data lies already it can be written over, as on a real disk.
+Method: a store with waiting messages, ended cleanly or cut off, on a file layer without room for another byte. Existing
+data can be overwritten, as on a real disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def no_room(path: str) -> OSError:
 
 
 def full_disk() -> AbstractContextManager[Any]:
-    """Nothing gets another block, a file of no bytes has its name."""
+    """A disk on which no file gets another block; a file without bytes can still be created."""
     write = OsFile.write
 
     def checked(file: OsFile, offset: int, data: bytes) -> None:

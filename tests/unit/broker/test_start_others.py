@@ -1,4 +1,4 @@
-"""A start, and directories of the store that are links, file systems of their own, or have what is not the store's."""
+"""A start on a store whose directories are links, file systems of their own, or contain foreign files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ async def test_a_timer_log_that_is_a_link_stays_one(life: Life, tmp_path: Path, 
 
 
 async def test_a_timer_log_on_a_disk_of_its_own_that_was_lost(life: Life, logged: list[Any]) -> None:
-    """What a file system is mounted at cannot be removed."""
+    """A lost timer log on a disk of its own is made again in place: the directory that a file system is mounted at
+    cannot be removed."""
     place = life.root / "timerlog"
     for file in place.iterdir():
         file.write_bytes(b"")

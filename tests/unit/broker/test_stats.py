@@ -1,4 +1,4 @@
-"""Counters and rates, and the tables that administrators' tools read them from."""
+"""Counters and rates, and the tables from which administrators' tools read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_MS = 86_400_000
 
 
 class Appender:
-    """As much of an appender as is counted."""
+    """The part of an appender that is counted."""
 
     appended = 0
 
@@ -73,7 +73,7 @@ def test_the_rate_of_a_group_is_over_the_last_minute(stats: Stats, clock: Manual
 
 
 def test_of_groups_that_read_no_more_nothing_is_kept(stats: Stats, clock: ManualClock) -> None:
-    """Clients can make names up."""
+    """Nothing is kept of groups that have stopped reading, since clients can make up names."""
     for second in range(1000):
         given(stats, "T", f"made-up-{second}", 1)
         clock.advance(1000)

@@ -1,4 +1,4 @@
-"""What systemd is told."""
+"""Notifications to systemd."""
 
 from __future__ import annotations
 

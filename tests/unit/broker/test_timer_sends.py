@@ -1,4 +1,4 @@
-"""Sends of messages that ask for a time: what is staged for the timers, what is answered, what is refused."""
+"""Sends with a requested time: the messages staged for the timers, the answers, the refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATER_MS = NOW_MS + 5_432
 KEY = "UNIQ_KEY\x01U1"
 
 CASES = [
-    # asked for, deliver time, TIMER_OUT_MS
+    # requested, deliver time, TIMER_OUT_MS
     (f"TIMER_DELIVER_MS\x01{NOW_MS + 5432}", NOW_MS + 5432, NOW_MS + 5000),
     (f"TIMER_DELIVER_MS\x01{NOW_MS + 5000}", NOW_MS + 5000, NOW_MS + 4000),
     (f"TIMER_DELIVER_MS\x01{NOW_MS + 1}", NOW_MS + 1, NOW_MS),
@@ -43,7 +43,7 @@ CASES = [
     (f"TIMER_DELIVER_MS\x01{NOW_MS + 1}\x02TIMER_DELAY_MS\x012\x02TIMER_DELAY_SEC\x013", NOW_MS + 3000, NOW_MS + 2000),
     (f"TIMER_DELIVER_MS\x01{NOW_MS + 1}\x02TIMER_DELAY_MS\x012", NOW_MS + 2, NOW_MS),
     (f"TIMER_DELIVER_MS\x01{NOW_MS + 1}\x02TIMER_DELIVER_MS\x01{NOW_MS + 9999}", NOW_MS + 9999, NOW_MS + 9000),
-    # no others
+    # without a time
     ("DELAY\x010\x02TIMER_DELAY_MS\x015432", NOW_MS + 5432, NOW_MS + 5000),
     ("TIMER_DELAY_MS\x015432\x02XTIMER_DELAY_SEC\x011\x02A\x01TIMER_OUT_MS", NOW_MS + 5432, NOW_MS + 5000),
 ]
@@ -54,7 +54,7 @@ def values(text: str) -> dict[str, str]:
 
 
 def texts(text: str) -> list[str]:
-    """The same properties in the middle, at the end, at the begin, and as 5.x ends them."""
+    """Return the same properties in the middle and at the end, as different clients order them."""
     return [f"A\x01a\x02{text}\x02TAGS\x01tagA\x02{KEY}", f"{KEY}\x02TAGS\x01tagA\x02A\x01a\x02{text}\x02"]
 
 
@@ -67,7 +67,7 @@ async def known(broker: UnboundBroker, peer: Peer) -> UnboundBroker:
 
 @pytest.fixture
 async def staged(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What the timers were told of: queue offset and topic."""
+    """Record the calls to the timers: queue offset and topic."""
     told = []
     real = broker.timers.staged
 
@@ -79,7 +79,7 @@ async def staged(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list
     return told
 
 
-# --- what is stored
+# --- stored records
 
 
 @pytest.mark.parametrize("frame_codec", CODECS)
@@ -87,7 +87,8 @@ async def staged(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list
 async def test_a_message_for_a_later_time_waits_with_the_timers(
     broker: UnboundBroker, peer: Peer, staged: list[Any], text: str, deliver_ms: int, out_ms: int, frame_codec: int
 ) -> None:
-    """By the long way when its topic is new, and by the short one when it is known."""
+    """A message for a later time waits with the timers: by the long way if its topic is new, and by the short one if it
+    is known."""
     for queue_offset, whole in enumerate(texts(text) * 2):
         command = send("T", b"body", queue_id=2, properties=whole, flag=7, sys_flag=FLAG_COMPRESSED, reconsume_times=3)
         answer = await peer.ask(command, frame_codec)
@@ -97,7 +98,7 @@ async def test_a_message_for_a_later_time_waits_with_the_timers(
         assert (message.body, message.flag, message.sys_flag, message.reconsume_times) == (b"body", 7, 1, 3)
         added = {"TIMER_OUT_MS": str(out_ms), "REAL_TOPIC": "T", "REAL_QID": "2", "CLUSTER": "DefaultCluster"}
         if "TIMER_DELAY_" in text:
-            added["TIMER_DELIVER_MS"] = str(deliver_ms)  # so that whoever receives it knows how late it is
+            added["TIMER_DELIVER_MS"] = str(deliver_ms)  # so that consumers know how late it is
         assert message.properties == {**values(whole), **added}
         assert message.properties_text.endswith(f"\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01T\x02REAL_QID\x012")
         assert message.prepared_transaction_offset == deliver_ms
@@ -117,7 +118,8 @@ async def test_a_message_for_a_later_time_waits_with_the_timers(
     ],
 )
 async def test_what_is_left_of_an_earlier_delivery_has_no_effect(broker: UnboundBroker, peer: Peer, left: str) -> None:
-    """RocketMQ delivers at once what has TIMER_OUT_MS already."""
+    """Properties left from an earlier delivery have no effect. RocketMQ delivers a message that already has
+    TIMER_OUT_MS at once."""
     for text in (f"{left}\x02TIMER_DELIVER_MS\x01{LATER_MS}", f"TIMER_DELIVER_MS\x01{LATER_MS}\x02{left}") * 2:
         message = await sent(broker, peer, send("T", queue_id=1, properties=text))
         added = {"TIMER_OUT_MS": str(NOW_MS + 5000), "REAL_TOPIC": "T", "REAL_QID": "1", "CLUSTER": "DefaultCluster"}
@@ -200,7 +202,7 @@ async def test_messages_of_one_read_are_staged_in_order(known: UnboundBroker, pe
     assert [stored(known, answer)[0].topic for answer in answers] == [TIMER_TOPIC] * 2 + ["T"] + [TIMER_TOPIC] * 3
 
 
-# --- the handle to recall it by
+# --- the recall handle
 
 
 @pytest.mark.parametrize("frame_codec", CODECS)
@@ -262,7 +264,7 @@ async def test_any_region_is_told(tmp_path: Path, region: str) -> None:
             assert ("recallHandle" in answer.ext) == (text is not None)
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -351,13 +353,14 @@ async def test_without_the_timer_wheel_only_times_that_are_past_are_taken(tmp_pa
 
 
 async def test_a_mark_that_deletes_a_message_needs_a_time_to_come(broker: UnboundBroker, peer: Peer) -> None:
-    """RocketMQ's clients may cancel a message by another one that says so and goes into the same slot."""
+    """A mark that deletes a message needs a time in the future: RocketMQ's clients may cancel a message by another one
+    that says so and goes into the same slot."""
     mark = "TIMER_DEL_UNIQKEY\x01T+U1"
     for _ in range(2):
         message = await sent(broker, peer, send("T", properties=f"{mark}\x02TIMER_DELIVER_MS\x01{LATER_MS}"))
         assert message.topic == TIMER_TOPIC
         assert message.get_property("TIMER_DEL_UNIQKEY") == "T+U1"
-        # It names no record that it deletes, and its unit tells no time: as RocketMQ has it, it is looked at.
+        # It names no record that it deletes, and its unit has no time: it has to be read, as in RocketMQ.
         assert message.prepared_transaction_offset == 0
         assert broker.timers.queue.unit(message.queue_offset) == (message.physical_offset, message.size, 0)
     command = send("T", properties=f"{mark}\x02TIMER_DELIVER_MS\x01{NOW_MS}")
@@ -405,7 +408,7 @@ async def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wish", [f"TIMER_DELIVER_MS\x01{LATER_MS}", "DELAY\x012"])
 async def test_the_largest_that_waits_can_be_appended_once_more(known: UnboundBroker, peer: Peer, wish: str) -> None:
-    """Or no file would expire as long as it waits."""
+    """The largest waiting message can be appended once more, or no file would expire as long as it waits."""
     size = MAX_BYTES
     while True:
         answer = await peer.ask(send("T", properties=f"{wish}\x02A\x01{'x' * size}"))
@@ -423,7 +426,8 @@ async def test_the_largest_that_waits_can_be_appended_once_more(known: UnboundBr
 
 @pytest.mark.parametrize("wish", [f"TIMER_DELIVER_MS\x01{LATER_MS}", "DELAY\x012"])
 async def test_what_was_taken_stays_though_less_is_taken_now(known: UnboundBroker, peer: Peer, wish: str) -> None:
-    """A lower maxMessageSize is for what comes: no file could expire before what waits, and no consumer send back."""
+    """A waiting message larger than a lowered maxMessageSize is kept, since the setting is for new messages: otherwise
+    no file before it could expire, and no consumer could send it back."""
     assert (await peer.ask(send("T", bytes(5000), properties=wish))).code == ResponseCode.SUCCESS
     known.store.appender.max_body_size = 1000
     limit, now = known.store.log.end, Moment(NOW_MS, 1.0)
@@ -442,7 +446,8 @@ async def test_a_full_store_takes_nothing_and_a_refused_send_leaves_nothing(know
 async def test_a_refusal_at_a_new_topic_does_not_stop_the_clock_of_what_follows(
     known: UnboundBroker, peer: Peer
 ) -> None:
-    """That send waits for its topic, and is looked at again outside of a read: no batch may stay open after it."""
+    """A refusal at a new topic does not stop the clock for later sends: the refused send is handled again outside of a
+    read, and must leave no batch open."""
     assert (await peer.ask(send("New", properties="TIMER_DELAY_SEC\x0199999999"))).code == ResponseCode.MESSAGE_ILLEGAL
     known.clock.advance(DAY_MS)
     assert (await sent(known, peer, send("T"))).store_timestamp == NOW_MS + DAY_MS
@@ -453,7 +458,7 @@ async def test_a_refusal_at_a_new_topic_does_not_stop_the_clock_of_what_follows(
 
 @pytest.fixture
 async def delivered(known: UnboundBroker, peer: Peer) -> StoredMessage:
-    """A message as the timers deliver it: with all that they added."""
+    """A message as the timers deliver it, with all properties that they add."""
     await peer.ask(send("Other"))
     text = "TIMER_DELAY_SEC\x015\x02TIMER_OUT_MS\x011\x02TIMER_ENQUEUE_MS\x012\x02TIMER_DEQUEUE_MS\x013"
     appender = known.store.appender

@@ -1,6 +1,7 @@
-"""Messages that wait for a time: recalling and cancelling them, what tools are told, and how the broker drives them.
+"""Messages that wait for a time: recalling and cancelling them, the figures for tools, and how the broker drives the
+timers.
 
-What the timers themselves do is replaced where a test is about what is made of it.
+Tests of the broker's handling replace the timers' own methods.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def cancel(*ids: str) -> Command:
 
 
 def theirs(*words: str) -> str:
-    """A handle of Apache's broker."""
+    """Return a handle of Apache's broker."""
     return base64.urlsafe_b64encode(" ".join(words).encode()).decode()
 
 
 @pytest.fixture
 async def waiting(broker: UnboundBroker, peer: Peer) -> tuple[StoredMessage, str]:
-    """A message that waits, and its handle."""
+    """A waiting message, and its handle."""
     await peer.ask(send("T"))
     answer = await peer.ask(send("T", b"x", properties=f"UNIQ_KEY\x01U1\x02TIMER_DELIVER_MS\x01{LATER_MS}"))
     return last(broker), answer.ext["recallHandle"]
@@ -68,7 +69,7 @@ async def waiting(broker: UnboundBroker, peer: Peer) -> tuple[StoredMessage, str
 
 @pytest.fixture
 def cancelled(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the timers were asked to cancel; they say what the first item of this list does, or that they did."""
+    """Record the cancels asked of the timers, which all answer CANCELLED."""
     asked: list[tuple[Any, ...]] = []
 
     def cancel(place: int, now_ms: int) -> Cancelled:
@@ -163,7 +164,7 @@ async def test_what_cannot_be_recalled_is_refused_in_rocketmqs_words(
 async def test_a_handle_of_a_store_that_was_here_before_recalls_nothing(
     peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any], topic: str, key: str
 ) -> None:
-    """At its place lies another message now."""
+    """A handle of a former store recalls nothing: another message is at that place now."""
     await peer.ask(send("Other"))
     handle = recall_handle.encode(topic, "broker-a", NOW_MS + 60_000, key, waiting[0].physical_offset, LATER_MS)
     assert await fails(peer, recall(handle.decode(), topic)) == "recall failed, no such message"
@@ -179,7 +180,8 @@ async def test_a_handle_of_apaches_broker_is_looked_for_in_its_slot(
     monkeypatch: pytest.MonkeyPatch,
     slot_ms: int,
 ) -> None:
-    """Also when the time is past and the message late; RocketMQ looks at nothing but the time."""
+    """A handle of Apache's broker is looked up in its slot, also if the time is past and the message late; RocketMQ
+    looks only at the time."""
     asked = []
 
     def find(*what: Any) -> Iterator[int | None]:
@@ -232,7 +234,8 @@ async def test_each_message_of_a_list_has_its_outcome(
 async def test_an_id_of_another_broker_cancels_nothing_here(
     broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any]
 ) -> None:
-    """The same place, at another address; and places where no message begins, or none is yet."""
+    """An id of another broker cancels nothing here: the same offset at another address; or offsets at which no message
+    begins, or none is yet."""
     offset, ours = waiting[0].physical_offset, broker.store.appender.store_host
     ids = [
         offset_message_id(pack_host("127.0.0.1", 10912), offset),
@@ -270,7 +273,7 @@ async def test_a_wrong_list_is_refused_as_a_whole(
 
 
 def append_a_mark(broker: UnboundBroker) -> Callable[..., Cancelled]:
-    """Cancels as the timers do: something is appended, and not yet durable."""
+    """Return a cancel that does as the timers do: it appends a record that is not yet durable."""
 
     def cancel(*_: Any) -> Cancelled:
         appender = broker.store.appender
@@ -304,13 +307,14 @@ async def test_the_answer_waits_for_the_disk_as_a_sends_does(
 async def test_what_is_told_of_a_delivery_waits_for_the_disk_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut would take the delivery, and the message came after its sender was told that it had come."""
+    """An answer about a delivery waits for the disk too: a power cut would otherwise take the delivery, and the message
+    would be delivered after its sender was told that it had been."""
     async with running(tmp_path, "flushDiskType=SYNC_FLUSH", "syncFlushTimeout=1000") as broker:
         peer = broker.connect()
         answer = await peer.ask(send("T", properties="UNIQ_KEY\x01U1\x02TIMER_DELAY_SEC\x0160"))
         let_say(monkeypatch, broker.timers, Cancelled.DELIVERED)
         broker.lanes.hold(Lane.FLUSH)
-        peer.post(send("T"))  # whatever was written last
+        peer.post(send("T"))  # the last write of the log
         in_time, late = (recall(answer.ext["recallHandle"]) for _ in range(2))
         peer.post(in_time)
         await turns(20)
@@ -340,7 +344,7 @@ async def test_what_could_not_be_written_is_no_success(
     assert "95% full" in await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
 
 
-# --- what tools are told
+# --- figures for tools
 
 
 async def test_replicas_are_told_how_far_the_timers_are(
@@ -443,7 +447,7 @@ async def test_what_is_fixed_with_the_store_does_not_change_while_running(peer: 
 
 @pytest.fixture
 def steps(broker: UnboundBroker) -> list[int]:
-    """When the timers were called, by the clock; they want to be called again in 5 s each time."""
+    """Record the times at which the timers are called; they ask to be called again after 5 s each time."""
     called: list[int] = []
 
     def step(now: Moment, _: Budget) -> float:
@@ -497,7 +501,8 @@ async def test_what_is_not_due_soon_is_gathered(broker: UnboundBroker, loop: Ste
 async def test_a_mark_of_a_client_deletes_the_message_that_it_names(
     broker: UnboundBroker, peer: Peer, loop: SteppedLoop
 ) -> None:
-    """By topic and unique key, in the same second, and is not delivered itself: as RocketMQ's broker has it."""
+    """A client's mark deletes the message that it names by topic and unique key, in the same second, and is not
+    delivered itself, as in RocketMQ."""
     at = f"TIMER_DELIVER_MS\x01{NOW_MS + 5000}"
     await peer.ask(send("T", b"plain"))
     for key in ("K1", "K2"):
@@ -517,7 +522,7 @@ async def test_a_mark_of_a_client_deletes_the_message_that_it_names(
 
 
 def test_uvloop_is_driven_as_well() -> None:
-    """Its handles do not tell when they are up."""
+    """The broker drives the timers under uvloop as well, whose handles do not give their time."""
     loop = uvloop.new_event_loop()
     called: list[int] = []
     turns = Turns(loop, SystemClock())
@@ -625,7 +630,7 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
             raise StoreError("x")
 
         broker.timers.hand_over_some = fail  # type: ignore[method-assign]
-        # Of both parts: the failure of the one does not keep the other from being handed over.
+        # Both parts: a failure of the one does not keep the other from being handed over.
         broker.levels.hand_over_some = fail  # type: ignore[method-assign]
     assert [line["reason"] for line in logged if line["event"] == "not_handed_over"] == ["x", "x"]
     assert not (tmp_path / "abort").exists()
@@ -634,7 +639,8 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
 async def test_a_topic_that_got_fewer_queues_gets_its_messages_where_they_are_read(
     broker: UnboundBroker, peer: Peer, loop: SteppedLoop
 ) -> None:
-    """They waited for queues that consumers cannot pull from any more; the queues of others stay theirs."""
+    """A topic with fewer queues gets its waiting messages in queues that consumers can pull from; messages of the
+    remaining queues stay there."""
     assert (await peer.ask(create("T", 8, 8))).code == 0
     waiting = [
         send("T", b"%d" % number, queue_id=number, properties=f"TIMER_DELAY_MS\x01{1000 + 1000 * (number % 2)}\x02")

@@ -1,4 +1,4 @@
-"""Topics: which names there may be, who makes them, and what they allow."""
+"""Topics: valid names, their creation, and their permissions."""
 
 from __future__ import annotations
 
@@ -169,7 +169,8 @@ async def test_attributes_are_added_and_taken_away(broker: UnboundBroker, peer: 
 
 
 async def test_what_is_deleted_has_no_offsets_after_a_kill_either(broker: UnboundBroker, peer: Peer) -> None:
-    """Or a topic that gets the name later would be read from there."""
+    """A deleted topic or group has no offsets after a kill either, or a later topic with its name would be read from
+    there."""
     await peer.ask(send("T"))
     for topic, group in (("T", "g"), ("U", "h"), ("U", "stays")):
         broker.offsets.commit(group, topic, 0, 1)
@@ -270,7 +271,7 @@ async def test_what_a_newer_rocketmq_wrote_is_kept(tmp_path: Path) -> None:
 async def test_a_table_that_is_not_as_it_must_be_stops_the_start_with_its_name(
     tmp_path: Path, name: str, text: str
 ) -> None:
-    """And not with a traceback."""
+    """A malformed table stops the start with its name, and without a traceback."""
     path = tmp_path / "config" / name
     path.parent.mkdir()
     path.write_bytes(text.encode("utf-8", "surrogateescape"))

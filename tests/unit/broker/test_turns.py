@@ -1,4 +1,4 @@
-"""Each kind of work is told the time of its own slice: store times never go back within a turn."""
+"""Each kind of work gets the time of its own slice: store times never go back within a turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_a_step_is_told_no_older_time_than_the_one_before_it_in_the_turn()
 
     def step(now: Moment, _: Budget) -> float | None:
         told.append(now.wall_ms)
-        clock.advance(7)  # requests that were held back are handled, by the time that it is then
+        clock.advance(7)  # held-back requests are handled, at the time that it is by then
         return None
 
     for name in ("requests", "levels", "timers"):

@@ -1,4 +1,4 @@
-"""Threads for what waits: all are there from the start, and work that cannot be run is told as work that failed."""
+"""Worker threads: all are there from the start, and work that cannot be run is reported as failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.broker import UnboundBroker, config
 
 
 class _Limit:
-    """How many more threads the system gives."""
+    """The number of further threads that the system allows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 1_000
