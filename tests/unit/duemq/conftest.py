@@ -7,8 +7,7 @@ import pytest
 from duemq._values.intervals import Intervals
 from tests.unit.duemq.fake import FakeBroker
 
-# Nothing in these tests waits for time to pass: what happens now and then in the client either happens at once here,
-# or not within a test.
+# No test here waits for time to pass: the client's periodic work either happens at once here, or not within a test.
 INTERVALS = Intervals(
     request_timeout=5.0,
     missing_topic=0.01,

@@ -1,7 +1,7 @@
-"""A broker with its name server in one, in memory, for tests of the client: scripted where a test wants it to be.
+"""A broker and its name server in one, in memory, for tests of the client, which may script its answers.
 
-It speaks the wire protocol over a real socket, built on protocol/, and does only what the tests need. `on` replaces
-what it does at a request code.
+It speaks the wire protocol over a real socket, built on protocol/, and has only the features that the tests need. `on`
+replaces its answer to a request code.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Request:
 
 @dataclass
 class FakeBroker:
-    """See the module. Each topic has as many queues as `topics` says; `brokers` are those in its routes."""
+    """See the module. `topics`: the number of queues of each topic; `brokers`: those in its routes."""
 
     name: str = "broker-a"
     language: str = "JAVA"
@@ -103,7 +103,7 @@ class FakeBroker:
     # --- for tests ------------------------------------------------------------------------------------------------
 
     def on(self, code: RequestCode, *answers: Command | Handler | None) -> None:
-        """Answer a request code with these in turn, the last one for good. None: no answer."""
+        """Answer a request code with these in turn, the last one from then on. None: no answer."""
         script = list(answers)
 
         def handler(request: Request) -> Answer | Awaitable[Answer]:
@@ -139,7 +139,7 @@ class FakeBroker:
     async def store(
         self, topic: str, *bodies: bytes, queue_id: int = 0, text: str = "", reconsume_times: int = 0, sys_flag: int = 0
     ) -> None:
-        """Put messages into a queue and wake those who wait."""
+        """Put messages into a queue and wake the waiting pulls."""
         for body in bodies:
             self.append(topic, queue_id, body, text, reconsume_times, sys_flag)
         async with self.changed:
@@ -168,10 +168,10 @@ class FakeBroker:
         queue.append(message)
         return message
 
-    # --- what it does ---------------------------------------------------------------------------------------------
+    # --- the broker's work ----------------------------------------------------------------------------------------
 
     async def handle(self, request: Request) -> None:
-        """Answer one request and tell the test of it."""
+        """Answer one request and wake the test's waits."""
         self.requests.append(request)
         async with self.changed:
             self.changed.notify_all()
@@ -295,7 +295,7 @@ HANDLERS: dict[int, Callable[[FakeBroker, Request], Answer | Awaitable[Answer]]]
 
 
 class FakeConnection(asyncio.Protocol):
-    """A client's connection, as the broker sees it."""
+    """A client's connection on the broker's side."""
 
     transport: asyncio.Transport
 

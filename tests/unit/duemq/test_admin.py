@@ -1,4 +1,4 @@
-"""The admin against two brokers in memory: what is asked of each, and what is made of their answers."""
+"""The admin against two brokers in memory: the requests to each, and the results made from their answers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def make_admin(broker: FakeBroker, **options: Any) -> Admin:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    """Two brokers that know nothing yet, the first also being the name server; and an admin. The first is asked first:
-    its address sorts before the other's, or they change places."""
+    """Two empty brokers, the first also being the name server; and an admin. The pair is in the order in which the
+    admin asks, by address."""
     async with FakeBroker("a") as name_server, FakeBroker("b") as other:
         pair = sorted((name_server, other), key=lambda broker: broker.address)
         table = [BrokerData({0: broker.address}, broker.name, "c") for broker in pair]
@@ -83,7 +83,7 @@ async def ids(admin: Admin, **selection: Any) -> list[str]:
     return [message.offset_message_id async for message in admin.pending(**selection)]
 
 
-# --- looking
+# --- listing
 
 
 async def test_messages_come_page_by_page_and_broker_by_broker(pair: Pair) -> None:
@@ -216,7 +216,7 @@ async def test_what_became_of_a_selection_is_added_up(pair: Pair) -> None:
     )
 
 
-# --- brokers of other kinds, and what fails
+# --- brokers of other kinds, and failures
 
 
 @pytest.mark.parametrize("theirs", [0, 1])

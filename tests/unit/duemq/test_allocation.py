@@ -1,4 +1,4 @@
-"""The allocation has to be Java's to the queue: members that reckon differently read a queue twice, or never."""
+"""The allocation has to be Java's to the queue: members with different results would read a queue twice, or never."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_members_get_runs_of_neighbours_the_first_one_more(
 
 
 def java(queue_count: int, member_count: int, index: int) -> list[int]:
-    """What Java works out, with Java's variables."""
+    """Java's calculation, with Java's variables."""
     mod = queue_count % member_count
     longer = mod > 0 and index < mod
     average = 1 if queue_count <= member_count else queue_count // member_count + longer

@@ -1,5 +1,5 @@
-"""The command line, run in this process against a fake broker that runs in a thread; and as a process where signals
-and pipes matter."""
+"""The command line, run in this process against a fake broker in a thread; and as a process in tests of signals and
+pipes."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_cancel_says_what_became_of_each(
 
 
 GONE = "7F00000100002A9F0000000000000042"
-"""Of the broker 127.0.0.1:10911."""
+"""An id of the broker 127.0.0.1:10911."""
 
 
 @pytest.mark.parametrize("command", [["cancel"], ["pending", "cancel"], ["pending", "reschedule", "--in", "5s"]])
@@ -225,7 +225,7 @@ def test_cancel_wants_ids(run: Callable[..., Result], arguments: list[str]) -> N
 
 @pytest.fixture
 def known(threaded: Threaded, monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
-    """The broker, which the name server knows; times are told in UTC."""
+    """A broker that the name server knows; times are shown in UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     broker = threaded.broker

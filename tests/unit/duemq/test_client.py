@@ -28,7 +28,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 async def open_(broker: FakeBroker) -> AsyncIterator[Open]:
-    """Starts clients, and closes them in the end."""
+    """Start clients, and close them at the end."""
     clients: list[Client] = []
 
     async def open_one(intervals: Intervals = INTERVALS) -> Client:

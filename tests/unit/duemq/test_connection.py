@@ -20,7 +20,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 async def open_() -> AsyncIterator[Open]:
-    """Opens connections, and closes them in the end."""
+    """Open connections, and close them at the end."""
     connections: list[Connection] = []
 
     async def open_one(broker: FakeBroker, codec: Codec = "auto", on_request: Any = lambda command: None) -> Connection:

@@ -302,11 +302,11 @@ async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages
         await broker.until(lambda: broker.offsets.get(("g", "demo", 1)) == 1)
         assert {queue.queue_id for queue in consumer.queues} == {0}
         assert second.lost
-        broker.offsets["g", "demo", 1] = 3  # what the new owner does
+        broker.offsets["g", "demo", 1] = 3  # commits of the new owner
         await second.ack()
         await second.retry()
         await broker.store("demo", b"d", queue_id=0)
-        assert bodies(await take(consumer, 1)) == [b"d"]  # and not c, which was read but belongs to the other now
+        assert bodies(await take(consumer, 1)) == [b"d"]  # and not c, read before, which the other member has now
     assert broker.offsets["g", "demo", 1] == 3
     assert not broker.requests_of(BACK)
 
@@ -315,7 +315,7 @@ async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages
 
 
 class StoppedClock:
-    """A monotonic clock that runs only where the test says so."""
+    """A monotonic clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -324,18 +324,19 @@ class StoppedClock:
         return self.now
 
     def stop_process(self) -> None:
-        """So long that brokers forget a member: 120 s without a heartbeat, as RocketMQ's do."""
+        """Stop for so long that brokers forget a member: 120 s without a heartbeat, as RocketMQ's do."""
         self.now += 121
 
 
 def commits(broker: FakeBroker, since: int) -> list[int]:
-    """The offsets that were stored for queue 0 by the requests from a number on."""
+    """The offsets committed for queue 0 since a request number."""
     stored = [request for request in broker.requests[since:] if request.code == COMMIT]
     return [int(each.ext["commitOffset"]) for each in stored if each.ext["queueId"] == "0"]
 
 
 async def finish_one_of_two(broker: FakeBroker, consumer: PushConsumer) -> ReceivedMessage:
-    """Take the two messages of queue 0, and finish the first, whose offset is stored then; gives the other."""
+    """Receive the two messages of queue 0, and acknowledge the first, whose offset is committed then; return the
+    other."""
     first, second = await take(consumer, 2)
     await first.ack()
     await broker.until(lambda: broker.offsets.get(("g", "demo", 0)) == 1)
@@ -343,7 +344,8 @@ async def finish_one_of_two(broker: FakeBroker, consumer: PushConsumer) -> Recei
 
 
 async def test_a_member_that_stopped_for_long_goes_on_where_the_group_is(broker: FakeBroker) -> None:
-    """Others had its queues meanwhile: it handles nothing that they have handled, and stores no older offset."""
+    """A member that stopped for long goes on at the group's offset: others had its queues meanwhile, and it neither
+    handles their messages again nor commits an older offset."""
     broker.topics["demo"] = 1
     await broker.store("demo", b"0", b"1")
     clock = StoppedClock()
@@ -364,7 +366,8 @@ async def test_a_member_that_stopped_for_long_goes_on_where_the_group_is(broker:
 
 @pytest.mark.parametrize("moves", [False, True], ids=["stored", "given away"])
 async def test_an_offset_of_before_a_stop_is_not_stored_over_a_newer_one(broker: FakeBroker, moves: bool) -> None:
-    """Also where no pull is answered: as what was read before is finished, and as the queue goes to another member."""
+    """An offset from before a stop is not committed over a newer one, also without an answered pull: neither when an
+    earlier message is acknowledged, nor when the queue goes to another member."""
     broker.topics["demo"] = 1
     await broker.store("demo", b"0", b"1")
     clock = StoppedClock()
@@ -395,7 +398,8 @@ async def test_an_offset_of_before_a_stop_is_not_stored_over_a_newer_one(broker:
 
 
 async def test_a_member_that_stopped_for_long_goes_on_as_before_where_nobody_else_did(broker: FakeBroker) -> None:
-    """What it had read stays its own; nothing is read twice."""
+    """A member that stopped for long goes on as before if no other member took over: it keeps the messages it had read,
+    and reads none twice."""
     broker.topics["demo"] = 1
     await broker.store("demo", b"0", b"1")
     clock = StoppedClock()
@@ -431,14 +435,14 @@ async def test_while_the_groups_offset_cannot_be_asked_for_none_is_stored(broker
 
 
 def tell_to_reset(broker: FakeBroker, ext: dict[str, str], body: bytes) -> None:
-    """Send the notice to the member, once: over the connection that its heartbeats come by."""
+    """Send the notice to the member once, over the connection of its heartbeats."""
     code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
     command = Command(code=code, opaque=9, ext=ext, flag=FLAG_ONEWAY, language="JAVA", body=body)
     broker.requests_of(RequestCode.HEART_BEAT)[-1].connection.send(command, JSON)
 
 
 def reset(broker: FakeBroker, group: str, **offsets: int) -> None:
-    """An administrator sends a group elsewhere: offsets by "q<queue id>"."""
+    """Reset a group as an administrator does: offsets by "q<queue id>"."""
     table = {Queue("broker-a", int(name[1:]), "demo"): offset for name, offset in offsets.items()}
     tell_to_reset(broker, ResetOffset("demo", group, 0).to_ext(), reset_offset_body(table))
 
@@ -456,7 +460,7 @@ async def test_an_administrator_sends_the_group_to_other_offsets(broker: FakeBro
         assert broker.offsets["g", "demo", 1] == 1
         assert ("g", "demo", 9) not in broker.offsets
         assert third.lost
-        await third.ack()  # says nothing of the message that came again
+        await third.ack()  # this offset says nothing about the message delivered again
         await again[0].ack()
     assert broker.offsets["g", "demo", 1] == 2
 
@@ -676,8 +680,8 @@ async def test_reading_waits_while_too_much_is_unfinished(broker: FakeBroker) ->
 async def test_reading_waits_for_a_message_that_hinders_commits_of_those_behind_it(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One handler that hangs must not make the consumer remember all that comes after its message, and a crash
-    deliver all that again."""
+    """Reading waits for a message that holds up the commits of later ones: one handler that hangs must not make the
+    consumer keep everything after its message, and a crash redeliver all of it."""
     let_go = asyncio.Event()
     handled: list[bytes] = []
 

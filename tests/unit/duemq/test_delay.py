@@ -1,4 +1,4 @@
-"""Never early: whatever a broker has, a spec is kept to the millisecond or refused."""
+"""Never early: with any broker, a delay is kept to the millisecond or refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config(text: str, language: str = "JAVA", version: int = 407) -> Delays:
         ("messageDelayLevel=1s 5s 1m\n", "JAVA", 407, False),
         ("messageDelayLevel=1s 5s 1m\ntimerWheelEnable=true\n", "JAVA", 479, True),
         ("messageDelayLevel=1s 5s 1m\ntimerWheelEnable=false\n", "JAVA", 479, False),
-        # A 4.9 broker with the setting in its file shows it and ignores it all the same.
+        # A 4.9 broker with this setting in its file shows it, but ignores it.
         ("messageDelayLevel=1s 5s 1m\ntimerWheelEnable=true\n", "JAVA", 407, False),
         ("a=b=c\n#x\n\ntimerWheelEnable = TRUE\r\nmessageDelayLevel = 1s 5s  1m\r\n", "PYTHON", 407, True),
         ("messageDelayLevel=1s 5s 1m\n", "PYTHON", 407, False),
@@ -64,7 +64,8 @@ def own_levels(text: str) -> tuple[int, ...] | None:
 @pytest.mark.parametrize("text", ["1m 1s", " 1m\t 1s ", "1d", "0s", "", " ", "1m soon", "1.5m", "1h30m", "250ms",
                                   "1m,1s", "1M", "+1m", "1234567890s", "٣s"])  # fmt: skip
 def test_a_topics_table_is_read_as_the_broker_reads_it(text: str) -> None:
-    """Were one read here that the broker pays no heed to, the level would be taken for another."""
+    """A topic's table is read as the broker reads it: accepting a table that the broker ignores would give the wrong
+    level."""
     try:
         table = DelayLevels(text)
     except ValueError:
@@ -101,7 +102,7 @@ def test_a_wish_that_makes_no_sense_is_refused(arguments: tuple[Any, Any, Any]) 
 
 
 def planned(spec: DelaySpec, delays: Delays, elapsed_ms: int = 0) -> tuple[dict[str, str], int | None]:
-    """`elapsed_ms`: since the call."""
+    """Return the properties and the due time of a plan. `elapsed_ms`: time since the call."""
     plan = make_plan(spec, delays, NOW + elapsed_ms, "h:1", elapsed_ms)
     return plan.properties, plan.due_time_ms
 
@@ -120,14 +121,15 @@ def test_a_delay_that_equals_a_level_is_sent_as_that_level(delays: Delays) -> No
 
 
 def test_any_other_delay_is_sent_as_a_delay_and_a_time_as_a_time() -> None:
-    """So the broker's clock counts for a delay: the sender's may be slow or fast."""
+    """A delay without a level is sent as a delay, and a time as a time, so that a delay counts by the broker's clock:
+    the sender's may be slow or fast."""
     assert planned(delay(5_001), TIMERS) == ({"TIMER_DELAY_MS": "5001"}, NOW + 5_001)
     assert planned(DelaySpec(time_ms=NOW + 5_000), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW + 5_000)}, NOW + 5_000)
 
 
 def test_a_retried_send_keeps_its_first_due_time() -> None:
     assert planned(delay(5_001), TIMERS, 700) == ({"TIMER_DELAY_MS": "4301"}, NOW + 5_001)
-    # And once that has passed, it is not forgotten that the message was to be delayed.
+    # Once that time has passed, the properties still say that the message was to be delayed.
     assert planned(delay(5_001), TIMERS, 9_000)[0] == {"TIMER_DELAY_MS": "1"}
 
 
@@ -165,7 +167,8 @@ def test_what_is_not_in_the_topics_table_needs_timers() -> None:
 
 
 def test_a_time_that_has_passed_is_at_once_at_any_broker() -> None:
-    """Where the broker has timers, it says itself whether it has: the sender's clock may be fast."""
+    """A time that has passed means delivery at once at any broker. A broker with timers decides itself whether it has
+    passed, since the sender's clock may be fast."""
     for delays in (OLD, Delays()):
         assert planned(DelaySpec(time_ms=NOW), delays) == ({"DUE_MS": str(NOW)}, NOW)
     assert planned(DelaySpec(time_ms=NOW), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW)}, NOW)

@@ -1,4 +1,4 @@
-"""What is known of a broker's delays is never believed for longer than it may be."""
+"""Known delays of a broker are never used for longer than their lifetime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.duemq.fake import FakeBroker
 
 
 class Asked:
-    """Answers with its number when it is let, and fails where told."""
+    """Answers with its number when it is let go, and fails when told to."""
 
     def __init__(self, *failures: int) -> None:
         self.count = 0
@@ -34,7 +34,7 @@ class Asked:
 
 @pytest.fixture
 async def get(broker: FakeBroker) -> Any:
-    """Asks by way of `Answers` which are believed for as long as is said with each."""
+    """Ask through `Answers`, with a lifetime for each answer."""
     answers = Answers[int](0.0)
     connection = await connect(broker.address, codec="json", on_request=lambda command: None, timeout=5)
 

@@ -1,4 +1,4 @@
-"""Whether the broker that gave an id is one of those that are known."""
+"""Whether an id was given by one of the known brokers."""
 
 from __future__ import annotations
 
@@ -32,5 +32,6 @@ def test_the_broker_of_an_id_is_an_address(address: str) -> None:
     ],
 )
 def test_whether_it_is_one_of_those_that_are_known(host: str, port: int, addresses: list[str], is_none: bool) -> None:
-    """One that goes by a name may be any that has its port."""
+    """An id is checked against the addresses of the known brokers; an address with a host name matches every host with
+    its port."""
     assert is_of_none(made(host, port), addresses) is is_none

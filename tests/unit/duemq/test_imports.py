@@ -1,4 +1,4 @@
-"""The client works where only its own few dependencies are installed, and is imported only where it is used."""
+"""The client needs only its few dependencies, and is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import duemq
 
 ALLOWED = {"click", "msgpack", "msgspec", "zlib_ng", "duemq", "protocol", "spark_jobs"}
-"""Of spark_jobs the command line alone, which brings nothing along: the commands of `duemq spark`."""
+"""Of spark_jobs only the command line, which imports nothing else: the commands of `duemq spark`."""
 THEIRS = {"typing_extensions", "cython_runtime"}
-"""What those bring along."""
+"""Imports of those libraries."""
 
 PROBE = """
 import importlib, pkgutil, sys

@@ -26,7 +26,7 @@ async def test_it_is_full_by_messages_until_one_is_released() -> None:
     inbox, message = Inbox(2, 10_000), make_message()
     inbox.put([message])
     await inbox.wait_for_room()
-    inbox.put([make_message(), make_message()])  # one pull may pass the bound
+    inbox.put([make_message(), make_message()])  # one pull may exceed the bound
     waiting = asyncio.ensure_future(inbox.wait_for_room())
     await asyncio.sleep(0)
     inbox.release(message)

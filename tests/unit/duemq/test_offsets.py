@@ -56,7 +56,8 @@ def test_after_a_reset_nothing_of_before_counts() -> None:
 
 @given(st.lists(st.integers(1, 3), max_size=30), st.randoms(use_true_random=False))
 def test_no_unfinished_message_is_ever_passed(gaps: list[int], random: object) -> None:
-    """Read and finish in any order beside a model: the set of what is unfinished."""
+    """The tracker never passes an unfinished message: random reads and finishes, compared with the set of unfinished
+    offsets."""
     tracker, model, next_offset = OffsetTracker(0), set[int](), 0
     waiting = list(gaps)
     while waiting or model:

@@ -187,7 +187,8 @@ async def test_a_broker_is_asked_for_its_delays_once_per_connection(broker: Fake
 
 
 async def test_delays_that_change_while_the_broker_runs_are_noticed(broker: FakeBroker) -> None:
-    """Sent by the level that was right before, the message would be delivered too early."""
+    """The producer notices delays that change while the broker runs: with the former level the message would be
+    delivered too early."""
     async with Producer(broker.address, _intervals=replace(INTERVALS, delays=0.0), _clock=lambda: NOW_MS) as producer:
         await producer.send("demo", b"x", delay=5)
         broker.config = "messageDelayLevel=5s 1s\n"
@@ -215,7 +216,7 @@ async def test_without_its_settings_a_broker_gets_levels_only(broker: FakeBroker
 
 @pytest.fixture
 async def ours() -> AsyncIterator[FakeBroker]:
-    """A duemq broker whose topic `own` has other levels than the broker, 1s 5s 10s 30s 1m 2m."""
+    """A duemq broker whose topic `own` has other levels than the broker's 1s 5s 10s 30s 1m 2m."""
     attributes = {"own": {"delay.levels": "1m 5s"}}
     async with FakeBroker(language="PYTHON", topics={"own": 1, "plain": 1}, attributes=attributes) as broker:
         yield broker
@@ -260,7 +261,8 @@ async def test_each_topic_is_asked_for_once_per_connection(ours: FakeBroker) -> 
 
 
 async def test_a_topic_that_is_not_there_yet_is_asked_for_again(ours: FakeBroker) -> None:
-    """Or the table that it gets when it is made would count late."""
+    """The producer asks again for a topic that does not exist yet, or the table that it gets when it is made would take
+    effect late."""
     async with make_producer(ours) as producer:
         await producer.send("new", b"x", delay=5)
         ours.attributes["new"] = {"delay.levels": "5s"}
@@ -570,7 +572,7 @@ async def test_what_is_no_handle_of_the_topic_is_not_sent(
 
 @pytest.fixture
 async def cluster(pair: tuple[FakeBroker, FakeBroker]) -> AsyncIterator[tuple[FakeBroker, FakeBroker, Producer]]:
-    """Two brokers, each of which knows the messages in `outcomes_of` it; and a producer."""
+    """Two brokers, each with the messages of its `outcomes_of`; and a producer."""
     first, second = pair
     table = [BrokerData({0: broker.address}, broker.name, "c") for broker in pair]
     first.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": ["a", "b"]})))

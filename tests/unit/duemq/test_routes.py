@@ -142,7 +142,8 @@ async def test_other_answers_of_a_name_server_are_errors(broker: FakeBroker, poo
 
 @pytest.mark.parametrize("side", ["readQueueNums", "writeQueueNums"])
 async def test_a_route_of_more_queues_than_there_can_be_is_an_error(broker: FakeBroker, pool: Pool, side: str) -> None:
-    """Each queue is an object: the client would not survive a few thousand million of them."""
+    """A route with an impossible number of queues is an error: each queue is an object, and thousands of millions would
+    exhaust the client's memory."""
     queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1, side: 2**31 - 1}
     route = {"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"0": "b:1"}}], "queueDatas": [queues]}
     broker.on(ROUTE, success(body=json.dumps(route).encode()))
@@ -165,7 +166,7 @@ async def test_the_next_name_server_is_asked_when_one_does_not_answer(broker: Fa
     async with FakeBroker() as silent:
         silent.on(ROUTE, None)
         await Routes(NameServers(f"{silent.address};{broker.address}", pool), 0.1).find("demo")
-        # And the one that answered is asked first from now on.
+        # From now on the one that answered is asked first.
         await Routes(NameServers(f"{broker.address};{silent.address}", pool), 0.1).find("demo")
         assert len(silent.requests) == 1
 

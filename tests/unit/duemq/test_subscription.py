@@ -17,7 +17,7 @@ def test_a_star_wants_everything() -> None:
 
 
 def test_tags_are_compared_whole() -> None:
-    # "Aa" and "BB" have the same hash in Java, which is all that a broker compares.
+    # "Aa" and "BB" have the same Java hash, which is all that a broker compares.
     subscription = make_subscription("demo", " Aa||b ", 5)
     assert subscription.text == "Aa || b"
     assert [subscription.wants(tag) for tag in ("Aa", "b", "BB", None)] == [True, True, False, False]

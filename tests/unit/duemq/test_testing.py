@@ -1,4 +1,4 @@
-"""The clock of a cluster, moved by a test of somebody who uses delayed messages."""
+"""The clock of a cluster, moved by a test of an application with delayed messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.duemq.test_cli import Threaded
 
 
 class Clocked(FakeBroker):
-    """A broker of a cluster of its `brokers`, whose clock can be moved."""
+    """A broker of a cluster with these `brokers`, whose clock can be moved."""
 
     ahead_ms = 0
 

@@ -1,4 +1,4 @@
-"""The ids that a client gives to its messages."""
+"""The ids that a client gives its messages."""
 
 from __future__ import annotations
 
