@@ -1,4 +1,4 @@
-"""A store in files, written by our own storage and scheduler in this process, with a clock that tests move."""
+"""A store in files, written by duemq's storage and scheduler in this process, with a clock that tests move."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ TABLE = DelayLevels("1s 5s 30s 1h")
 
 
 ODD_MS = (-(1 << 63), -(10**15), -1, 0, 253_402_300_800_000, 10**15, (1 << 52) + 1, 10**16, (1 << 63) - 1)
-"""Times that a producer may say, or a damaged record: from the far past to the far future."""
+"""Times that a producer may send, or a damaged record may have: from the far past to the far future."""
 
 
 def with_odd_times(root: Path, born: int = 40, stored: int = 56) -> None:
-    """Give records of a closed store's first file, whose hosts are IPv4 addresses, ODD_MS as times: one after the other
-    as born, and then as stored."""
+    """Give the records of a closed store's first file, whose hosts are IPv4 addresses, the times ODD_MS: one after the
+    other as born times, and then as store times."""
     path = min((root / "commitlog").iterdir())
     data = bytearray(path.read_bytes())
     at = 0
@@ -49,10 +49,11 @@ def with_odd_times(root: Path, born: int = 40, stored: int = 56) -> None:
 
 
 class Broker:
-    """A store that is open, with its level queues and timers."""
+    """An open store, with its level queues and timers."""
 
     opened: ClassVar[list[Broker]] = []
-    """Those that tests have made: who makes many, or kills some, lets go of their files with `let_go_of_all`."""
+    """Brokers that tests have made: a test that makes many, or kills some, lets go of their files with
+    `let_go_of_all`."""
 
     def __init__(self, root: Path, clock: ManualClock, segment_size: int = SEGMENT) -> None:
         self.opened.append(self)
@@ -73,7 +74,7 @@ class Broker:
 
     @classmethod
     def let_go_of_all(cls) -> None:
-        """Let go of the files of all that were not closed, as kills do."""
+        """Let go of the files of all brokers that were not closed, as kills do."""
         for broker in cls.opened:
             store = getattr(broker, "store", None)
             if store is not None:
@@ -83,7 +84,7 @@ class Broker:
         cls.opened.clear()
 
     def close(self) -> None:
-        """Stop in order."""
+        """Stop cleanly."""
         while self.timers.hand_over_some(self.clock.now_ms()):
             pass
         self.owned.stop()
@@ -92,7 +93,7 @@ class Broker:
     def send(
         self, topic: str, body: bytes, text: str = "", queue_id: int = 0, *, host: bytes = HOST, prepared: int = 0
     ) -> int:
-        """Store a message; gives its physical offset."""
+        """Store a message; return its physical offset."""
         appender = self.store.appender
         now_ms = appender.begin(self.clock.now_ms())
         queue = self.store.ensure_queue(topic, queue_id)
@@ -103,7 +104,7 @@ class Broker:
         return appender.last_physical_offset
 
     def schedule(self, level: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
-        """Store a message with a delay level; gives its physical offset."""
+        """Store a message with a delay level; return its physical offset."""
         return self.sender.level(level, body, f"UNIQ_KEY\x01{key}", topic)
 
     def timer(self, due_ms: int, body: bytes, key: str = "k", topic: str = "orders", born_ms: int = 7) -> int:
@@ -112,12 +113,12 @@ class Broker:
         return self.sender.timer(due_ms, body, f"UNIQ_KEY\x01{key}", topic, born_ms=born_ms)
 
     def cancel(self, physical_offset: int) -> None:
-        """Cancel a message that waits."""
+        """Cancel a waiting message."""
         self.run()
         assert self.timers.changes.cancel(physical_offset, self.clock.now_ms()) is Cancelled.CANCELLED
 
     def run(self) -> int | None:
-        """Do what is to be done now; gives when there will be more."""
+        """Do all work that is due now; return the time of the next work."""
         for _ in range(100_000):
             now = look(self.clock)
             steps = self.levels.step(now, UNLIMITED), self.timers.step(now, UNLIMITED)
@@ -127,7 +128,7 @@ class Broker:
         raise AssertionError("never done")
 
     def pass_time(self, ms: int) -> None:
-        """Let time pass, doing at its time what is due."""
+        """Let time pass, doing all work at its time."""
         end = self.clock.now_ms() + ms
         while (due := self.run()) is not None and due <= end:
             self.clock.advance(max(0, due - self.clock.now_ms()))
@@ -150,7 +151,7 @@ class Broker:
         return result
 
     def bodies(self, topic: str = "orders", queue_id: int = 3) -> list[bytes]:
-        """The bodies of a queue."""
+        """The bodies of the messages of a queue."""
         return [message.body for message in self.messages(topic, queue_id).values()]
 
 

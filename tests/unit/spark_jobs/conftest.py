@@ -1,4 +1,4 @@
-"""Hypothesis without deadlines: the first call of numpy's and pyarrow's functions takes longer than all others."""
+"""Hypothesis without deadlines: the first calls of numpy's and pyarrow's functions take longer than all others."""
 
 from hypothesis import settings
 

@@ -1,6 +1,6 @@
-"""A store that grows step by step, and what jobs find in it: a broker of ours in this process writes it, and a copy of
-it is read, which is changed in place as brokers and disks change files; as duemq's, as if Apache's broker had written
-it, or as if that had written it up to a physical offset."""
+"""A store that grows step by step, and the findings of jobs in it: a duemq broker in this process writes it, and jobs
+read a copy of it, which is changed in place as brokers and disks change files; as duemq's, as if Apache's broker had
+written it, or as if that had written it up to a physical offset."""
 
 from __future__ import annotations
 
@@ -57,31 +57,31 @@ class World:
         self._number = 0
         self._time = 1_600_000_000
         self.clock = self._broker.clock
-        # So long that curves keep their step while the rest comes.
+        # So far ahead that curves keep their step while the rest becomes due.
         self.send()
         self.clock.advance(40 * 86_400_000)
 
-    # --- what brokers do
+    # --- events of brokers
 
     def send(self) -> None:
-        """A message for now, now and then one that was sent before."""
+        """Send a plain message, now and then one that was sent before."""
         key = f"p{self.chance.randrange(40)}"
         self._broker.send("orders", PLAIN * self.chance.randrange(1, 9), f"UNIQ_KEY\x01{key}\x02KEYS\x01{key[:2]}")
 
     def schedule(self, key: str = "", level: int = 0) -> None:
-        """A message with a delay level."""
+        """Schedule a message with a delay level."""
         self._number += 1
         key = key or f"l{self._number if self.chance.random() < 0.8 else self._number // 2}"
         self._waits.append(self._broker.schedule(level or self.chance.choice([1, 2, 3, 4]), PLAIN, key))
 
     def timer(self, key: str = "", wait_ms: int = 0, born_ms: int = 7) -> None:
-        """A message with a timer."""
+        """Schedule a message with a timer."""
         self._number += 1
         due = self.clock.now_ms() + (wait_ms or self.chance.choice([1500, 40_000, 900_000, 40_000_000]))
         self._waits.append(self._broker.timer(due, PLAIN, key or f"t{self._number}", born_ms=born_ms))
 
     def cancel(self) -> None:
-        """A message that waits is taken back, if it still does."""
+        """Cancel a message, if it still waits."""
         if self._waits:
             try:
                 self._broker.cancel(self.chance.choice(self._waits))
@@ -89,17 +89,17 @@ class World:
                 return
 
     def pass_time(self, ms: int = 0) -> None:
-        """Deliveries."""
+        """Let time pass, with its deliveries."""
         self._broker.pass_time(ms or self.chance.choice([500, 6000, 60_000, 1_000_000]))
 
     def deliver_again(self) -> None:
-        """A delivery that names its origin: of any message, or of none."""
+        """Append a delivery that names an origin: any message, or none."""
         if self._waits:
             origin = self.chance.choice([*self._waits[-3:], self.chance.choice(self._waits), 17])
             self._broker.send("orders", PLAIN, "UNIQ_KEY\x01again\x02REAL_TOPIC\x01orders", 3, prepared=origin)
 
     def send_on(self, key: str = "") -> None:
-        """A delivery as RocketMQ's broker writes it, which names no origin."""
+        """Append a delivery as RocketMQ's broker writes it, without the name of its origin."""
         key = key or f"l{self.chance.randrange(self._number + 1)}"
         text = f"DELAY\x011\x02UNIQ_KEY\x01{key}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
         store = self._broker.store
@@ -107,42 +107,42 @@ class World:
         store.appender.add(store.ensure_queue("orders", 3), PLAIN, text.encode(), 0, 7, HOST, 8, 0, 0, 0)
         store.appender.commit()
 
-    # --- what else happens
+    # --- other events
 
     def zero(self) -> None:
-        """A stretch of an older file becomes zeros."""
+        """Replace a stretch of an older file with zeros."""
         files = sorted(self.copy.glob("commitlog/*"))
         if len(files) > 2:
             path = self.chance.choice(files[:-1])
             self._zeroed.append((int(path.name) + self.chance.randrange(SEGMENT), self.chance.randrange(1, 2000)))
 
     def expire(self) -> None:
-        """The first file goes."""
+        """Remove the first file."""
         files = sorted(self.copy.glob("commitlog/*"))
         if len(files) > 2:
             self._begin = int(files[1].name)
 
     def cut(self) -> None:
-        """The end of the log is lost, once."""
+        """Lose the end of the log, once."""
         end = StoreFiles.open(str(self.copy)).records_end()
         self.cut_at(max(self._begin, end - self.chance.randrange(3 * RANGE)))
 
     def cut_at(self, offset: int | None) -> None:
-        """The log ends at a physical offset; None for nowhere, until the next step."""
+        """End the log at a physical offset until the next step; None for no cut."""
         self._cut = offset
 
     def replace(self) -> None:
-        """The files are others with the same text, as after a restore."""
+        """Replace the files with others of the same content, as a restore does."""
         copy_tree(self.copy, self._root / "restored")
         shutil.rmtree(self.copy)
         (self._root / "restored").rename(self.copy)
 
     def other_table(self) -> None:
-        """The operator tells another table of delays."""
+        """Use another table of delays, as given by the operator."""
         self.table = TABLES[1 - TABLES.index(self.table)]
 
     def step(self) -> str:
-        """Some of that; gives what."""
+        """Do one random event; return its name."""
         usual = [self.send, self.schedule, self.timer, self.timer, self.pass_time]
         rare = [self.cancel] if self.chance.random() < 0.7 else [self.cancel, self.deliver_again, self.send_on]
         for _ in range(self.chance.choice([0, 3, 20, 40, 80])):
@@ -158,7 +158,7 @@ class World:
     # --- the copy
 
     def publish(self) -> None:
-        """Make the copy what the broker's store is now, in place; files that change are of a new time."""
+        """Make the copy equal to the broker's present store, in place; changed files get a new time."""
         self._broker.close()
         source = self._broker.root
         for path in sorted(source.rglob("*")):
@@ -206,7 +206,7 @@ class World:
         (self.copy / "lock").write_bytes(b"lock")
         for name in ("checkpoint", "queuecheck"):
             (self.copy / name).unlink(missing_ok=True)
-        # What a broker wrote every few seconds, or what was put back.
+        # The files that a broker writes every few seconds, or that were put back.
         self._passed = [self.chance.randrange(99) if self.chance.random() < 0.1 else at + 2 for at in self._passed]
         table = {str(level): at for level, at in enumerate(self._passed, 1)}
         (self.copy / "config" / "delayOffset.json").write_text(json.dumps({"offsetTable": table}))
@@ -214,7 +214,7 @@ class World:
     # --- jobs
 
     def found(self, state: Path | None, **options: Any) -> bytes:
-        """All that an analysis finds, and an audit writes."""
+        """Return all findings of an analysis, and the output of an audit."""
         out = self._root / "out"
         shutil.rmtree(out, ignore_errors=True)
         analysis = analyse(
@@ -231,7 +231,7 @@ class World:
 
 
 def same(found: bytes, expected: bytes, when: object) -> None:
-    """What one run found and what another did, byte for byte; tells where they differ."""
+    """Check that the findings of two runs are the same, byte for byte; the failure says where they differ."""
     if found == expected:
         return
     one, other = (json.loads(text.split(b"\n", 1)[0]) for text in (found, expected))
@@ -245,7 +245,7 @@ def same(found: bytes, expected: bytes, when: object) -> None:
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges and buckets of some KiB; nothing needs Spark."""
+    """Make ranges and buckets of some KiB, so that nothing needs Spark."""
     monkeypatch.setattr(ranges, "CHUNK_SIZE", RANGE)
     monkeypatch.setattr(audit, "RANGE_BYTES", RANGE)
     monkeypatch.setattr(audit, "BUCKET_BYTES", 3 * RANGE)

@@ -1,4 +1,4 @@
-"""Analyses to make reports of: no store is behind them."""
+"""Analyses for reports, without a store behind them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOPICS = ["orders", "payments", "reminders", "invoices", "carts", "mails", "push
 
 
 def summary(**changes: Any) -> Summary:
-    """An audit that found nothing at all."""
+    """An audit of an empty store."""
     nothing = dict.fromkeys(("delivered", "twice", "cancelled", "pending", "lost", "destroyed"), 0)
     known: dict[str, Any] = {
         **nothing,
@@ -257,7 +257,7 @@ def week(seed: int = 1) -> Analysis:
 
 
 def offenders() -> Analysis:
-    """Thousands of messages that were lost or came twice, some with names of hundreds of characters."""
+    """Thousands of messages that were lost or delivered twice, some with names of hundreds of characters."""
     made = week()
     made.audit.lost, made.audit.twice = 2300, 900
     made.audit.offenders = [offender(i, "lost" if i % 3 else "twice") for i in range(100)]
@@ -269,7 +269,7 @@ def offenders() -> Analysis:
 
 
 def history(count: int = 30, made_ms: int = MONDAY + 7 * DAY + 2 * HOUR) -> list[Run]:
-    """Nightly runs, the last one at a time."""
+    """Nightly runs, the last one at a given time."""
     chance = random.Random(count)
     groups = [("billing", "orders"), ("search", "orders"), ("mailer", "reminders")]
     runs = []
@@ -326,7 +326,7 @@ def hostile() -> Analysis:
 
 
 def many_nights() -> list[Listed]:
-    """Thirty nights, the last two with something wrong."""
+    """Thirty nights, the last two with problems."""
     made = []
     for i, one in enumerate(reversed(history(30))):
         mood = ("bad", "warn", "good")[min(i, 2)]
@@ -357,8 +357,8 @@ def write_audit(audit: Summary, directory: Path) -> None:
 
 
 def cluster(count: int = 14) -> Analysis:
-    """A cluster of so many stores and one more, which could not be read, with what is wrong in the first and the last
-    of them."""
+    """A cluster of a number of stores and one more, which could not be read, with problems in the first and the last of
+    them."""
     made = week()
     names = [f"/data/broker-{number:02}/store" for number in range(count)]
     gone = Missing("/data/broker-zz/store", f"has no commitlog/: it is no store of duemq or RocketMQ ({HOSTILE})")

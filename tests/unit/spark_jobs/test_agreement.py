@@ -34,7 +34,7 @@ def filled(root: Path) -> Broker:
 
 
 def wrong(root: Path) -> dict[int, str]:
-    """What is wrong, by physical offset."""
+    """The reasons for disagreement, by physical offset."""
     store = StoreFiles.open(root)
     agreement, found = Agreement(store), dict[int, str]()
     for part in plan(store):
@@ -79,7 +79,7 @@ FLIPS: dict[str, Callable[[bytes, record.StoredMessage], int]] = {
 
 
 def test_a_zero_byte_in_a_topic_is_found(tmp_path: Path) -> None:
-    """No directory can have that name."""
+    """A zero byte in a topic is found, as no directory can have that name."""
     filled(tmp_path).close()
     path = min((tmp_path / "commitlog").iterdir())
     data = path.read_bytes()

@@ -37,7 +37,7 @@ Key = tuple[str, str, int, int]
 
 
 class World:
-    """A store that grows, and what it has had."""
+    """A store that grows, and the records it has had."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.name = root, name
@@ -124,7 +124,7 @@ def test_what_came_since_is_appended(world: World, tmp_path: Path, form: str) ->
     types = {field.name: field.type for field in COLUMNS}
     for field in table.schema:
         if field.name in ("day", "store", "topic"):
-            continue  # of the directories, or however the library has it
+            continue  # from the directories, or of the library's own type
         assert field.type in (types[field.name], _large(types[field.name])), field
 
 
@@ -135,7 +135,8 @@ def _large(kind: pa.DataType) -> pa.DataType:
 
 
 def test_a_broker_of_rocketmq_that_was_started_since(world: World, tmp_path: Path) -> None:
-    """It holds its last record back from readers, which the table has: nothing is cut, and nothing comes twice."""
+    """Appending from a store that RocketMQ's broker has started on neither cuts nor repeats anything: that broker holds
+    its last record back from readers, but the table has it."""
     target = tmp_path / "table"
     world.grow(40)
     end = world.append(target, "parquet").end
@@ -237,7 +238,7 @@ def test_a_compacted_store_goes_on(world: World, tmp_path: Path, form: str) -> N
 
 
 def failing_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let so many files be written, and no more."""
+    """Make writes of files fail after a number of them."""
     write, left = Directory.write_table, [count]
 
     def fail(directory: Directory, name: str, table: pa.Table, **options: Any) -> int:
@@ -277,7 +278,8 @@ def test_a_run_that_fails_leaves_nothing_that_counts(
 @every_format
 @pytest.mark.parametrize("at", ["file 2", "commit", "after"])
 def test_a_killed_run(world: World, tmp_path: Path, form: str, at: str) -> None:
-    """SIGKILL after some files, right before the commit, and right behind it."""
+    """A run killed with SIGKILL after some files, right before the commit, or right after it, leaves a table that the
+    next run completes."""
     target = tmp_path / "table"
     world.grow(20)
     world.append(target, form)
@@ -309,7 +311,7 @@ def test_a_killed_run(world: World, tmp_path: Path, form: str, at: str) -> None:
 
 @every_format
 def test_two_runs_at_once(world: World, tmp_path: Path, form: str) -> None:
-    """Of one store the first wins, of two stores both do."""
+    """Of two runs at once of one store the first wins; of two stores both do."""
     target = tmp_path / "table"
     world.grow(20)
     world.append(target, form)
@@ -403,7 +405,7 @@ def test_a_library_that_is_missing(
 def test_a_catalog_that_does_not_answer(
     world: World, tmp_path: Path, is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before or after it has done what it was asked: the next run knows."""
+    """After a catalog that does not answer, before or after it has done its work, the next run knows the state."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     world.grow(10)
@@ -427,7 +429,7 @@ def test_a_catalog_that_does_not_answer(
 
 
 def test_a_deltalake_that_forgets_transactions(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those before 1.6 do: the next run would append all rows once more."""
+    """A deltalake that forgets transactions, as before 1.6, is refused: the next run would append all rows again."""
     import deltalake
 
     monkeypatch.setattr(deltalake, "__version__", "1.5.2")
@@ -465,7 +467,7 @@ def test_damage_is_told_and_passed_over(world: World, tmp_path: Path) -> None:
 def test_names_too_long_for_directories(
     world: World, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of topics and of a store; also by a run that follows a killed one."""
+    """Names of topics or of a store may be too long for directories, also in a run that follows a killed one."""
     world.name = "/é" * 90
     for topic in ("%" * 100, "%" * 101):
         world.grow(3, topic)
@@ -539,7 +541,8 @@ def test_a_store_is_one_by_whatever_path(
 def test_a_table_of_before_goes_on(
     world: World, tmp_path: Path, form: str, old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions before named a store as its path was given; whichever is found, the store goes on by that name."""
+    """A table of an earlier version goes on: earlier versions named a store as its path was given; the store keeps the
+    name that is found in the table."""
     (tmp_path / "link").symlink_to("store")
     (tmp_path / "x").mkdir()
     target, world.name = tmp_path / "table", old.format(world.root)
@@ -579,7 +582,7 @@ def test_of_a_store_that_was_appended_by_several_paths_the_furthest_goes_on(
 def test_a_store_of_a_table_of_before_that_was_exchanged(
     world: World, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused as before by the path of before."""
+    """A replaced store is refused, as before, when a table of an earlier version names it by its path."""
     monkeypatch.chdir(tmp_path)
     world.grow(30)
     append_as("store", tmp_path / "table", form, "store")
@@ -600,7 +603,8 @@ def test_a_new_store_has_nothing_yet(world: World, tmp_path: Path) -> None:
 
 
 def test_a_catalog_of_ones_own(world: World, tmp_path: Path) -> None:
-    """As pyiceberg is configured for it, here by variables, which it reads when it is imported."""
+    """A catalog of the user's own is used as pyiceberg is configured for it, here by variables that it reads on
+    import."""
     world.grow(30)
     code = (
         "import sys\n"
@@ -644,7 +648,8 @@ def test_what_delta_is_told_of_s3() -> None:
 def test_any_order_of_nights(
     tmp_path_factory: pytest.TempPathFactory, nights: list[tuple[int, int, int | None]]
 ) -> None:
-    """Some messages of some topics each night, and some nights fail."""
+    """In any order of nights, with some messages of some topics each and some nights that fail, the table has each
+    record once."""
     root = tmp_path_factory.mktemp("nights")
     world, target = World(root / "store", "a"), root / "table"
     for topic, count, fails_after in nights:
@@ -663,7 +668,7 @@ def test_any_order_of_nights(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int | None], Path]]:
-    """A disk of its own whose room, in pages beyond what is used, a test sets; None for plenty."""
+    """A small disk; the test sets its free space, in pages beyond the used ones; None for plenty."""
     disk = tmp_path / "disk"
     disk.mkdir()
 
@@ -689,7 +694,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int | None], Path]]:
 def test_a_disk_that_is_full(
     world: World, tmp_path: Path, form: str, small_disk: Callable[[int | None], Path], *, is_new: bool
 ) -> None:
-    """At whatever write: one line, nothing left that takes room, and the next run appends what is missing."""
+    """A full disk at any write gives one line, leaves nothing that takes room, and the next run appends the missing
+    records."""
     target, told = small_disk(None) / "table", set[str]()
     world.grow(5)
     for pages in (0, 2, 5, 9, 13, 18, 24, 31, None):
@@ -725,7 +731,8 @@ def test_a_disk_that_is_full(
 @every_format
 @pytest.mark.parametrize("names", ["aa", "ab"])
 def test_two_runs_that_begin_a_table(tmp_path: Path, form: str, names: str) -> None:
-    """At the same time: one makes it. Of two stores both are in it, of one it is once, by the first or by the other."""
+    """Of two runs that begin a table at the same time, one makes it. Two stores are both in it; one store is in it
+    once, by the first run or the other."""
     worlds = {name: World(tmp_path / name, name) for name in names}
     for world in worlds.values():
         world.grow(5)

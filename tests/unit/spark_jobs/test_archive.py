@@ -1,4 +1,4 @@
-"""Archiving a store as Parquet, and getting it back byte for byte."""
+"""Archiving a store as Parquet, and restoring it byte for byte."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_store_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def odd(root: Path) -> Broker:
-    """A store with records of all makes."""
+    """A store with records of all kinds."""
     broker = new_broker(root)
     broker.send("%RETRY%group", b"", "")
     broker.send("plain", b"", "TAGS\x01a\x02", 3)
@@ -83,7 +83,7 @@ def test_times_that_are_none_come_back(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_before_has_its_times(tmp_path: Path) -> None:
-    """From when there were no columns for times that are no timestamps."""
+    """An archive from before the columns for times beyond timestamps is restored with its times."""
     odd(tmp_path / "old").close()
     archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
     for path in (tmp_path / "archive/messages").rglob("*.parquet"):

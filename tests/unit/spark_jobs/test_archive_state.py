@@ -1,4 +1,4 @@
-"""What an archive has besides records: holes of files stay holes, and any tar reads them."""
+"""The part of an archive besides records: holes of files stay holes, and any tar reads it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def packed(root: Path) -> bytes:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Files of all makes: without data, with holes at the beginning, between and at the end, and without any."""
+    """Files of all kinds: without data, with holes at the beginning, between and at the end, and without holes."""
     root = tmp_path / "root"
     (root / "timerlog").mkdir(parents=True)
     (root / "empty").mkdir()
@@ -76,7 +76,7 @@ def test_gnu_tar_reads_it(root: Path, tmp_path: Path) -> None:
 
 
 def test_an_archive_of_before_is_read(root: Path, tmp_path: Path) -> None:
-    """Whose holes were zeros."""
+    """An archive of an earlier version, whose holes were zeros, is read."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         tar.add(root / "timerlog", "timerlog")

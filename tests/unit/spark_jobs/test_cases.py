@@ -1,4 +1,4 @@
-"""Matching of messages and deliveries as arrays, against a matcher of dictionaries."""
+"""Matching of messages and deliveries as arrays, compared with a matcher of dictionaries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Wait:
-    """A record that waits."""
+    """A waiting record."""
 
     offset: int
     message: int
@@ -33,7 +33,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Done:
-    """A record that delivers, cancels or continues."""
+    """A record that delivers, cancels or continues another."""
 
     offset: int
     what: int
@@ -67,7 +67,7 @@ Verdict = tuple[int, str, int, int, int]
 
 
 def verdicts_of(cases: Rows) -> list[Verdict]:
-    """Of cases: physical offset, status, deliveries, first and last."""
+    """Physical offset, status, deliveries, first and last delivery of each case."""
     fields = ("physical_offset", "status", "deliveries", "first_ms", "last_ms")
     return sorted((row[0], STATUSES[row[1]], *row[2:]) for row in cases[list(fields)].tolist())
 
@@ -86,7 +86,7 @@ def unclaimed(done: Done) -> Verdict:
 
 
 def plain_by_origin(waits: Sequence[Wait], done: Sequence[Done]) -> tuple[list[Verdict], set[int]]:
-    """Verdicts of what is closed by origins, and the offsets of what stays open."""
+    """Verdicts of the cases closed by origins, and the offsets of those that stay open."""
     by_offset = {wait.offset: wait for wait in waits}
     of: dict[int, list[Done]] = defaultdict(list)
     found = []
@@ -99,7 +99,7 @@ def plain_by_origin(waits: Sequence[Wait], done: Sequence[Done]) -> tuple[list[V
     for wait in waits:
         mine = of[wait.offset]
         if any(one.what == CONTINUED and one.key == wait.key for one in mine):
-            continue  # It is another record's message now.
+            continue  # It waits as another record's message now.
         deliveries = [one for one in mine if one.what == DELIVERED]
         is_cancelled = any(one.what in (CANCELLED, CONTINUED) for one in mine)
         if deliveries or is_cancelled:
@@ -164,7 +164,7 @@ def some(strategy: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[list[
 
 
 def with_messages(waits: list[Wait]) -> list[Wait]:
-    """A key is of one message."""
+    """Make each key belong to one message."""
     return [Wait(**(vars(wait) | {"message": wait.key // 2})) for wait in waits]
 
 
@@ -210,7 +210,7 @@ def test_both_rounds(waits: list[Wait], named: list[Done], nameless: list[Done])
 
 
 def plain_both(waits: list[Wait], named: list[Done], nameless: list[Done]) -> list[Verdict]:
-    """Verdicts of all: of a key the open messages come first, then those that are closed by their origins."""
+    """All verdicts: of a key the open messages come first, then those that are closed by their origins."""
     stray, left = plain_by_origin(waits, named)
     closed = {offset: row for offset, *row in stray if row[0] != "unclaimed"}
     found = [row for row in stray if row[1] == "unclaimed"]
@@ -240,7 +240,7 @@ def plain_both(waits: list[Wait], named: list[Done], nameless: list[Done]) -> li
     return sorted(found + [unclaimed(one) for one in rest if one.what == DELIVERED])
 
 
-# --- each status once, as it comes about
+# --- each status once
 
 
 def by_origin(waits: list[Wait], done: list[Done]) -> dict[int, str]:
@@ -274,7 +274,7 @@ def test_a_message_that_was_replaced_is_cancelled_and_the_new_one_another() -> N
     replaced = [Done(5, CONTINUED, 1, key=8), Done(6, CANCELLED, 1)]
     assert by_origin(waits, replaced) == {1: "cancelled", 5: "pending"}
     assert by_origin(waits, [*replaced, Done(20, DELIVERED, 5)]) == {1: "cancelled", 5: "delivered"}
-    # One that was delivered before stays so.
+    # A message delivered before stays so.
     assert by_origin(waits, [Done(3, DELIVERED, 1), *replaced]) == {1: "delivered", 5: "pending"}
 
 
@@ -283,7 +283,7 @@ def test_a_delivery_counts_although_a_cancellation_came_too_late() -> None:
 
 
 def test_several_messages_with_one_key() -> None:
-    """A producer that sent twice, and the n-th delivery is the n-th message's."""
+    """Of several messages with one key, from a producer that sent twice, the n-th delivery is the n-th message's."""
     waits = [Wait(1, 7, 7, level=1, passed=True), Wait(2, 7, 7, level=1, passed=True), Wait(3, 7, 7, level=1)]
     assert by_origin(waits, [Done(10, DELIVERED, key=7)]) == {1: "delivered", 2: "lost", 3: "pending"}
     deliveries = [Done(at, DELIVERED, key=7) for at in (10, 11, 12, 13)]
@@ -291,7 +291,7 @@ def test_several_messages_with_one_key() -> None:
 
 
 def test_rolled_by_rocketmq() -> None:
-    """It names no origin: the last record of a key counts, also if the first one has expired."""
+    """Rolled records of RocketMQ name no origin: the last record of a key counts, also if the first one has expired."""
     waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True, passed=True), Wait(9, 7, 7, again=True, slot=3)]
     assert by_origin(waits, []) == {9: "pending"}
     assert by_origin(waits[1:], [Done(10, DELIVERED, key=7)]) == {9: "delivered"}
@@ -299,14 +299,15 @@ def test_rolled_by_rocketmq() -> None:
 
 
 def test_what_both_brokers_delivered_came_twice() -> None:
-    """RocketMQ's delivery names no origin, and duemq's does; whichever was first."""
+    """A message that both brokers delivered counts as delivered twice, in either order: RocketMQ's delivery names no
+    origin, and duemq's does."""
     for level in (0, 1):
         waits = [Wait(1, 7, 7, level=level, passed=True), Wait(2, 7, 8, level=level)]
         ours, theirs = Done(10, DELIVERED, 1), Done(11, DELIVERED, key=7)
         assert by_origin(waits, [ours, theirs]) == {1: "twice", 2: "pending"}
         assert by_origin(waits, [Done(12, DELIVERED, 1), theirs]) == {1: "twice", 2: "pending"}
         assert by_origin(waits, [Done(8, CANCELLED, 1), theirs]) == {1: "delivered", 2: "pending"}
-    # What is open comes first: each of two messages was delivered.
+    # Open messages come first: each of two messages was delivered.
     assert by_origin([Wait(1, 7, 7), Wait(2, 7, 7)], [ours, theirs]) == {1: "delivered", 2: "delivered"}
 
 
@@ -319,14 +320,15 @@ def test_what_rocketmq_rolled_and_duemq_delivered_is_one_message() -> None:
 
 
 def test_what_rocketmq_rolled_and_duemq_gave_another_time_is_one_message() -> None:
-    """Only the second of its records names the one before."""
+    """A message that RocketMQ rolled and duemq rescheduled is one message, although only the second of its records
+    names the one before."""
     waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True), Wait(9, 7, 7), Wait(12, 7, 7)]
     moved = [Done(9, CONTINUED, 5, key=7), Done(12, CONTINUED, 9, key=7)]
     assert by_origin(waits[:3], moved[:1]) == {9: "pending"}
     assert by_origin(waits, moved) == {12: "pending"}
     assert by_origin(waits, [*moved, Done(20, DELIVERED, 12)]) == {12: "delivered"}
     assert by_origin(waits[1:], [*moved, Done(20, DELIVERED, 12), Done(21, DELIVERED, key=7)]) == {12: "twice"}
-    # Another message of the same key is another one.
+    # Another message with the same key stays another one.
     assert by_origin([*waits, Wait(30, 7, 7)], moved) == {12: "pending", 30: "pending"}
 
 

@@ -1,4 +1,4 @@
-"""What the commands say in one line, before Spark is started or without it."""
+"""The one-line output of the commands before Spark is started, or without it."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_java_that_is_missing_or_old_is_told(store: Path, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("library", ["pyspark", "numpy", "pyarrow", "rich"])
 def test_a_missing_extra_is_told(store: Path, tmp_path: Path, library: str) -> None:
-    """As after `pip install duemq`, without the packages that the jobs need."""
+    """A missing extra is reported, as after `pip install duemq` without the packages that the jobs need."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "class Hide:\n"
@@ -257,7 +257,7 @@ def test_a_package_has_what_tasks_import(tmp_path: Path) -> None:
     assert {f"duemq/{package}/__init__.py" for package in PACKAGES} | {"__main__.py"} <= names
     assert {"duemq/spark_jobs/report/static/page.html", "duemq/spark_jobs/log4j2.properties"} <= names
     assert not any("__pycache__" in name for name in names)
-    # Alone in a directory, as on a cluster, it is whole.
+    # Alone in a directory, as on a cluster, the package is complete.
     wanted = ("cli.commands", "source.source", "analyse.output", "compact.compact", "archive.archive")
     modules = [f"duemq.spark_jobs.{name}" for name in wanted]
     code = (
@@ -282,7 +282,8 @@ print(*sorted({name.split(".")[0] for name, file in files.items() if "site-packa
 
 @pytest.mark.parametrize("where", ["tasks", "driver"])
 def test_what_is_imported_is_what_is_asked_for(where: str) -> None:
-    """The packages that executors are said to need, and the extra `spark` for whoever has no broker."""
+    """The code imports only the packages that executors are said to need, and those of the extra `spark` for
+    installations without a broker."""
     folder = Path(spark_jobs.__file__).parent
     names = ["source.source", "audit.cases", "compact.scan", "archive.rows"]
     if where == "driver":
@@ -299,7 +300,7 @@ def test_what_is_imported_is_what_is_asked_for(where: str) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         wanted = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
         missing = sorted(imported - {re.match(r"[\w-]+", name)[0] for name in wanted})  # type: ignore[index]
-    # What these bring along or use where it is there.
+    # Packages that these bring along or use if present.
     known = {"cffi", "greenlet", "markdown-it", "markupsafe", "mdurl", "py4j", "pygments", "typing-extensions"}
     assert set(missing) - known <= ({"pyspark", "rich"} if where == "tasks" else set())
 
@@ -323,7 +324,7 @@ def test_results_are_printed_whatever_they_are(capsysbinary: pytest.CaptureFixtu
 
 
 def by_itself(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """Run the command line in a process of its own, with other settings of the environment."""
+    """Run the command line in a process of its own, with additional environment variables."""
     command = [sys.executable, "-m", "duemq", "spark", *arguments]
     return subprocess.run(command, capture_output=True, env={**os.environ, **environment}, timeout=120, check=False)
 

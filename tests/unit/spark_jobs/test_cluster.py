@@ -1,4 +1,4 @@
-"""The figures of a cluster, against counting what happened in all of its stores together."""
+"""The figures of a cluster, compared with counts over the events of all its stores together."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOPICS = {11: "orders", 12: "mails", 13: "carts"}
 
 
 class Event(NamedTuple):
-    """What became of a scheduled message, and in which store."""
+    """The outcome of a scheduled message, and its store."""
 
     store: int
     offset: int
@@ -68,7 +68,7 @@ EVENT = st.builds(
     late_ms=st.integers(-300, 300) | st.integers(-1000, 3_000_000),
 )
 STORES = st.lists(st.tuples(st.sampled_from(STEPS_MS[:14]), st.sampled_from(TABLES_MS)), min_size=4, max_size=4)
-"""Of each store the step of its curve, and its table of levels."""
+"""For each store the step of its curve, and its table of levels."""
 
 
 def cases_of(events: Iterable[Event]) -> np.ndarray[Any, Any]:
@@ -85,7 +85,7 @@ def cases_of(events: Iterable[Event]) -> np.ndarray[Any, Any]:
 
 
 class Log:
-    """What of a store is read for its keys."""
+    """The part of a store that is read for its keys."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -115,14 +115,14 @@ def material_of(events: Iterable[Event], messages: list[StoredMessage], step_ms:
 
 
 def percentiles_of(values: Sequence[int], percent: float) -> list[int]:
-    """The values that may be called a percentile: where a share of them is a whole number also the next one."""
+    """The values that count as a percentile: at an integer rank also the next one."""
     ordered = sorted(values)
     rank = percent * len(ordered) / 100
     return [ordered[min(max(math.ceil(at), 1), len(ordered)) - 1] for at in (rank - 1e-9, rank + 1e-9)]
 
 
 def check_percentile(told: int, values: Sequence[int], percent: float) -> None:
-    """Exact up to 255 ms, beyond right to 1/128, and never more than the latest."""
+    """Check that a percentile is exact up to 255 ms, beyond that to 1/128, and never above the maximum."""
     near = [
         abs(told - value) <= (0 if abs(value) < 256 else abs(value) / 128) for value in percentiles_of(values, percent)
     ]
@@ -148,7 +148,8 @@ def level_name(one: Event, delays_ms: list[int]) -> str:
 
 @given(st.lists(EVENT, max_size=60), STORES)
 def test_what_was_delivered_and_what_waits(events: list[Event], stores: list[tuple[int, list[int]]]) -> None:
-    """One set of events, in whichever stores they happened, with whichever steps and tables these have."""
+    """The figures of a cluster are those of one set of events, however these are spread over stores with different
+    steps and tables."""
     materials = [
         material_of((one for one in events if one.store == number), [], *stores[number]) for number in range(4)
     ]
@@ -202,7 +203,7 @@ def check_ahead(found: dict[str, Any], waits: list[Event]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), MESSAGES), max_size=6))
 def test_what_it_is_used_for(runs: list[tuple[int, list[StoredMessage]]]) -> None:
-    """Records, in whichever stores they were stored."""
+    """The usage figures are those of the records, however these are spread over stores."""
     per_store: list[list[StoredMessage]] = [[], [], []]
     for number, messages in runs:
         per_store[number] += messages
@@ -250,7 +251,7 @@ def test_what_it_is_used_for(runs: list[tuple[int, list[StoredMessage]]]) -> Non
 
 
 def analysed(number: int, events: list[Event], step_ms: int, delays_ms: list[int]) -> StoreRun:
-    """A store's run, whose audit is counted here."""
+    """A store's run, with an audit counted here."""
     material = material_of(events, [], step_ms, delays_ms)
     counts = Counter(STATUSES[one.status] for one in events)
     kinds = [
@@ -302,6 +303,6 @@ def test_the_audit_of_all(events: list[Event], stores: list[tuple[int, list[int]
     ]
     for member, run in zip(found.stores, runs, strict=False):
         assert member.lost == run.analysed.analysis.audit.lost
-    # It is signed and checked as that of one store is, and says which store is missing.
+    # It is signed and verified as that of one store is, and names the missing store.
     sign(summary, None)
     assert verify(msgspec.json.encode(summary)).missing == [missing]

@@ -1,5 +1,5 @@
-"""Runs of the command over several stores, which brokers of this process wrote: one report of all of them, beside those
-of each, full or of what came since."""
+"""Runs of the command over several stores written by brokers of this process: one report of all of them, beside those
+of each, full or incremental."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def world(root: Path, seed: int, count: int = 120, *, is_apache: bool = False, days: int = 0) -> World:
-    """A broker with messages of all kinds, some of them delivered. `days`: later than others."""
+    """A broker with messages of all kinds, some of them delivered. `days`: how much later than others."""
     root.mkdir(parents=True)
     made = World(root, seed, is_apache=is_apache)
     made.clock.advance(days * 86_400_000)
@@ -65,7 +65,7 @@ def grow(made: World, count: int) -> None:
 
 
 def joined(worlds: list[World], out: Path, *, is_kept: bool) -> tuple[Analysis, bytes]:
-    """The analysis of a cluster, and all that is written of it."""
+    """The analysis of a cluster, and its whole output."""
     runs = []
     for number, made in enumerate(worlds):
         into = out / str(number)
@@ -85,7 +85,8 @@ def joined(worlds: list[World], out: Path, *, is_kept: bool) -> tuple[Analysis, 
 
 
 def test_runs_of_what_came_since_say_the_same_of_the_cluster(tmp_path: Path) -> None:
-    """With other tables of levels, days apart, of duemq and of Apache's; and it is what the plain rules tell."""
+    """Incremental runs say the same of a cluster as full ones, with different tables of levels, days apart, of duemq
+    and of Apache's; and they agree with the plain rules."""
     worlds = [world(tmp_path / "a", 1), world(tmp_path / "b", 2, is_apache=True), world(tmp_path / "c", 3, days=50)]
     worlds[2].table = "2s 5s 30s 1h"
     for number in range(3):
@@ -113,7 +114,8 @@ def test_runs_of_what_came_since_say_the_same_of_the_cluster(tmp_path: Path) -> 
 
 
 def test_a_cluster_in_python(tmp_path: Path) -> None:
-    """The same figures as the parts joined; a store that cannot be read is named."""
+    """The Python function gives the same figures for a cluster as the joined parts, and names a store that cannot be
+    read."""
     worlds = [world(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 2))]
     (tmp_path / "c" / "store").mkdir(parents=True)
     expected, _ = joined(worlds, tmp_path / "out", is_kept=False)
@@ -145,7 +147,7 @@ def run(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Path:
-    """The directory of two brokers' stores, and of something that is none, in between: `a/store`, `b/store`, ..."""
+    """The directory of two brokers' stores, with an invalid one in between: `a/store`, `b/store`, ..."""
     for name, seed in (("a", 1), ("c", 2)):
         made = world(tmp_path / "worlds" / name, seed, 150)
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -155,7 +157,7 @@ def stores(tmp_path: Path) -> Path:
 
 
 def lose(store: Path, number: int) -> faults.AuditFault:
-    """Make it that the delivery of a message is lost."""
+    """Remove the delivery of a message, so that it counts as lost."""
     mine = [one for one in audit.audit(store).of("delivered") if one.level]
     return faults.remove_delivery(store, mine[number])
 
@@ -202,7 +204,7 @@ def test_the_nights_of_a_cluster(stores: Path, tmp_path: Path) -> None:
         f"{stores}/{name}/store" for name in "abc"
     ]
 
-    # The night after: another one is lost, in another store; the store that was missing is there.
+    # The night after: another message is lost, in another store; the missing store is there again.
     second = lose(stores / "c" / "store", 2)
     (stores / "b" / "store" / "commitlog").mkdir()
     done = run(pattern, "--nights", folder, "--fail-worse", *hook)
@@ -221,7 +223,7 @@ def test_the_nights_of_a_cluster(stores: Path, tmp_path: Path) -> None:
     index = parse((folder / "index.html").read_text(encoding="utf-8"))
     links = [attrs["href"] for tag, attrs in index.tags if tag == "a"]
     assert links[0] == f"{directory.name}/report.html", "the cluster is told before its stores"
-    # Of one store that is gone, and one night that stays: what the cluster's report links stays, too.
+    # For a removed store and a kept night: the files linked from the cluster's report stay, too.
     shutil.rmtree(stores / "b")
     done = run(pattern, "--nights", folder, "--keep-nights", "1", "--retired", f"{stores}/b/store")
     ((directory, night),) = cluster_nights(folder)
@@ -237,7 +239,8 @@ def test_the_nights_of_a_cluster(stores: Path, tmp_path: Path) -> None:
 def test_a_store_that_is_not_there_any_more_is_missing_until_it_is_retired(
     stores: Path, tmp_path: Path, places: str
 ) -> None:
-    """Also where it leaves one store alone, or a link that leads nowhere; and not one that was never there."""
+    """A store that has gone counts as missing until it is retired, also if it leaves one store alone, or a link that
+    leads nowhere; a store that was never there does not."""
     pattern, where = f"{stores}/*/store", (places, tmp_path / "there", "--state", tmp_path / "state")
     shutil.rmtree(stores / "b")
     assert run(pattern, *where).exit_code == 0
@@ -261,7 +264,8 @@ def test_a_store_that_is_not_there_any_more_is_missing_until_it_is_retired(
 
 
 def test_what_the_report_of_a_cluster_links_stays_with_it(stores: Path, tmp_path: Path) -> None:
-    """Also where a store has had newer nights of its own since; it goes with the cluster's."""
+    """The nights that the report of a cluster links stay with it, also if a store has had newer nights of its own
+    since; they go with the cluster's."""
     shutil.rmtree(stores / "b")
     folder = tmp_path / "nights"
     keep = ("--nights", folder, "--keep-nights", "1")
@@ -299,7 +303,7 @@ def test_a_cluster_in_one_directory(stores: Path, tmp_path: Path) -> None:
 
 
 def test_a_cluster_behind_a_uri(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of the cluster and of each store go there, and the next run finds those that it compares with."""
+    """The files of a cluster and of each store go to a URI, and the next run finds those that it compares with."""
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     monkeypatch.setattr(directories, "file_system", lambda _: (fs.LocalFileSystem(), str(bucket)))
@@ -373,7 +377,7 @@ def test_names_for_the_stores_of_a_pattern(pattern: str, paths: list[str], names
 
 
 def test_the_report_of_one_store_is_as_ever(stores: Path, tmp_path: Path) -> None:
-    """A pattern that names one store is that store."""
+    """A pattern that names one store gives the report of that store alone."""
     for name in "bc":
         shutil.rmtree(stores / name)
     outs: list[dict[str, Any]] = []

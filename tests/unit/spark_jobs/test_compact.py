@@ -1,5 +1,5 @@
-"""Compacting stores that our own storage and scheduler wrote: what goes, what stays, and that a broker goes on with the
-result as if nothing had happened."""
+"""Compaction of stores written by duemq's storage and scheduler: the removed records, the kept ones, and a broker that
+goes on with the result unchanged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HOUR_MS = 3_600_000
 
 
 def run(root: Path, out: Path, **options: object) -> CompactResult:
-    """Compact in this process, with ranges as small as they may be."""
+    """Compact in this process, with ranges of the smallest size."""
     return compact(
         str(root),
         str(out),
@@ -55,7 +55,7 @@ def run(root: Path, out: Path, **options: object) -> CompactResult:
 
 
 def tree(root: Path, *, but: str = "") -> dict[str, tuple[int, bytes]]:
-    """All files, with size and content, but those of one directory."""
+    """All files, with size and content, except those of one directory."""
     paths = [path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()]
     return {
         str(path): ((root / path).stat().st_size, (root / path).read_bytes()) for path in paths if path.parts[0] != but
@@ -63,7 +63,7 @@ def tree(root: Path, *, but: str = "") -> dict[str, tuple[int, bytes]]:
 
 
 def same(a: StoredMessage, b: StoredMessage) -> bool:
-    """Whether two messages are the same but for where they lie, and where their origins do."""
+    """Whether two messages are the same, apart from their positions and those of their origins."""
     return all(
         getattr(a, name) == getattr(b, name)
         for name in a.__struct_fields__
@@ -72,7 +72,7 @@ def same(a: StoredMessage, b: StoredMessage) -> bool:
 
 
 def busy(root: Path) -> Broker:
-    """A store in which messages of all kinds were delivered and wait."""
+    """A store with delivered and waiting messages of all kinds."""
     broker = new_broker(root)
     for i in range(120):
         broker.send("plain", b"p%d" % i * 20, f"KEYS\x01a{i} b{i % 7}\x02UNIQ_KEY\x01U{i}", i % 2)
@@ -126,7 +126,7 @@ def test_what_was_delivered_goes_and_what_waits_arrives_once(tmp_path: Path) -> 
     assert sorted(after.bodies()[240:]) == sorted(
         [b"hour%d" % i for i in range(30)] + [b"far%d" % i for i in range(30)]
     )
-    # New messages get the next queue offsets, of the system queues too.
+    # New messages get the next queue offsets, also in the system queues.
     after.send("plain", b"next")
     assert max(after.messages("plain", 0)) == 60
     after.schedule(1, b"new level")
@@ -138,8 +138,9 @@ def test_what_was_delivered_goes_and_what_waits_arrives_once(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("has_marks", [True, False])
 def test_what_a_pause_held_back_arrives_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_marks: bool) -> None:
-    """Half of it came back before the broker ended, and has units left in slots to come; if it ended in the middle of
-    a checkpoint, only the checkpoint says that these count no more."""
+    """Messages held back by a pause are delivered once after a compaction. Half of them came back before the broker
+    ended, and have units left in later slots; if it ended in the middle of a checkpoint, only the checkpoint says that
+    these do not count any more."""
     if not has_marks:
         monkeypatch.setattr(Superseded, "plan", lambda superseded: lambda: None)
     broker = new_broker(tmp_path / "old")
@@ -203,7 +204,7 @@ def test_cancelled_messages_go_with_the_marks_that_cancelled_them(tmp_path: Path
     broker.run()
     broker.close()
     result = run(tmp_path / "old", tmp_path / "new")
-    # The last record of the timer topic stays, and so does nothing else that was cancelled.
+    # The last record of the timer topic stays, and no other cancelled record.
     assert result.removed == {"cancelled": 7 + 6}
     assert result.holes == 4 + 6 + 1
     after = Broker(tmp_path / "new", broker.clock)
@@ -226,7 +227,7 @@ def test_a_queue_whose_last_messages_were_cancelled_keeps_those_before(tmp_path:
     store = StoreFiles.open(str(tmp_path / "new"))
     (file,) = (file for file in store.queue_files() if (file.topic, file.queue_id) == ("SCHEDULE_TOPIC_XXXX", 3))
     units = store.units(file)
-    # A search for the queue's first message by its last unit, as 5.3.3 begins, finds that there are some.
+    # A search for the queue's first message, which 5.3.3 begins at the last unit, finds some.
     assert (np.diff(units["physical_offset"]) >= 0).all()
     assert (units["physical_offset"] >= store.segments[0].first_offset).all()
     after = Broker(tmp_path / "new", broker.clock)
@@ -286,7 +287,7 @@ def test_a_timer_log_of_several_files_is_made_anew(tmp_path: Path) -> None:
     log.load()
     log.recover(0)
     count = sum(len(units) for _, units in log.scan(0, log.end))
-    # Those that wait; the newest of all waits, so no mark is needed behind it. It is written at the next stop.
+    # The waiting ones; the newest of all waits, so no mark is needed behind it. It is written at the next stop.
     assert count - 266 in (0, 1)
     after = Broker(tmp_path / "new", broker.clock)
     after.pass_time(2 * HOUR_MS)
@@ -342,7 +343,7 @@ def test_ended_transactions_go(tmp_path: Path) -> None:
     assert list(after.messages(half, 0)) == list(range(12, 20))
     assert list(after.messages(op, 0)) == list(range(10, 15))
     committed = after.messages("T", 0)
-    # A commit names its half message: where that is now, or nothing.
+    # A commit names its half message: at its new place, or nowhere.
     assert committed[0].prepared_transaction_offset == 0
     assert committed[1].prepared_transaction_offset == after.messages(half, 0)[18].physical_offset
     after.close()
@@ -396,7 +397,7 @@ def test_with_holes_superseded_messages_go_from_the_middle(tmp_path: Path) -> No
     after = Broker(tmp_path / "new", broker.clock)
     assert set(after.messages("table", 0)) == expected
     assert after.store.queue("table", 0).min_offset == 0  # type: ignore[union-attr]
-    # A consumer that pulls gets these, and nothing else.
+    # A consumer that pulls gets these, and no others.
     offset, got = 0, []
     while offset < 231:
         found = after.store.find("table", 0, offset, 32, 1 << 20, None)
@@ -461,7 +462,7 @@ def test_index_files_find_every_key(tmp_path: Path) -> None:
 
 
 def query(path: Path, key: str) -> list[int]:
-    """The physical offsets that an index file has for a key, newest first, as RocketMQ looks for them."""
+    """The physical offsets that an index file has for a key, newest first, as RocketMQ looks them up."""
     value = 0
     for char in key:
         value = (value * 31 + ord(char)) & 0xFFFFFFFF
@@ -481,7 +482,7 @@ def query(path: Path, key: str) -> list[int]:
         return found
 
 
-# --- refusals, and what interrupts
+# --- refusals and interruptions
 
 
 def refused(root: Path, out: Path, **options: object) -> str:
@@ -741,8 +742,8 @@ def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
             (topic, queue_id): queue.next_offset
             for topic, queues in after.store.queues.items()
             for queue_id, queue in queues.items()
-            # Withdrawn units at the end of a level's queue are cut off when a store opens; those of a queue of which
-            # nothing is left are not.
+            # Withdrawn units at the end of a level's queue are cut off when a store opens; those of a queue without any
+            # record left are not.
             if topic != SCHEDULE_TOPIC
         }
         messages = {(offset, message.body) for offset, message in after.messages("plain", 0).items()}

@@ -1,5 +1,5 @@
-"""Compacting stores in which topics were deleted, and maybe made again: their records stay in the commitlog, and are of
-nobody."""
+"""Compaction of stores in which topics were deleted, and maybe made again: their records stay in the commitlog, but
+belong to no topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = pytest.param(False, id="duemq")
 
 
 def run(root: Path, out: Path, **options: object) -> CompactResult:
-    """Compact in this process, with ranges as small as they may be."""
+    """Compact in this process, with ranges of the smallest size."""
     return compact(
         str(root),
         str(out),
@@ -35,7 +35,7 @@ def delete(broker: Broker, *topics: str) -> None:
 
 
 def close(broker: Broker, *, apache: bool, topics: tuple[str, ...]) -> None:
-    """Stop the broker of a store that has these topics. An Apache store notes nothing of those that were deleted."""
+    """Stop the broker of a store that has these topics. An Apache store has no note of deleted ones."""
     broker.close()
     table = {topic: {"topicName": topic, "writeQueueNums": 4} for topic in topics}
     (broker.root / "config/topics.json").write_text(json.dumps({"topicConfigTable": table}))
@@ -45,7 +45,7 @@ def close(broker: Broker, *, apache: bool, topics: tuple[str, ...]) -> None:
 
 
 def anew(broker: Broker, root: Path) -> Broker:
-    """The broker after a start that has to make the consume queues from the commitlog."""
+    """Restart the broker so that it has to make the consume queues from the commitlog."""
     shutil.rmtree(root / "consumequeue")
     (root / "queuecheck").unlink(missing_ok=True)
     (root / "checkpoint").unlink()
@@ -126,7 +126,8 @@ def test_what_waits_for_a_deleted_topic_is_delivered_as_without_a_compaction(tmp
 
 
 def test_topics_that_no_table_tells_of_stay(tmp_path: Path) -> None:
-    """Where topics.json is lost, or somebody has removed consume queues, a topic without queues was not deleted."""
+    """Topics that no table has stay: if topics.json is lost, or consume queues were removed by hand, a topic without
+    queues was not deleted."""
     broker = new_broker(tmp_path / "old")
     for number in range(9):
         broker.send("plain", b"%d" % number)

@@ -1,5 +1,5 @@
-"""What a compaction keeps although it is done stays done: for the audit, for `duemq store repair`, and for a broker
-that makes the queues again."""
+"""A message that is done, and that a compaction keeps, stays done: for the audit, for `duemq store repair`, and for a
+broker that makes the queues again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nothing needs Spark; and copies of stores are large."""
+    """Match without Spark, and remove the directory, as copies of stores are large."""
     monkeypatch.setattr(Audit, "_shuffle", lambda _: Here())
     yield
     Broker.let_go_of_all()
@@ -47,14 +47,15 @@ def audited(root: Path) -> Summary:
 
 
 def deliver_now(broker: Broker, physical_offset: int, *, later_ms: int = 0) -> None:
-    """Give a message that waits another time."""
+    """Reschedule a waiting message, by default to now."""
     broker.run()
     now = broker.clock.now_ms()
     assert broker.timers.changes.reschedule(physical_offset, now + later_ms, now) is Cancelled.CANCELLED
 
 
 def arrive(root: Path, broker: Broker) -> list[bytes]:
-    """All that ever arrives in `orders`, if a broker starts on a copy of the store, and goes on until nothing waits."""
+    """Return all messages that ever arrive in `orders` when a broker starts on a copy of the store and goes on until
+    nothing waits."""
     copy = root.parent / f"{root.name} started"
     copy_tree(root, copy)
     after = Broker(copy, broker.clock)
@@ -64,7 +65,7 @@ def arrive(root: Path, broker: Broker) -> list[bytes]:
 
 
 def made_again(root: Path, broker: Broker) -> list[bytes]:
-    """As `arrive`, of a copy that has lost its queues."""
+    """Return the same as `arrive` for a copy that has lost its queues."""
     copy = root.parent / f"{root.name} bare"
     copy_tree(root, copy)
     shutil.rmtree(copy / "consumequeue")
@@ -77,7 +78,7 @@ def made_again(root: Path, broker: Broker) -> list[bytes]:
 
 
 def wrong_to_repair(root: Path, broker: Broker) -> list[str]:
-    """What a repair would make otherwise in the queues and the timer log."""
+    """The differences that a repair would make in the queues and the timer log."""
     report = repair(str(root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
     return [str(each) for each in report.differences if not each.path.startswith("config/")]
 
@@ -132,7 +133,7 @@ def size_of_last(broker: Broker) -> int:
 
 @pytest.mark.parametrize("is_keyed", [False, True], ids=["expired", "superseded"])
 def test_the_delivery_of_a_record_that_stays_does_not_go(tmp_path: Path, is_keyed: bool) -> None:
-    """Neither when it is too old, nor when another message of its key is newer."""
+    """The delivery of a kept record is kept as well, even if it is too old, or another message of its key is newer."""
     broker = new_broker(tmp_path / "old")
     broker.schedule(4, b"far", "far")
     now = broker.schedule(4, b"now", "now")
@@ -156,8 +157,8 @@ def test_the_delivery_of_a_record_that_stays_does_not_go(tmp_path: Path, is_keye
 
 
 def as_lost(root: Path, level: int, offset: int) -> None:
-    """Make the store as RocketMQ's broker leaves it, with a level's progress further than it delivered; records name no
-    origins then."""
+    """Make the store as RocketMQ's broker leaves it, with a level's progress beyond its deliveries; records then name
+    no origins."""
     store = StoreFiles.open(str(root))
     for segment in store.segments:
         with (root / segment.path).open("r+b") as file:
@@ -242,7 +243,8 @@ def test_deliveries_by_rocketmq_whose_messages_are_gone_are_no_offenders(tmp_pat
 
 
 def test_a_delivery_of_what_never_was_scheduled_is_unclaimed_still(tmp_path: Path) -> None:
-    """After files expired and a compaction as well, if it came since."""
+    """A delivery of a message that never was scheduled stays unclaimed, also after files expired and after a
+    compaction, if it came since."""
     broker = new_broker(tmp_path / "old")
     for number in range(150):
         broker.schedule(1, b"l" * 300, f"level{number}")

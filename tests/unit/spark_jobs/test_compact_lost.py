@@ -1,4 +1,4 @@
-"""Which messages a compaction takes for lost."""
+"""The messages that a compaction counts as lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ NONE = np.empty(0, np.int64)
 def test_what_rocketmq_rolled_is_done_where_its_last_record_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[Done], delivered: list[int], withdrawn: list[int]
 ) -> None:
-    """The first record is named by nobody; it would wait once more in the new store, whatever became of the last."""
+    """A message that RocketMQ rolled is done if its last record is: no record names the first one, which would
+    otherwise wait again in the new store, whatever the outcome of the last."""
     waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True, passed=True), Wait(9, 7, 7), Wait(3, 8, 8)]
     waits = [wait for wait in waits if wait.offset != 9 or withdrawn]
     found = RangeFound({}, waits_of(waits), done_of(done), NONE, None)

@@ -1,4 +1,4 @@
-"""An audit beside the one before it, against sets."""
+"""An audit compared with the one before it, by means of sets."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_groups_that_are_further_behind_are_told() -> None:
 
 
 def cluster_of(stores: dict[str, Summary], p99: int, **changes: Any) -> Summary:
-    """The audit of a cluster whose stores these are."""
+    """The audit of a cluster of these stores."""
     missing = [Missing(name, "is empty") for name in changes.pop("missing", ())]
     names = [*stores, *(one.store for one in missing)]
     return given_by.summary(cluster=Cluster(names, missing), lateness=late(p99=p99), store="/*", **changes)
 
 
 def compared_of(before: Summary, now: Summary, lags: tuple[int, int]) -> Compared:
-    """A store beside its own run before, when one group was so far behind."""
+    """Compare a store with its run before, with these lags of one group."""
     with TemporaryDirectory() as directory:
         write_audit(before, Path(directory) / "before")
         write_audit(now, Path(directory) / "now")
@@ -125,7 +125,8 @@ def compared_of(before: Summary, now: Summary, lags: tuple[int, int]) -> Compare
 
 
 def test_a_cluster_is_compared_store_by_store() -> None:
-    """The same offsets in another store are another offender; sums are of the stores that have a run before."""
+    """A cluster is compared store by store: the same offsets in another store are another offender; sums cover the
+    stores that have a run before."""
     one = compared_of(
         summary_of({("lost", 1, 1), ("twice", 9, 9)}, store="/a", overdue=5),
         summary_of({("lost", 1, 1), ("lost", 2, 2)}, store="/a", overdue=9),
@@ -167,7 +168,7 @@ def test_lateness_of_a_cluster_is_compared_where_both_runs_have_read_the_same() 
         assert (found.worse, found.is_worse) == ([], False)
         assert found.first_read == (["/b"] if "/b" in now.stores and not now.missing else [])
         assert found.stores_gone == (["/b"] if "/b" not in now.stores and "/b" in before.stores else [])
-    # Without an audit of the cluster before there are those of its stores.
+    # Without an earlier audit of the cluster there are those of its stores.
     found = compare_cluster(cluster_of(stores, 400), [one], None)
     assert found is not None
     assert (found.worse, found.made_ms) == ([], given_by.summary().made_ms)

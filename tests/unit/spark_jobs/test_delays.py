@@ -1,5 +1,5 @@
-"""The table of levels that RocketMQ used, as its records tell it: found with a few reads, whoever wrote to it since;
-and what a report may call a level."""
+"""The table of levels that RocketMQ used, as found from its records with few reads, whichever broker has written since;
+and the names of levels in a report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, Broker, as_apache, 
 LEVEL = 2
 USUAL_MS = 5000
 MESSAGES = QUEUE_UNITS
-"""As many as a file of a queue has."""
+"""As many as a file of a queue holds."""
 
 
 def theirs(broker: Broker, delay_ms: int) -> int:
-    """Store a message as RocketMQ does, which has the deliver time in its queue alone; gives its physical offset."""
+    """Store a message as RocketMQ does, with the deliver time in its queue alone; return its physical offset."""
     appender = broker.store.appender
     now_ms = appender.begin(broker.clock.now_ms())
     text = f"DELAY\x01{LEVEL}\x02UNIQ_KEY\x01k\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
@@ -41,7 +41,7 @@ def broker(tmp_path: Path) -> Broker:
 
 
 def told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """The delay of the level, and how many records were asked for."""
+    """The delay of the level, and the number of records that were asked for."""
     broker.close()
     asked = 0
 
@@ -114,7 +114,8 @@ def known(broker: Broker, delay_levels: str | None = None) -> dict[int, int]:
 
 
 def test_levels_of_duemqs_are_called_by_the_table_of_the_store(broker: Broker) -> None:
-    """Its third level is not RocketMQ's, and of the one that was not used nobody knows."""
+    """Levels of duemq's are named by the table of the store: its third level is not RocketMQ's, and the unused one is
+    unknown."""
     for level in (1, 2, 3):
         broker.schedule(level, b"x")
     assert known(broker) == {1: 1000, 2: 5000, 3: 30_000}
@@ -147,7 +148,7 @@ def test_a_level_whose_delay_was_another_one_has_none(broker: Broker, by_theirs:
 
 
 def test_a_report_calls_levels_by_what_is_known(broker: Broker, tmp_path: Path) -> None:
-    """Also one beyond any table, which is no timer."""
+    """A report names levels by what is known, also one beyond any table, which is not a timer."""
     appender = broker.store.appender
     for level in (1, 2, 3):
         broker.schedule(level, b"x", f"k{level}")

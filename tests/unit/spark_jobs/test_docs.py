@@ -1,4 +1,4 @@
-"""docs/spark-jobs.md names what there is: every command, every option of each, every column of each table."""
+"""docs/spark-jobs.md names every command, every option of each, and every column of each table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of cases: of parts and added up they are those of the whole, and what plain counting gives."""
+"""Figures of cases: the sum of the parts equals the whole, and plain counts."""
 
 from __future__ import annotations
 

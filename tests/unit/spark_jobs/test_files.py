@@ -1,4 +1,4 @@
-"""Which directories a path with wildcards names."""
+"""The directories that a path with wildcards names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_wildcards_name_directories_in_order(tmp_path: Path) -> None:
     (tmp_path / "b-file").write_text("no directory")
     assert expand(f"{tmp_path}/b-*") == [f"{tmp_path}/b-10", f"{tmp_path}/b-2"]
     assert expand(f"file://{tmp_path}/[bc]-?/store") == [f"{tmp_path}/b-2/store", f"{tmp_path}/c-1/store"]
-    # A directory of that very name is meant before what its name would match.
+    # A directory of exactly that name takes precedence over matches of the pattern.
     assert expand(f"{tmp_path}/a[1]") == [f"{tmp_path}/a[1]"]
     with pytest.raises(JobError, match=r"d-\*: there is no such directory"):
         expand(f"{tmp_path}/d-*")
@@ -43,7 +43,7 @@ def test_a_store_of_several_names_is_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert each_once([*expand("*"), "b", "./b"], told.append) == ["a", "b"]
     others = [("a-link", "a"), ("c", "b"), ("./b", "b")]
     assert told == [f"{other} is {name} by another name, and is read once" for other, name in others]
-    # Of what is not there the paths tell.
+    # Missing ones are told apart by their paths.
     assert each_once(["nowhere", "nowhere/", "elsewhere"]) == ["nowhere", "elsewhere"]
 
 
@@ -76,7 +76,8 @@ def test_a_store_may_lie_elsewhere_than_its_commitlog(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config", "consumequeue", "index", "timerlog", "consumequeue/T", "consumequeue/T/0"])
 def test_a_store_may_have_directories_that_are_links(tmp_path: Path, name: str) -> None:
-    """What they lead to is the store as well: what is written there a broker takes for a topic, a queue, a file."""
+    """An output inside a linked directory of the store is refused: files written there a broker takes for a topic, a
+    queue or a file of its own."""
     link = tmp_path / "store" / name
     link.parent.mkdir(parents=True)
     (tmp_path / "real" / "there").mkdir(parents=True)

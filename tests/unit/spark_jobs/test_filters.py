@@ -1,4 +1,4 @@
-"""Filters keep exactly the records that lie in the spans they were given."""
+"""Filters keep exactly the records within the given spans."""
 
 from __future__ import annotations
 

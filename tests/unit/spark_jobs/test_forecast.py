@@ -1,4 +1,4 @@
-"""The forecast, against a broker that is played second by second."""
+"""The forecast, compared with a second-by-second simulation of a broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATES = st.sampled_from((1.0, 3.5, 16.0, 64.0, 1000.0))
 
 
 def play(due: dict[int, int], rate: float) -> dict[int, float]:
-    """Messages left at the end of each second, by a broker that does `rate` of them in each."""
+    """Messages left at the end of each second, for a broker that does `rate` of them per second."""
     left, found = 0.0, {}
     for second in range(max(due) + 1):
         left = max(left + due.get(second, 0) - rate, 0.0)
@@ -45,7 +45,7 @@ def test_late_seconds_and_episodes(due: dict[int, int], rate: float) -> None:
     }
     assert found.messages == sum(due.values())
     assert found.late_messages == sum(min(due[second], math.ceil(played[second])) for second in late)
-    # An episode is as long as the broker has something left.
+    # An episode lasts as long as the broker has a backlog.
     covered = [s for e in found.episodes for s in late if e.start_ms <= (START + s) * 1000 < e.end_ms]
     assert sorted(covered) == sorted(late), "each late second is in one episode"
     for one, following in zip(found.episodes, found.episodes[1:], strict=False):
@@ -83,7 +83,8 @@ def test_nothing_ahead_and_no_rate() -> None:
 
 @given(st.lists(st.tuples(DUE, RATES), max_size=4))
 def test_brokers_do_not_help_each_other(brokers: list[tuple[dict[int, int], float]]) -> None:
-    """Of each the backlog is played by itself: a second is late where it is at any, as late as at the latest."""
+    """The backlog of each broker is played by itself: a second is late if it is late at any broker, and by as much as
+    at the latest."""
     found = forecast([Load(*arrays(due), rate) for due, rate in brokers])
     late: dict[int, list[tuple[int, int]]] = {}
     behind = Counter[int]()
@@ -110,7 +111,8 @@ def test_brokers_do_not_help_each_other(brokers: list[tuple[dict[int, int], floa
 
 
 def test_rates_of_several_brokers() -> None:
-    """They add up; where some are the fastest there was, and others measured, that is said of all."""
+    """The rates of several brokers add up; if some are the fastest seen, and others measured, the sum counts as the
+    fastest seen."""
     seconds, due = np.array([START]), np.array([5])
     for sources, told in (
         (["given", "given"], "given"),
@@ -119,7 +121,7 @@ def test_rates_of_several_brokers() -> None:
     ):
         found = forecast([Load(seconds, due, 2.0, 3, source) for source in sources])
         assert (found.rate, found.measured_seconds, found.source) == (4.0, 6, told)
-    # A broker that has never delivered anything says nothing of how fast the others are.
+    # A broker that has never delivered anything says nothing about the rates of the others.
     quiet = Load(seconds, due, 0.0, 0, "fastest")
     assert forecast([Load(seconds, due, 2.0, 3, "measured"), quiet]).source == "measured"
 
@@ -136,5 +138,5 @@ def test_the_rate_is_that_of_seconds_that_were_busy_throughout() -> None:
     # The first and the last second of a backlog were not busy all the time.
     busy = [(1, 5, 5), (2, 900, 900), (3, 1000, 990), (4, 1100, 1100), (5, 20, 20), (9, 3000, 0)]
     assert rate_of(busy) == (1000.0, 3)
-    # Two seconds with a hole between are no backlog.
+    # Two seconds with a gap between are no backlog.
     assert rate_of([(1, 50, 50), (3, 60, 60), (5, 70, 70)]) == (70.0, 0)

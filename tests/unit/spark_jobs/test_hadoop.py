@@ -1,4 +1,4 @@
-"""What pyarrow wants to be told of Hadoop is found where its programs are."""
+"""The settings of Hadoop that pyarrow needs are found at the place of its programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duemq.spark_jobs.store.hadoop import complete
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A directory with opt/java and opt/hadoop, and with bin, where links to their programs are."""
+    """A directory with opt/java and opt/hadoop, and with bin, which has links to their programs."""
     answers = {"java": "exit 1", "hadoop": "[ \"$*\" = 'classpath --glob' ] && echo /etc/hadoop:/opt/a.jar"}
     (tmp_path / "bin").mkdir()
     for name, answer in answers.items():

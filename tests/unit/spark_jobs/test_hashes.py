@@ -1,4 +1,4 @@
-"""Hashes do not depend on where a value lies and what lies beside it, and differ where values do."""
+"""Hashes do not depend on the position of a value and its neighbours, and differ for different values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_the_order_of_columns_counts() -> None:
 
 
 def test_another_process_has_the_same_hashes() -> None:
-    """Hashes go from task to task, and into files; Python's own differ from process to process."""
+    """Another process computes the same hashes, which go from task to task and into files; Python's own differ from
+    process to process."""
     code = "from tests.unit.spark_jobs.test_hashes import hashes_of; print(hashes_of([b'', b'orders', b'x' * 33]))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(hashes_of([b"", b"orders", b"x" * 33]))

@@ -1,4 +1,4 @@
-"""Runs that read what came since the last one find what one finds that reads everything, byte for byte."""
+"""A run that reads only the part since the last one finds the same as one that reads everything, byte for byte."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, writer: str)
 def test_what_both_brokers_delivered_came_twice(
     tmp_path: Path, kind: str, counts: tuple[int, int], *, is_ours_first: bool
 ) -> None:
-    """Wherever the second delivery lies, as seen from the first one: in the part of the log of the same run or of a
-    later one, in its last range or before. Another message of the same id, from another time, waits on."""
+    """A message that both brokers delivered counts as delivered twice, wherever the second delivery lies: in the part
+    of the same run or of a later one, in its last range or before. Another message of the same id, from another time,
+    still waits."""
     world = World(tmp_path, 1, is_apache=False)
     world.pass_time(1)
     world.timer("x", 40_000_000, born_ms=8)
@@ -69,7 +70,7 @@ def test_what_both_brokers_delivered_came_twice(
     assert (audit["twice"], audit["unclaimed"]) == (1, 0)
 
 
-# --- what is kept is not believed
+# --- kept results that are wrong
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def world(tmp_path: Path) -> World:
 
 
 def grow(world: World, count: int) -> None:
-    """Messages of all kinds, and deliveries, but nothing that is of what was closed."""
+    """Add messages of all kinds, and deliveries, but nothing that concerns closed messages."""
     for number in range(count):
         world.chance.choice([world.send, world.schedule, world.timer])()
         if number % 10 == 9:
@@ -120,7 +121,7 @@ def test_what_is_not_as_it_was_written_does_not_count(world: World, kind: str, h
     for path in paths:
         harm(path)
     same(world.found(world.state), world.found(None), kind)
-    if (kind, harm) != ("manifest", os.unlink):  # without one there is nothing
+    if (kind, harm) != ("manifest", os.unlink):  # a missing one is no reason to say so
         assert ["does not count" in line for line in world.told] == [True]
     world.told.clear()
     same(world.found(world.state), world.found(None), (kind, "and once more"))
@@ -167,7 +168,7 @@ def test_what_is_of_another_store_does_not_count(world: World, tmp_path: Path) -
 
 
 def test_a_store_that_was_put_back_is_compared(world: World) -> None:
-    """Its files are others, and the same: they are read, and nothing else is done with them."""
+    """After a restore with other files of the same content, an analysis finds the same and keeps its results."""
     world.found(world.state)
     before = sorted(path.name for path in files_of(world, "range"))
     world.replace()
@@ -187,7 +188,7 @@ def test_another_store_at_the_same_path_is_noticed(world: World, tmp_path: Path)
 
 
 def change_middle(world: World, offset: int, size: int = 0) -> None:
-    """Change the copy's commitlog at a physical offset: a bit there, or so many bytes to zeros. It has a new time."""
+    """Change the copy's commitlog at a physical offset: one bit, or `size` bytes to zeros. The file gets a new time."""
     base = max(int(path.name) for path in world.copy.glob("commitlog/*") if int(path.name) <= offset)
     path = world.copy / "commitlog" / f"{base:020d}"
     data = bytearray(path.read_bytes())
@@ -201,7 +202,7 @@ def change_middle(world: World, offset: int, size: int = 0) -> None:
 
 
 def kept_in_last(world: World) -> list[Range]:
-    """The ranges that are kept of the last file."""
+    """The kept ranges of the last file."""
     folder = Folder.open(str(kept_in(world)))
     manifest = folder.read()
     folder.close()
@@ -230,7 +231,8 @@ def test_what_changes_in_the_middle_of_the_last_file_is_noticed(world: World, si
 
 
 def test_what_changes_while_a_file_is_of_the_same_time_is_noticed(world: World) -> None:
-    """A file that was written to just before it was looked at can change and keep its time."""
+    """A change within a file's timestamp is noticed: a file written just before it was looked at can change and keep
+    its time."""
     path = max(world.copy.glob("commitlog/*"))
     now_ns = time.time_ns()
     os.utime(path, ns=(now_ns, now_ns))
@@ -243,7 +245,7 @@ def test_what_changes_while_a_file_is_of_the_same_time_is_noticed(world: World) 
 
 
 def test_a_file_that_was_given_its_old_time_is_compared(world: World) -> None:
-    """As by whoever puts a copy back in place, with its times."""
+    """A file that got its old time back, as from a copy put back with its times, is compared."""
     path = max(world.copy.glob("commitlog/*"))
     os.utime(path, (1_700_000_000, 1_700_000_000))
     world.found(world.state, anew=True)
@@ -254,7 +256,8 @@ def test_a_file_that_was_given_its_old_time_is_compared(world: World) -> None:
 
 
 def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
-    """A log that has lost its end behind a range that is kept would not be cut there."""
+    """Ranges are cut as in a run without kept results, although a log that has lost its end behind a kept range would
+    not be cut there."""
     world.found(world.state)
     folder = Folder.open(str(kept_in(world)))
     manifest = folder.read()
@@ -273,7 +276,7 @@ def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
             same(world.found(world.state), world.found(None), (end, more))
 
 
-# --- it cannot be kept
+# --- results that cannot be kept
 
 
 def test_where_nothing_can_be_kept_the_answer_is_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,14 +316,14 @@ def test_of_two_runs_at_once_one_keeps_nothing(world: World) -> None:
 
 
 class Killed(BaseException):
-    """As by a signal: nobody handles it."""
+    """Ends the run as a signal does: no code handles it."""
 
 
 @pytest.mark.parametrize("is_first", [False, True], ids=["grown", "first"])
 def test_a_run_that_is_killed_leaves_what_was_there(
     world: World, monkeypatch: pytest.MonkeyPatch, *, is_first: bool
 ) -> None:
-    """Killed before each of its changes of the directory."""
+    """A run killed before any of its changes of the directory leaves the earlier state."""
     if is_first:
         shutil.rmtree(world.state)
     else:
@@ -364,11 +367,11 @@ def test_a_run_that_is_killed_leaves_what_was_there(
     pytest.fail("it never ended")
 
 
-# --- what is read
+# --- reads
 
 
 def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ranges that are kept nothing, but all once where their file has grown; of others all, once."""
+    """Kept ranges are not read again, except once when their file has grown; other ranges are read once."""
     world.found(world.state, anew=True)
     grow(world, 4)
     read = Counter[int]()
@@ -405,7 +408,7 @@ def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.Monke
 def test_of_a_store_that_is_as_it_was_only_the_last_range_is_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its last file, too, nothing is compared."""
+    """If the store is unchanged no kept range is compared, not even in the last file."""
     world.found(world.state, anew=True)
     compared = []
     monkeypatch.setattr(kept, "_is_as_hashed", lambda _, read: compared.append(read))

@@ -1,4 +1,4 @@
-"""Any time that a record can say is a timestamp, or none."""
+"""Any time in a record becomes a timestamp, or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_no_program_can_have_is_null(unit: str) -> None:
 
 
 class Some:
-    """Records that have times."""
+    """Records with given times."""
 
     born_ms = store_ms = np.array(ODD_MS, np.int64)
 

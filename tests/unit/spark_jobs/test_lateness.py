@@ -1,4 +1,4 @@
-"""Histograms of lateness, against numpy over the values themselves."""
+"""Histograms of lateness, compared with numpy over the values themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_percentiles_are_right_to_one_percent(values: list[int]) -> None:
     for percent, told in zip(PERCENTS, found.percentiles, strict=True):
         exact = int(np.percentile(ms, percent, method="inverted_cdf"))
         assert abs(told - exact) <= abs(exact) // 100, (percent, told, exact)
-    # The greatest is kept apart; a value is given for its bin, by what is farthest from 0 in it.
+    # The maximum is kept apart; a bin is represented by its value farthest from 0.
     assert found.percentiles[-1] == ms.max() or ms.max() < 0
 
 

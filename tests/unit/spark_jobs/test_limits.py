@@ -1,4 +1,4 @@
-"""What of an audit is too much, and what a hook is told."""
+"""Limits on an audit, and the input of a hook."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_hook_is_told_what_was_found(tmp_path: Path) -> None:
 def test_a_hook_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JobError, match="the hook ended with 3: exit 3"):
         tell("exit 3", "audit", "store", "", 0)
-    tell("exec 0<&-", "audit", "store", "x" * 1_000_000, 0)  # one that does not read what it is told
+    tell("exec 0<&-", "audit", "store", "x" * 1_000_000, 0)  # a hook that does not read its input
     monkeypatch.setattr(limits, "HOOK_SECONDS", 0.1)
     with pytest.raises(JobError, match=r"took more than 0\.1 s and was ended: sleep 600"):
         tell("sleep 600 | cat", "audit", "store", "", 0)

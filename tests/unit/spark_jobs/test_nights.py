@@ -1,4 +1,4 @@
-"""A folder of nights: each run has its directory, the page lists them, and nothing but nights is ever removed."""
+"""A folder of nights: each run has its directory, the page lists them, and only nights are ever removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = [f"2025-11-{17 + day}T000000Z" for day in range(10)]
 
 
 def night(day: int, lost: int = 0, store: str = STORE) -> Analysis:
-    """What a run found a day: so many lost messages, always the same first ones."""
+    """The findings of a run on a day: a number of lost messages, always the same first ones."""
     offenders = [given_by.offender(number, "lost") for number in range(lost)]
     counts = {"scheduled": 100, "delivered": 100 - lost, "records": 100, "lost": lost}
     audit = given_by.summary(**counts, offenders=offenders, store=store)
@@ -39,7 +39,7 @@ def night(day: int, lost: int = 0, store: str = STORE) -> Analysis:
 
 
 def run(folder: Path, analysis: Analysis, keep: int | None = None) -> tuple[Comparison | None, list[str]]:
-    """A run as the command does it; Spark's part is written by hand."""
+    """Run as the command does; the output of Spark is written by hand."""
     with Place(analysis.store, folder=str(folder)) as place:
         write_audit(analysis.audit, Path(place.out))
         report, comparison, left = place.finish(analysis, keep=keep)
@@ -139,8 +139,8 @@ def test_a_night_stays_where_the_clock_was_ahead_before(tmp_path: Path) -> None:
 
 
 def test_several_stores_share_a_folder(tmp_path: Path) -> None:
-    """Of each as many nights stay; a report's curves are of its own store, and the page begins with the last night of
-    each store, the worst first."""
+    """When several stores share a folder each keeps the same number of nights; a report's curves are of its own store,
+    and the page begins with the last night of each store, the worst first."""
     folder = tmp_path / "nights"
     for day in range(4):
         run(folder, night(2 * day, store="/data/a"), keep=2)
@@ -157,8 +157,8 @@ def test_several_stores_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_but_nights_is_removed(tmp_path: Path) -> None:
-    """Whatever has the name of one: a link, a directory without a night.json or with another's, a file; and a night
-    that somebody put a file into."""
+    """Only nights are removed: not a link, a file, or a directory without a matching night.json under a night's name,
+    and not a night into which somebody put a file."""
     folder, outside = tmp_path / "nights", tmp_path / "outside"
     for day in range(3):
         run(folder, night(day))
@@ -273,7 +273,7 @@ def test_runs_into_one_directory_are_compared_too(tmp_path: Path) -> None:
         assert (comparison is None) == (day == 0) == (not (tmp_path / "comparison.json").exists())
     assert comparison is not None
     assert (comparison.new, comparison.known) == ({"lost": 2}, {"lost": 1})
-    # A first night in that directory goes on from there.
+    # A first night in that directory continues it.
     comparison, _ = run(tmp_path, night(2, 4))
     assert comparison is not None
     assert (comparison.new, comparison.known) == ({"lost": 1}, {"lost": 3})

@@ -19,7 +19,7 @@ from tests.unit.spark_jobs.compact_world import new_broker
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -27,7 +27,7 @@ def is_there(pid: int) -> bool:
 
 
 def end_of(*pids: int) -> bool:
-    """Wait for the end of processes; whether it came."""
+    """Wait for the end of processes; return whether all ended."""
     deadline = time.monotonic() + 20
     while any(map(is_there, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -82,7 +82,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 
 def test_they_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    """Also in the middle of a task, and one that waits for another."""
+    """The processes end with a parent that is killed, also in the middle of a task, or while they wait for one."""
     code = (
         "import sys\n"
         "from duemq.spark_jobs.writers.tasks import Processes\n"
@@ -140,7 +140,8 @@ def test_what_goes_wrong_is_told(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody tells them")
 def test_workers_of_spark_end_with_their_daemon() -> None:
-    """However it ends, and whoever else still has a connection to them."""
+    """Spark's Python workers end with their daemon, however it ends, and also if another process still has a connection
+    to them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHON_WORKER_FACTORY_SECRET": "x"}
     environment.pop("PYTHON_UNIX_DOMAIN_ENABLED", None)
     with subprocess.Popen(

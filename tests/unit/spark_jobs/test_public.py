@@ -1,4 +1,4 @@
-"""duemq.spark: what it offers, and what importing it costs."""
+"""duemq.spark: its content, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 class Reader:
-    """What a session's reader is asked for."""
+    """Records the calls of a session's reader."""
 
     def __init__(self) -> None:
         self.options: dict[str, str] = {}

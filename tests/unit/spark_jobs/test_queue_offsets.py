@@ -1,4 +1,4 @@
-"""Where reading begins and ends by queue offsets and by time, in tables and in streams, and what is refused."""
+"""Starts and ends by queue offsets and by time, in tables and in streams, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEP_MS = 1000
 
 
 def fill(root: Path, messages: list[tuple[str, int]]) -> Broker:
-    """A store with a message a second, each of a topic and a queue."""
+    """Write a store with one message per second, each with a topic and a queue."""
     broker = new_broker(root)
     for topic, queue in messages:
         broker.send(topic, b"x" * 3000, "", queue)
@@ -46,7 +46,7 @@ def fill(root: Path, messages: list[tuple[str, int]]) -> Broker:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """orders has two queues of 60, mails one of 60; several files."""
+    """A store of several files: orders has two queues of 60 messages, mails one of 60."""
     root = tmp_path_factory.mktemp("offsets") / "store"
     fill(root, [("orders", 0), ("orders", 1), ("mails", 0)] * 60)
     return root
@@ -61,7 +61,7 @@ def places(found: list[tuple[str, int, int, int]]) -> list[Place]:
 
 
 def read(*paths: Path | str, **options: object) -> list[Place]:
-    """What a table has."""
+    """Return the rows of a table."""
     texts = {name: str(value) for name, value in options.items()}
     source = RocketmqSource({"paths": json.dumps([str(path) for path in paths]), **texts})
     reader = source.reader(SCHEMA)
@@ -76,13 +76,13 @@ class Stream:
         self.paths, self.at = [str(path) for path in paths], ""
 
     def run(self, batches: int = 1, /, *, tells_start: object = True, **options: object) -> list[list[Place]]:
-        """Micro-batches of a new query; the first one begins at the checkpoint, if there is one. Spark 4.1 does not
-        tell where they start, but asks for an empty one where a query goes on."""
+        """Run micro-batches of a new query; the first one begins at the checkpoint, if there is one. Spark 4.1 does not
+        pass their start, but asks for an empty one when a query goes on."""
         steps = self.steps(tells_start=tells_start, **options)
         return [next(steps) for _ in range(batches)]
 
     def reader(self, **options: object) -> StoreStreamReader:
-        """A new query's reader."""
+        """Return a new query's reader."""
         where = {"paths": json.dumps(self.paths)} if len(self.paths) > 1 else {"path": self.paths[0]}
         source = RocketmqSource({**where, **{name: str(value) for name, value in options.items()}})
         reader = source.streamReader(SCHEMA)
@@ -90,7 +90,7 @@ class Stream:
         return reader
 
     def steps(self, *, tells_start: object = True, **options: object) -> Iterator[list[Place]]:
-        """As `run`, one after the other as they are asked for."""
+        """Do as `run`, one batch at a time."""
         reader = self.reader(**options)
         if self.at and not tells_start:
             assert reader.partitions(json.loads(self.at), json.loads(self.at)) == []
@@ -143,7 +143,7 @@ def test_tables_end_where_they_are_told(store: Path) -> None:
 
 
 def test_times_by_queue(store: Path) -> None:
-    # Every third message is of orders/0, from the first on.
+    # Every third message is of orders/0, beginning with the first.
     at = START_MS + 30 * STEP_MS
     asked = json.dumps({"orders": {"0": at, "1": at + 1}})
     expected = [("orders", 0, n) for n in range(10, 60)] + [("orders", 1, n) for n in range(10, 60)]
@@ -175,7 +175,7 @@ def test_a_restart_goes_by_its_checkpoint(tmp_path: Path) -> None:
         again.send("orders", b"y", "", 2)
         again.send("orders", b"y", "", 1)
     again.close()
-    # Other options say nothing: what was begun goes on, queues that came since from their first message on.
+    # Options do not count then: the query goes on, with queues that came since from their first message.
     rest = query.run(3, topics="orders", startingOffsets="latest", **small)
     assert [len(batch) for batch in rest] == [7, 7, 0]
     found = sorted(row for batch in (*first, *rest) for row in batch)
@@ -201,7 +201,8 @@ def test_a_restart_with_a_spark_that_does_not_tell_where_it_is(tmp_path: Path) -
 
 
 def test_a_topic_that_was_deleted_and_made_again(tmp_path: Path) -> None:
-    """Its queues count from 0 again: records of before have offsets that the new ones have, too."""
+    """A topic that was deleted and made again is read from its new offsets: its queues count from 0 again, and records
+    from before have offsets that the new ones have, too."""
     root = tmp_path / "store"
     broker = fill(root, [("orders", 0)] * 30)
     query = Stream(root)
@@ -224,7 +225,8 @@ def test_a_topic_that_was_deleted_and_made_again(tmp_path: Path) -> None:
 
 
 def test_a_message_before_that_was_withdrawn(tmp_path: Path) -> None:
-    """Its unit says nothing of where its record lies."""
+    """A withdrawn message before the start does not matter, although its unit does not give the position of its
+    record."""
     broker = new_broker(tmp_path / "store")
     for number in range(4):
         waiting = broker.schedule(4, b"x", str(number))
@@ -402,7 +404,7 @@ def test_a_store_of_several_names_is_read_once(store: Path, monkeypatch: pytest.
         assert read(*names) == expected
         query = Stream(*names)
         assert query.run() == [expected]
-        # A checkpoint may be of a run that read it by each name, or by another one.
+        # A checkpoint may be of a run that read it by each of these names, or by another one.
         at = next(iter(json.loads(query.at)["stores"].values()))
         query.at = json.dumps({"stores": {str(name): at for name in names}})
         assert query.run() == [[]]
@@ -502,7 +504,8 @@ def test_a_stream_passes_over_no_file_that_is_gone_or_cut(
 
 
 def test_spark_that_wants_all_at_once_gets_all(store: Path) -> None:
-    """As it does for Trigger.Once: what a micro-batch takes it asks for, and what it says counts."""
+    """A stream gives everything when Spark wants all at once, as for Trigger.Once: a micro-batch asks for its limit,
+    and the answer counts."""
     every = sum(len(found) for found in Stream(store).run())
     for limits, default in (
         ({"maxOffsetsPerTrigger": 7}, ReadMaxRows(7)),
@@ -521,7 +524,8 @@ def test_spark_that_wants_all_at_once_gets_all(store: Path) -> None:
 def test_a_batch_that_may_be_the_last_one_before_the_end_is_told_once(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Spark before 4.2 ends a query with Trigger.AvailableNow after one micro-batch, whatever is left."""
+    """A batch that may be the last one before the end is reported once: Spark before 4.2 ends a query with
+    Trigger.AvailableNow after one micro-batch, whatever is left."""
     Stream(store).run(2, maxOffsetsPerTrigger=7)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(source, "ENDS_AFTER_ONE", True)
@@ -547,7 +551,8 @@ def test_a_batch_that_may_be_the_last_one_before_the_end_is_told_once(
 def test_rows_that_are_missing_are_told_on_standard_error(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reading: Any
 ) -> None:
-    """Of damage and of a file that is missing; where nothing is, nothing is told."""
+    """Missing rows are reported on standard error, for damage and for a missing file; without any, nothing is
+    printed."""
     whole = reading(store)
     assert capsys.readouterr().err == ""
     damaged = tmp_path / "damaged"

@@ -1,4 +1,4 @@
-"""Standard error without what looks like a failure in good runs."""
+"""Standard error of good runs, without lines that look like failures."""
 
 from __future__ import annotations
 

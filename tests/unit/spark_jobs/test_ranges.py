@@ -1,4 +1,4 @@
-"""Ranges of the commitlog start with records, whatever messages have in their bodies."""
+"""Ranges of the commitlog start with records, whatever the bodies of messages contain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def message(number: int, body: bytes, topic: str = "orders") -> StoredMessage:
 
 
 class Writer:
-    """A store written record by record. `offsets`: where each lies."""
+    """A store written record by record. `offsets`: the position of each."""
 
     def __init__(self, root: Path, first: int = FIRST, *, with_queues: bool = True) -> None:
         self.root, self.at, self.offsets = root, first, list[int]()
@@ -83,7 +83,7 @@ def found_in(store: StoreFiles, parts: list[Range]) -> list[int]:
 
 
 def check(store: StoreFiles, writer: Writer, parts: list[Range]) -> None:
-    """Ranges cover the log, each starts with a record, and all records are found through them."""
+    """Check that ranges cover the log, each starts with a record, and all records are found through them."""
     assert {part.start for part in parts} <= set(writer.offsets)
     assert found_in(store, parts) == writer.offsets
     for one, following in itertools.pairwise(parts):
@@ -107,7 +107,7 @@ def test_several_files_are_cut_at_records(tmp_path: Path, *, with_queues: bool) 
 
 
 def fill(writer: Writer, to: int, number: int = 0) -> int:
-    """Append plain messages until the log ends behind a physical offset; gives the next queue offset."""
+    """Append plain messages until the log ends behind a physical offset; return the next queue offset."""
     while writer.at < to:
         writer.add(message(number, b"\x11" * 3000))
         number += 1
@@ -115,8 +115,8 @@ def fill(writer: Writer, to: int, number: int = 0) -> int:
 
 
 def forged_in(writer: Writer, number: int, one: StoredMessage, *, count: int = 1) -> int:
-    """Append a message whose body has whole records, each with the physical offset at which it comes to lie; gives
-    that of the first."""
+    """Append a message whose body has whole records, each with the physical offset that it gets there; return that of
+    the first."""
     at = first = writer.at + 88 + 500
     body = bytearray(b"\x11" * 500)
     for _ in range(count):
@@ -149,7 +149,7 @@ def test_a_record_in_a_body_is_no_boundary(
 ) -> None:
     writer = Writer(tmp_path, with_queues=with_queues)
     writer._queues["compacted"] = {0: struct.pack(">qiq", FIRST, 1, 0)}
-    # The cut is looked for from 4 MiB on, in the middle of the message with the forged one.
+    # The cut is looked for from 4 MiB on, in the middle of the message with the forged record.
     number = fill(writer, FIRST + CHUNK_SIZE - 3300)
     while writer.at + 500 < FIRST + CHUNK_SIZE - 88:
         writer.add(message(number, b"\x22" * 50))
@@ -163,7 +163,7 @@ def test_a_record_in_a_body_is_no_boundary(
     assert len(parts) >= 2
     assert forged not in {part.start for part in parts}
     check(store, writer, parts)
-    # It would be taken for one by its looks: the test is about something.
+    # It looks like a record, or the test would prove nothing.
     data = np.zeros(4096, np.uint8)
     segment = store.segments[0]
     data[:3000] = np.frombuffer(store.read(segment.path, forged - FIRST, 3000), np.uint8)
@@ -171,7 +171,8 @@ def test_a_record_in_a_body_is_no_boundary(
 
 
 def test_bodies_full_of_records_are_no_boundaries(tmp_path: Path) -> None:
-    """As a client writes them that sends the largest messages, one after the other: a producer is told the offsets."""
+    """Bodies full of records are no boundaries, as written by a client that sends the largest messages one after the
+    other; it knows the offsets from the answers."""
     writer = Writer(tmp_path)
     number = fill(writer, FIRST + 1_000_000)
     forged = message(0, b"", "nobody")
@@ -217,7 +218,8 @@ def test_damage_over_whole_ranges_is_told(tmp_path: Path) -> None:
 
 
 def test_zeros_are_damage_wherever_something_follows(tmp_path: Path) -> None:
-    """They are larger than what is read at a time, and end where a range does: in a file, and a whole file of them."""
+    """Zeros are damage wherever records follow, also if they are larger than a read and end at the end of a range:
+    within a file, and over a whole file."""
     writer = Writer(tmp_path)
     number = fill(writer, FIRST + CHUNK_SIZE)
     first = writer.at
@@ -257,7 +259,7 @@ def test_records_at_places(tmp_path: Path) -> None:
     sizes = [int(next(records_at(store, np.array([at]))).sizes[0]) for at in wanted]
     found = [at for records in at_offsets(store, np.array(wanted), np.array(sizes)) for at in records.physical_offset]
     assert found == wanted
-    # Where no record lies there is none, and it keeps nobody else's.
+    # A place without a record gives none, and does not hide the others.
     wrong = np.array([FIRST - SEGMENT, wanted[0], wanted[1] + 7, wanted[3], FIRST + 9 * SEGMENT])
     assert [at for records in records_at(store, wrong) for at in records.physical_offset] == [wanted[0], wanted[3]]
     held = at_offsets(store, wrong, np.full(5, sizes[3]))

@@ -1,4 +1,4 @@
-"""Records as columns, against the record codec of `protocol`."""
+"""Records as columns, compared with the record codec of `protocol`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BASE = 1 << 40
 
 
 def log_of(messages: list[StoredMessage], base: int = BASE) -> bytes:
-    """Records one after the other, each knowing where it lies."""
+    """Records one after the other, each with its own position."""
     data = b""
     for message in messages:
         message.physical_offset = base + len(data)
@@ -124,7 +124,7 @@ def test_a_flipped_bit_costs_one_record_and_is_told(messages: list[StoredMessage
     log = bytearray(log_of(messages))
     starts = walked(bytes(log)).records.starts.tolist()
     victim = data.draw(st.integers(0, len(messages) - 1))
-    # Of the head: the size, the magic, where it lies; of the rest: the length of the body.
+    # Of the head: the size, the magic, the position; of the rest: the length of the body.
     head = record.head_for(messages[victim].sys_flag | _hosts(messages[victim])).size
     at = data.draw(st.sampled_from([*range(8), *range(28, 36), *range(head - 4, head)]))
     log[starts[victim] + at] ^= 1 << data.draw(st.integers(0, 7))
@@ -164,7 +164,8 @@ def test_a_wrong_body_is_told_by_its_checksum(messages: list[StoredMessage], vic
 
 @pytest.mark.parametrize(("left", "zeros", "is_torn"), [(20, 12, True), (5, 25, True), (4, 4, False), (1, 1, False)])
 def test_properties_that_were_not_written_to_their_end_are_damage(left: int, zeros: int, is_torn: bool) -> None:
-    """No checksum covers them. `zeros` bytes from `left` before a record's end on may go on into the next one."""
+    """Properties that were not written to their end are damage, although no checksum covers them. `zeros` bytes from
+    `left` before a record's end on may go on into the next one."""
     message = StoredMessage(
         queue_id=0, born_timestamp=1, born_host=bytes(8), store_timestamp=1, store_host=bytes(8), body=b"x", topic="t",
         properties_text="KEYS\x01a key that is long enough",

@@ -1,5 +1,5 @@
-"""The report: everything is in it, nothing breaks it, and it needs nothing else. tests/spark/test_report.py opens
-it in a browser."""
+"""The report: it is complete, nothing breaks it, and it needs no other files. tests/spark/test_report.py opens it in a
+browser."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_cluster_has_its_stores_the_worst_first_and_links_their_reports() -> N
     ]  # fmt: skip
     assert f"Of /data/broker-zz/store nothing is known: {made.stores[-1].why}" in page.text
     assert "1 of 15 stores could not be read. In the others: 3 scheduled messages were lost" in page.text
-    # Commands ask the store that has the messages, and repair the one that is to be repaired.
+    # The commands query the store with the lost messages, and repair the store that needs it.
     lost = [one for one in made.audit.offenders if one.what == "lost"]
     first = [str(one.physical_offset) for one in lost if one.store == lost[0].store]
     steps = [step.command or "" for step in verdict_of(made.audit).steps]
@@ -243,12 +243,12 @@ def test_a_cluster_of_whose_stores_all_are_good() -> None:
 
 
 def copies(page: Parsed) -> list[str]:
-    """What the buttons copy."""
+    """The texts that the buttons copy."""
     return [attrs["data-copy"] for tag, attrs in page.tags if tag == "button"]
 
 
 def rows_of(page: str, label: str) -> list[int]:
-    """How many rows with data the tables of a label have, the open one and the folded one."""
+    """Number of data rows of each table with a label, the open one and the folded one."""
     found = re.findall(rf'aria-label="{label}(?:, more)?"><table.*?</table>', page, re.DOTALL)
     return [table.count("<tr>") - 1 for table in found]
 
@@ -317,7 +317,7 @@ def test_what_to_do_has_commands_that_name_the_store_and_the_messages() -> None:
     page = parse(render(analysis, []))
     assert [text for text in copies(page) if text.startswith("duemq")] == [step.command for step in found]
     assert verdict_of(given_by.summary(scheduled=2, delivered=2)).steps == []
-    # What is new is asked for first, once.
+    # New offenders are queried first, once.
     new = [given_by.offender(4000, "lost"), analysis.audit.offenders[1]]
     (command, *_) = [step.command for step in verdict_of(analysis.audit, new).steps]
     offsets = [str(one.physical_offset) for one in (*new, analysis.audit.offenders[0], analysis.audit.offenders[2])]
@@ -331,7 +331,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 def test_what_is_new_stands_before_what_is_known() -> None:
-    """Though the summary's list, which has the first by offset, lacks the new ones."""
+    """New offenders stand before known ones, although the summary's list, which has the first by offset, lacks them."""
     analysis = given_by.offenders()
     new = [given_by.offender(4000 + number, "lost") for number in range(12)]
     both = analysis.audit.offenders[0]
@@ -428,7 +428,8 @@ def test_destroyed_messages_are_counted_where_there_are_any() -> None:
 
 
 def test_what_a_start_would_deliver_again_is_told_with_what_to_do() -> None:
-    """Of whoever had the store last; where that is not said, of ours."""
+    """Messages that a start would deliver again are reported with the remedy: for the broker that had the store last,
+    or for duemq if that is unknown."""
     theirs = Start("5.3.3", True, 5, 0, 2, [])
     for starts, broker in (([AGAIN], "duemq"), ([AGAIN, theirs], "5.3.3"), ([theirs, AGAIN], "5.3.3")):
         summary = given_by.summary(records=9, scheduled=7, delivered=2, pending=5, starts=starts)
@@ -610,7 +611,7 @@ def test_history_of_one_run_has_no_curve() -> None:
 def test_queues_of_a_group_are_one_row() -> None:
     page = parse(render(given_by.week(), []))
     text = re.sub(r"\s+", " ", page.text)
-    assert text.count("billing") == 1 + 6  # and retries of the group
+    assert text.count("billing") == 1 + 6  # the rest are the group's retries
     assert "164,936" in text
 
 

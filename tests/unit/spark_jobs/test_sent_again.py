@@ -1,4 +1,5 @@
-"""What an application got and sends on, properties and all, is no delivery that nobody waited for."""
+"""A message that an application received and sends on, with all its properties, does not count as an unclaimed
+delivery."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 
 
 def statuses(root: Path) -> dict[int, str]:
-    """What an audit says of each message, and of each delivery without one, by physical offset."""
+    """The audit's verdict on each message, and on each delivery without one, by physical offset."""
     store = StoreFiles.open(str(root))
     progress = read_progress(store)
     waits, done = [np.empty(0, WAITS)], [np.empty(0, DONE)]
@@ -44,7 +45,7 @@ def test_a_delivered_message_that_is_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_delivery_of_a_message_that_is_not_there(tmp_path: Path) -> None:
-    """It was made before it was due, and is there when it was."""
+    """A delivery whose message is missing is unclaimed: it was born before its due time, and stored at it."""
     broker = new_broker(tmp_path / "store")
     stray = looks_delivered(broker, "t", f"\x02TIMER_OUT_MS\x01{START_MS + 1000}")
     broker.close()

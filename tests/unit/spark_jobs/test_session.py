@@ -1,4 +1,4 @@
-"""What a session is made with, without starting one."""
+"""The settings of a session, without starting one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = str(Path(session.__file__).parent.parent)
 
 
 class Builder:
-    """Notes what Spark's own is asked for."""
+    """Records the calls of Spark's builder."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.settings: dict[str, str] = {}
@@ -65,7 +65,7 @@ def test_on_this_machine_by_default(builder: Builder) -> None:
     assert builder.url == "local[*]"
     assert builder.settings["spark.driver.memory"] == DRIVER_MEMORY
     assert builder.settings["spark.driver.bindAddress"] == "127.0.0.1"
-    # Workers are this Python, and find our packages.
+    # Workers use this Python, and find this project's packages.
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == ROOT
     log4j = builder.settings["spark.driver.extraJavaOptions"].partition("file:")[2]
@@ -124,7 +124,8 @@ def test_less_memory_than_spark_needs_is_told_before_it_starts(builder: Builder,
 
 @pytest.mark.parametrize("memory", ["2x", "2gb", "1.5g", " 2g", "-2g", "g", "\u0662g"])
 def test_a_memory_that_is_no_size_is_told(builder: Builder, memory: str) -> None:
-    """Java would say so, in lines of its own, and Spark only that Java has ended."""
+    """A memory that is not a size is refused: Java would report it in lines of its own, and Spark only that Java has
+    ended."""
     with pytest.raises(JobError, match="give a number and k, m, g or t, such as 1536m or 2g"):
         make_session("test", memory=memory)
 

@@ -1,4 +1,4 @@
-"""Slices of a buffer as columns, against Python's own slices."""
+"""Slices of a buffer as columns, compared with Python's own slices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_joined_slices_are_what_python_joins(given_: tuple[bytes, list[tuple[int
 def test_a_column_has_the_slices_and_nulls(given_: tuple[bytes, list[tuple[int, int]]], draw: st.DataObject) -> None:
     data, pairs = given_
     missing = draw.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
-    # What is missing may have any position.
+    # A missing slice may have any position.
     lost = [(-1, 0) if gone else pair for pair, gone in zip(pairs, missing, strict=True)]
     found = gather(*arrays(data, lost), missing=np.array(missing, np.bool_))
     found.validate(full=True)

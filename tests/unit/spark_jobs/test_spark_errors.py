@@ -1,4 +1,4 @@
-"""What goes wrong in Spark's processes is told in one line, by the command line and to programs."""
+"""Errors in Spark's processes are reported in one line, by the command line and to programs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def write(root: Path) -> None:
 
 
 def spoil(root: Path) -> str:
-    """Have no process read a file of the commitlog; gives its path."""
+    """Make a file of the commitlog unreadable to every process; return its path."""
     path = sorted((root / "commitlog").iterdir())[1]
     path.unlink()
     path.mkdir()
@@ -111,7 +111,7 @@ def spoil(root: Path) -> str:
 
 
 def test_programs_get_a_short_exception(tmp_path: Path) -> None:
-    """Spark gives them all of the traceback that a task ended with."""
+    """Programs get a short exception. Spark gives them the whole traceback that a task ended with."""
     write(tmp_path / "store")
     reader = StoreReader(Options({"path": str(tmp_path / "store")}), SCHEMA)
     parts = reader.partitions()

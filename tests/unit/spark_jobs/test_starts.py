@@ -1,4 +1,5 @@
-"""What a broker that starts on a store finds of what waits. For duemq the oracle is duemq, started on the files."""
+"""The waiting messages that a broker finds when it starts on a store. For duemq the oracle is duemq itself, started on
+the files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _files_are_let_go_of() -> Iterator[None]:
 
 
 def starts_of(root: Path) -> dict[str, Start]:
-    """By broker."""
+    """The starts of a store, by broker."""
     store = StoreFiles.open(root)
     progress = read_progress(store, TABLE.text)
     damages = list[tuple[int, int, str]]()
@@ -58,7 +59,7 @@ def starts_of(root: Path) -> dict[str, Start]:
 
 
 def open_as_a_broker_does(store: MessageStore) -> Recovered:
-    """With what others know of the queues, see `broker.daemon`."""
+    """Open a store with the known progress of its queues, see `broker.daemon`."""
     store.inspect()
     root = store.config.root
     saved = read_saved(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
@@ -69,7 +70,7 @@ def open_as_a_broker_does(store: MessageStore) -> Recovered:
 
 
 def found_by_us(root: Path, broker: Broker) -> int:
-    """How many of the messages that wait duemq has that starts on the store."""
+    """Number of the waiting messages that duemq has after a start on the store."""
     target = root.parent / f"{root.name}-started"
     copy_tree(root, target)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,12 +81,12 @@ def found_by_us(root: Path, broker: Broker) -> int:
     after.timers.gather(broker.clock.now_ms())
     pending = Pending(after.store, after.timers, after.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
-    return sum(each.message.body != b"soon" for each in found)  # those were delivered
+    return sum(each.message.body != b"soon" for each in found)  # the others were delivered
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Broker:
-    """Of 160 messages 100 wait: 40 in level 4, 60 in the wheel."""
+    """A broker with 160 messages, of which 100 wait: 40 in level 4, 60 in the wheel."""
     broker = new_broker(tmp_path / "store")
     for number in range(40):
         broker.schedule(1, b"soon", f"a{number}")
@@ -99,7 +100,7 @@ def broker(tmp_path: Path) -> Broker:
 
 
 def apache(broker: Broker) -> Path:
-    """The store, stopped, as one of RocketMQ's."""
+    """The stopped store, as one of RocketMQ's."""
     broker.close()
     as_of_apache(broker.root)
     return broker.root
@@ -146,7 +147,8 @@ def zeroed(path: Path, start: int = 0, end: int | None = None) -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0, 50), (30, 40), (39, 50)])
 def test_a_queue_of_a_level_that_lacks_units(broker: Broker, first: int, last: int) -> None:
-    """RocketMQ takes what comes before the first unit that is none; duemq, taking over, what is there and in order."""
+    """In a level's queue that lacks units RocketMQ uses those before the first gap; duemq, taking over, those that
+    exist and are in order."""
     root = apache(broker)
     zeroed(root / LEVEL / f"{0:020}", first * 20, last * 20)
     found = starts_of(root)
@@ -174,7 +176,8 @@ def test_without_any_queue_all_are_made_again(broker: Broker) -> None:
 
 
 def test_after_a_kill_apaches_brokers_make_the_end_again(tmp_path: Path) -> None:
-    """From the last file on whose first record is three seconds older than the checkpoint."""
+    """After a kill Apache's brokers make the end again, from the last file on whose first record is three seconds older
+    than the checkpoint."""
     broker = new_broker(tmp_path / "store")
     for number in range(200):
         broker.schedule(4, b"x" * 1000, f"k{number}")
@@ -229,8 +232,8 @@ def test_timers_of_apaches(broker: Broker, lost: tuple[str, ...], missed: int, w
 
 @pytest.mark.parametrize(("first", "is_killed", "missed"), [(10, False, 10), (10, True, 10), (160, False, 90)])
 def test_a_gap_in_a_long_queue(tmp_path: Path, first: int, missed: int, *, is_killed: bool) -> None:
-    """Of its last three files RocketMQ takes what comes before the gap; those before it believes, and a queue that
-    knows later messages gets none of earlier ones, also after a kill."""
+    """In a queue with a gap RocketMQ uses the units before the gap in its last three files, and believes earlier files;
+    a queue that knows later messages gets none of earlier ones, also after a kill."""
     broker = new_broker(tmp_path / "store")
     for number in range(5 * QUEUE_UNITS):
         broker.schedule(4, b"late", f"k{number}")
@@ -255,7 +258,7 @@ def test_a_lost_wheel_is_made_again_of_the_end_of_the_timer_log(tmp_path: Path) 
     remove(root / "timerwheel")
     files = sorted(path.name for path in (root / "timerlog").iterdir())
     assert len(files) > 3
-    # 100 units of 52 bytes do not fit into 5200 bytes with what ends a file.
+    # 100 units of 52 bytes do not fit into 5200 bytes together with the end of a file.
     assert starts_of(root)[NEW].misses == (len(files) - 2) * 99
     assert starts_of(root)[OURS].misses == 0
 
@@ -314,7 +317,7 @@ def test_duemq_does_not_start_without_a_file_that_its_checkpoint_goes_by(tmp_pat
 
 
 def refused_by_us(root: Path) -> str:
-    """Which file duemq does not start for; empty where it does."""
+    """The file that keeps duemq from starting; empty if it starts."""
     store = MessageStore(
         StoreConfig(str(root), commitlog_segment_size=SEGMENT, queue_segment_size=QUEUE_UNITS * 20),
         OsFiles(),
@@ -336,7 +339,8 @@ def refused_by_us(root: Path) -> str:
 def test_a_commitlog_file_of_another_size_keeps_all_from_starting(
     broker: Broker, *, number: int, kept: int, is_apaches: bool
 ) -> None:
-    """What the brokers of Apache's do: `MappedFileQueue.doLoad` of 4.9.7 and 5.3.3."""
+    """A commitlog file of another size keeps all brokers from starting: for Apache's brokers by
+    `MappedFileQueue.doLoad` of 4.9.7 and 5.3.3."""
     for _ in range(120):
         broker.send("plain", b"x" * 1000)
     if is_apaches:

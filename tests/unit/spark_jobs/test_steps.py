@@ -1,4 +1,4 @@
-"""Steps of curves: round, and few enough points whatever the span."""
+"""Steps of curves: round, and with few enough points for any span."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_seconds_that_are_kept_add_up_in_any_parts(seconds: list[int], cut: int)
 
 
 def test_lateness_of_a_store_read_in_one_piece_gets_a_step_of_its_span() -> None:
-    """The tasks count by seconds where one range is all there is: nothing told them that it spans a day."""
+    """The lateness of a store read in one piece gets a step that fits its span, although the tasks count by seconds:
+    with a single range they do not know that it spans a day."""
     due = np.arange(0, DAY, 10 * SECOND)
     rows = histogram(due // 1000, np.where(due % HOUR == 0, 700, 3))
     points, step = _over_time(rows, 1000)
@@ -59,7 +60,7 @@ def test_lateness_of_a_store_read_in_one_piece_gets_a_step_of_its_span() -> None
 
 
 def waiting(due_ms: list[int]) -> tuple[list[Ahead], int]:
-    """What is ahead of messages of one topic, as the tasks count them and the driver adds it up."""
+    """The pending messages of one topic by time, as the tasks count them and the driver adds them up."""
     cases = np.zeros(len(due_ms), CASE)
     cases["status"], cases["due_ms"], cases["topic_hash"] = PENDING, due_ms, 5
     parts = [Figures.of(part, 1000, 0) for part in np.array_split(cases, 3)]
@@ -78,7 +79,8 @@ def test_what_is_ahead_in_days_is_told_by_bars_that_can_be_seen() -> None:
     found, step = waiting([HOUR * i for i in range(48)])
     assert step == 15 * MINUTE
     assert sum(one.count for one in found) == 48
-    # Nor does one in a month make one bar of the next two hours, though no longer of seconds.
+    # A single message a month ahead does not merge the next two hours into one bar, though the step is no longer one of
+    # seconds.
     found, step = waiting([*(30 * SECOND * i for i in range(240)), 30 * DAY])
     assert step == MINUTE
     assert [one.count for one in found] == [2] * 120 + [1]

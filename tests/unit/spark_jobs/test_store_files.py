@@ -1,4 +1,4 @@
-"""What is in a directory, and what is said where that is no store."""
+"""The content of a directory, and the errors for one that is not a store."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def vanishing(monkeypatch: pytest.MonkeyPatch, gone: Path) -> list[Path]:
-    """Have a file removed right after its directory was listed, as a running broker may; gives what was removed."""
+    """Remove a file right after its directory was listed, as a running broker may; return the removed files."""
     scandir, removed = os.scandir, []
 
     def listed_and_removed(path: str) -> Any:
@@ -192,7 +192,8 @@ def test_a_missing_file_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_files_made_ahead_of_need_are_left_out(tmp_path: Path) -> None:
-    """RocketMQ makes the next one, or two, before it needs them; a kill leaves them, sparse or of zeros."""
+    """Files made ahead of need are left out: RocketMQ makes the next one, or two, before it needs them, and a kill
+    leaves them, sparse or of zeros."""
     broker = made(tmp_path)
     before = StoreFiles.open(tmp_path)
     base = before.segments[-1].end
@@ -208,7 +209,7 @@ def test_files_made_ahead_of_need_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zeros", [100, SEGMENT // 2])
 def test_a_last_file_whose_first_records_are_zeros_is_read_to_its_end(tmp_path: Path, zeros: int) -> None:
-    """What was destroyed hides nothing behind it."""
+    """A last file whose first records are zeros is read to its end."""
     made(tmp_path)
     end = StoreFiles.open(tmp_path).readable_end
     last = max((tmp_path / "commitlog").iterdir())
@@ -229,7 +230,8 @@ def test_a_store_of_only_an_empty_file(tmp_path: Path) -> None:
 
 
 def test_a_store_without_a_file(tmp_path: Path) -> None:
-    """RocketMQ's broker makes the first one for the first message, and no job may fail before that."""
+    """A store without a commitlog file is empty: RocketMQ's broker makes the first one for the first message, and no
+    job may fail before that."""
     (tmp_path / "commitlog").mkdir()
     for _ in range(2):
         store = StoreFiles.open(tmp_path)
@@ -250,7 +252,7 @@ def test_a_store_whose_files_are_gone_is_no_new_one(tmp_path: Path, kept: str) -
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process that holds the lock of a store, as Java's FileLock and our broker do."""
+    """Another process that holds the lock of a store, as Java's FileLock and duemq's broker do."""
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1);"
         "print('locked', flush=True); sys.stdin.read()"
@@ -267,8 +269,8 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def idle(root: Path) -> Iterator[None]:
-    """A broker of RocketMQ's that was started on a store and has had nothing to do: its checkpoint tells the time of
-    the last record, and of what was stored then nobody knows whether it is flushed."""
+    """A broker of RocketMQ's that was started on a store and has been idle: its checkpoint has the time of the last
+    record, and whether the records of that time are flushed is unknown."""
     last_ms = int(next(StoreFiles.open(root).chunks(0, StoreFiles.open(root).readable_end)).store_ms[-1])
     (root / "checkpoint").write_bytes(struct.pack(">qqq", last_ms, last_ms, last_ms).ljust(4096, b"\0"))
     (root / "lock").write_bytes(b"")
@@ -328,8 +330,8 @@ def test_a_table_that_is_broken_has_a_backup(tmp_path: Path, text: bytes | None)
 
 
 class Hadoop(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
-    """A directory behind an interface that answers as pyarrow's HadoopFileSystem does, also where its name node does
-    not answer (seen with a real one): nothing is there then, and what may be missing is."""
+    """A directory behind an interface that answers as pyarrow's HadoopFileSystem does, also if its name node does not
+    answer (as seen with a real one): then nothing exists, and optional files are missing."""
 
     def __init__(self) -> None:
         self.files = fs.LocalFileSystem()
@@ -417,14 +419,14 @@ def test_what_hadoop_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kept", [0, 1000, SEGMENT - 8])
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_a_file_that_was_cut_is_a_gap(tmp_path: Path, number: int, kept: int) -> None:
-    """Retention removes files, and leaves none of them empty or short."""
+    """A truncated file is a gap: retention removes files, and leaves none of them empty or short."""
     broker = made(tmp_path)
     files = sorted((tmp_path / "commitlog").iterdir())
     (path := files[number]).open("r+b").truncate(kept)
     store = StoreFiles.open(tmp_path)
     first, end = int(path.name), broker.store.log.end if number == -1 else int(files[number + 1].name)
     if number == -1 and kept > end - first:
-        assert store.gaps() == []  # of the file's end nothing was written
+        assert store.gaps() == []  # the file's end was never written
         return
     assert store.gaps() == [(first + kept, end - first - kept, f"the file was cut to {kept} bytes")]
     assert store.segment_size == SEGMENT
@@ -451,7 +453,8 @@ def test_a_file_that_a_kill_left_empty_is_no_gap(tmp_path: Path) -> None:
 
 
 def test_an_emptied_last_file_of_which_only_the_checkpoint_knows_is_a_gap(tmp_path: Path) -> None:
-    """RocketMQ's has the time of the last record that was flushed."""
+    """An emptied last file that only the checkpoint knows of is a gap: RocketMQ's checkpoint has the time of the last
+    flushed record."""
     broker = made(tmp_path, close=False)
     for _ in range(150):
         broker.clock.advance(1000)
@@ -491,7 +494,8 @@ def test_a_store_whose_files_were_all_emptied_is_no_new_one(tmp_path: Path) -> N
 
 
 def test_a_log_whose_first_file_is_behind_others_and_was_emptied(tmp_path: Path) -> None:
-    """With retention before it: the time of the first record that is there is what is known."""
+    """A log whose first files were removed by retention, and whose next file was emptied, begins at the time of its
+    first remaining record."""
     made(tmp_path)
     files = sorted((tmp_path / "commitlog").iterdir())
     files[0].unlink()

@@ -1,5 +1,5 @@
-"""Streams whose store is another one than before, or the same one changed: offsets of the checkpoint mean nothing
-there, and nothing is skipped or read twice without a word."""
+"""Streams whose store was replaced by another, or changed: the checkpoint's offsets mean nothing there, and no record
+may be skipped or repeated silently."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ADVICE = "give the query a new checkpoint, or set failOnDataLoss=false, which re
 
 
 def another(root: Path, count: int = 50) -> None:
-    """Another store at that path."""
+    """Put another store at that path."""
     shutil.rmtree(root)
     fill(root, [("other", 0)] * count)
 
 
 def restored(root: Path, more: int = 0) -> None:
-    """The same from a backup of before, which a broker may have written to since."""
+    """Restore the store from an earlier backup, to which a broker may have written since."""
     shutil.rmtree(root)
     copy_tree(root.parent / "backup", root)
     if more:
@@ -38,7 +38,7 @@ def restored(root: Path, more: int = 0) -> None:
 
 
 def compacted(root: Path) -> None:
-    """What a compaction makes of it."""
+    """Replace the store with its compaction."""
     compact(str(root), str(root.parent / "smaller"), workers=1)
     shutil.rmtree(root)
     (root.parent / "smaller").rename(root)
@@ -51,7 +51,7 @@ CHANGES = [
     pytest.param(lambda root: restored(root, 90), "has other bytes before physical offset", id="cut and written on"),
     pytest.param(compacted, "has other bytes before physical offset", id="compacted"),
 ]
-"""What becomes of the store, and what is told."""
+"""Changes of the store, each with the expected error."""
 
 
 def grown(root: Path) -> Stream:
@@ -78,14 +78,15 @@ def test_a_restart_on_another_store_says_so(
         query.run(tells_start=tells_start)
     assert str(caught.value).startswith(f"{tmp_path}/store: {why}")
     assert str(caught.value).endswith(ADVICE)
-    # Allowed, everything of it is read, once.
+    # If allowed, all of it is read, once.
     found = query.run(3, tells_start=tells_start, failOnDataLoss="false")
     assert found == [read(tmp_path / "store"), [], []]
     assert query.run() == [[]]
 
 
 def test_a_broker_of_rocketmq_that_was_started_since(tmp_path: Path) -> None:
-    """It holds its last record back from readers, which the stream has read."""
+    """A stream goes on after RocketMQ's broker started on the store, although that holds its last record back from
+    readers and the stream has read it."""
     query = grown(tmp_path / "store")
     with idle(tmp_path / "store"):
         assert query.run(2) == [[], []]
@@ -113,7 +114,8 @@ def test_a_store_that_is_exchanged_between_two_batches(
 
 
 def test_a_batch_that_was_planned_of_the_former_store(tmp_path: Path) -> None:
-    """Spark plans a batch, is killed, and asks for that very batch when it starts again."""
+    """A batch that was planned on the former store is refused: Spark plans a batch, is killed, and asks for that very
+    batch when it starts again."""
     root = tmp_path / "store"
     broker = fill(root, [("orders", 0)] * 10)
     query = Stream(root)
@@ -135,7 +137,8 @@ def test_a_batch_that_was_planned_of_the_former_store(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_compacted_into_files_behind(tmp_path: Path) -> None:
-    """All that the stream has read lies before its first file, as if that had expired."""
+    """A store that is compacted into later files is refused: everything that the stream has read lies before its first
+    file, as if it had expired."""
     root = tmp_path / "store"
     fill(root, [("orders", 0)] * 10)
     query = Stream(root)
@@ -165,7 +168,7 @@ def test_offsets_of_earlier_versions_are_taken(tmp_path: Path) -> None:
     query.at = json.dumps({"physical_offset": json.loads(query.at)["physical_offset"]})
     before = query.at
     assert query.run() == [[]]
-    assert query.at == before  # no micro-batch without anything in it
+    assert query.at == before  # no micro-batch without records
     again = Broker(root, broker.clock)
     again.send("orders", b"y", "", 0)
     again.close()
@@ -174,7 +177,8 @@ def test_offsets_of_earlier_versions_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_has_read_nothing_yet(tmp_path: Path) -> None:
-    """It begins at a store's end, or behind; what it is known by is there before anything was read."""
+    """A stream that has read nothing yet, as it begins at a store's end or behind, notices a replaced store: its
+    identity is known before anything was read."""
     root = tmp_path / "store"
     fill(root, [("orders", 0)] * 10)
     query = Stream(root)

@@ -1,4 +1,4 @@
-"""Property texts of many records, against the codec of `protocol.records.properties`."""
+"""Property texts of many records, compared with the codec of `protocol.records.properties`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKED_FOR = ("A", "AB", "KEYS", "TAGS", "UNIQ_KEY", "UNIQ_KEYS", "TIMER_OUT_MS"
 
 
 def texts_of(values: list[str], between: bytes = b"\x02junk\x01") -> Texts:
-    """Texts that lie in a buffer with other bytes between them."""
+    """Texts in a buffer with other bytes between them."""
     data, at, size = b"", [], []
     for value in values:
         data += between
@@ -48,7 +48,8 @@ def test_a_property_is_found_in_each_text(values: list[str]) -> None:
 
 @given(st.lists(TEXT, min_size=1, max_size=12), st.data(), st.booleans())
 def test_some_texts_are_as_they_were_among_all(values: list[str], data: st.DataObject, is_mask: bool) -> None:
-    """Whether a property was looked for before or not, and taken from what was taken already."""
+    """A selection of texts has the same properties as among all texts, whether a property was looked up before or not,
+    also in a selection of a selection."""
     texts = texts_of(values)
     if data.draw(st.booleans()):
         texts.strings("KEYS")
@@ -70,7 +71,8 @@ def test_some_texts_are_as_they_were_among_all(values: list[str], data: st.DataO
 
 @given(st.lists(TEXT, min_size=2, max_size=40))
 def test_it_does_not_matter_how_texts_are_laid_out(values: list[str]) -> None:
-    """Texts of about one length lie in rows, others one after the other: the longest alone decides."""
+    """The layout of texts does not matter: texts of about one length lie in rows, others one after the other, and the
+    longest alone decides."""
     uneven = [*values, "Z\x01" + "z" * 3000]
     even = texts_of(values)
     for name in LOOKED_FOR:

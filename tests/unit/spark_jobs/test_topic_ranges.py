@@ -1,4 +1,5 @@
-"""The option `topics` leaves ranges of the commitlog out, and never a record: whatever of the queues is missing."""
+"""The option `topics` leaves out ranges of the commitlog, but never a record, whichever parts of the queues are
+missing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SIZES = {"a range a file": (64 << 10, 3000), "several ranges a file": (16 << 20,
 
 @pytest.fixture(params=SIZES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Several files; `rare` has one message early and, in another queue, one late."""
+    """A store of several files; `rare` has one message early and, in another queue, one late."""
     root = tmp_path / "store"
     segment_size, body_size = SIZES[request.param]
     broker = new_broker(root, segment_size)

@@ -1,4 +1,4 @@
-"""What a job cannot read ends it in one line that names the file and says what to do."""
+"""An unreadable file ends a job with one line that names the file and the remedy."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_lies_beside_a_store_is_nobodys_business(store: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_file_that_the_disk_does_not_give_is_told(store: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads it, and wherever in it that is."""
+    """A file that the disk cannot read is reported, at any place and by any reader."""
     make_small(monkeypatch)
     plain, into = os.pread, os.preadv
     hint = {errno.EIO: "the disk does not give it", errno.EACCES: "this user may not read it"}[number]
@@ -168,6 +168,6 @@ def test_a_file_that_the_disk_does_not_give_is_told(store: Path, number: int, mo
 
 
 def test_what_a_task_could_not_read_is_told_in_a_line() -> None:
-    """It goes to the driver as text, and between processes whole."""
+    """The error of a task keeps its one line on the way to the driver and between processes."""
     error = CannotRead("store/commitlog/0: the disk does not give it")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -1,4 +1,4 @@
-"""The usage of ranges adds up to that of the whole, and is what plain counting gives."""
+"""The usage figures of ranges add up to those of the whole, and equal plain counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs say still waits is what a broker that opens the same bytes says."""
+"""The jobs list the same waiting messages as a broker that opens the same bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 
 def jobs_say(root: Path) -> set[int]:
-    """Physical offsets of the messages that wait."""
+    """Physical offsets of the waiting messages, by the jobs."""
     store = StoreFiles.open(str(root))
     found = waiting(store)
     assert (np.diff(found.offsets) > 0).all()
@@ -32,7 +32,7 @@ def jobs_say(root: Path) -> set[int]:
 
 
 def broker_says(broker: Broker) -> set[int]:
-    """As `jobs_say`, of a broker that is open."""
+    """Physical offsets of the waiting messages, by an open broker."""
     pending = Pending(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
     offsets = [each.message.physical_offset for each in found]
@@ -41,7 +41,7 @@ def broker_says(broker: Broker) -> set[int]:
 
 
 def killed(broker: Broker, name: str) -> Broker:
-    """The broker that starts after a kill -9, in a copy of the store; of the same bytes the jobs say what it says."""
+    """Start a broker after a kill -9, in a copy of the store, and check that it and the jobs list the same messages."""
     root = broker.root.parent / name
     copy_tree(broker.root, root)
     said = jobs_say(root)
@@ -51,7 +51,7 @@ def killed(broker: Broker, name: str) -> Broker:
 
 
 def test_what_was_delivered_before_two_kills(tmp_path: Path) -> None:
-    """The second start is told of it by the note alone."""
+    """Messages delivered before two kills do not wait: the second start knows of them by the note alone."""
     broker = new_broker(tmp_path / "old")
     far = {broker.schedule(4, b"far"), broker.timer(START_MS + 3_600_000, b"far")}
     for number in range(20):
@@ -70,7 +70,8 @@ def test_what_was_delivered_before_two_kills(tmp_path: Path) -> None:
 
 
 def test_compaction_takes_no_message_for_one_that_was_delivered(tmp_path: Path) -> None:
-    """Where records lie that were found delivered ahead of the cursors is of the old store."""
+    """A compaction takes no message for a delivered one, although the offsets of messages delivered ahead of the
+    cursors are those of the old store."""
     broker = new_broker(tmp_path / "old")
     while broker.store.log.end % SEGMENT < SEGMENT - 150:
         broker.send("plain", b"expires")
@@ -93,7 +94,8 @@ def test_compaction_takes_no_message_for_one_that_was_delivered(tmp_path: Path) 
 
 
 def test_what_was_sent_and_cancelled_just_before_a_kill(tmp_path: Path) -> None:
-    """Its units are in memory only; records that cancel wait for nothing."""
+    """Messages sent and cancelled just before a kill do not wait, although their units are in memory only: the records
+    that cancel are written at once."""
     broker = new_broker(tmp_path / "old")
     first = [broker.timer(START_MS + 60_000 * number, b"t") for number in range(1, 5)]
     first += [broker.schedule(4, b"l") for _ in range(3)]
@@ -110,7 +112,7 @@ def test_what_was_sent_and_cancelled_just_before_a_kill(tmp_path: Path) -> None:
 
 
 def test_a_timer_log_that_was_lost(tmp_path: Path) -> None:
-    """Then the broker asks all records, and so do the jobs."""
+    """After the loss of a timer log the broker asks all records, and so do the jobs."""
     broker = new_broker(tmp_path / "old")
     for number in range(1, 40):
         broker.timer(START_MS + 1000 * number, b"t")
@@ -131,8 +133,9 @@ def test_a_timer_log_that_was_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_in_wheel", [True, False])
 def test_compaction_delivers_nothing_once_more(tmp_path: Path, *, is_in_wheel: bool) -> None:
-    """The last record of the timer topic stays though it was delivered, in a slot that is not past yet, or before the
-    checkpoint had it in the wheel: a broker that is stopped at once after a kill leaves it so."""
+    """A compaction leads to no second delivery, although the last record of the timer topic stays when it is delivered,
+    in a slot that is not past yet, or before the checkpoint had it in the wheel: a broker that is stopped at once after
+    a kill leaves it so."""
     broker = new_broker(tmp_path / "old")
     broker.timer(START_MS + HOUR_MS, b"far")
     for number in range(5):
@@ -153,7 +156,7 @@ def test_compaction_delivers_nothing_once_more(tmp_path: Path, *, is_in_wheel: b
 
 
 def test_rocketmq_deletes_in_one_slot_only(tmp_path: Path) -> None:
-    """As its broker does when the slot has its turn."""
+    """RocketMQ's mark deletes in one slot only, as its broker does when the slot comes."""
     broker = new_broker(tmp_path / "old")
     due = START_MS + 60_000
     here, there = broker.timer(due, b"here", "a"), broker.timer(due, b"there", "b")
@@ -174,7 +177,8 @@ def test_rocketmq_deletes_in_one_slot_only(tmp_path: Path) -> None:
 def test_what_a_policy_holds_is_not_lost_in_a_store_that_rocketmq_had_since(
     tmp_path: Path, policy: TimerPolicy
 ) -> None:
-    """Its units tell still, though no note does."""
+    """Messages held by a policy are not lost in a store that RocketMQ had since: their units still show them, though no
+    note does."""
     broker = new_broker(tmp_path / "old")
     held = [broker.timer(START_MS + 1500 + number, b"held") for number in range(3)]
     broker.timers.set_policy("orders", policy)
@@ -190,7 +194,8 @@ def test_what_a_policy_holds_is_not_lost_in_a_store_that_rocketmq_had_since(
 
 
 def test_what_a_paused_topic_holds_is_not_lost(tmp_path: Path) -> None:
-    """It waits for a time that its record does not tell, in slots that come later than that of the record."""
+    """Messages held by a paused topic are not lost, although they wait until a time that is not in their record, in
+    slots later than that time."""
     broker = new_broker(tmp_path / "old")
     held = broker.timer(START_MS + 1500, b"held")
     broker.timer(START_MS + 8500, b"other", topic="other")
@@ -206,7 +211,8 @@ def test_what_a_paused_topic_holds_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_what_was_put_off_to_the_second_that_is_read_is_not_lost(tmp_path: Path) -> None:
-    """Its topic was paused then, and a start since knows nothing of that."""
+    """A message that was put off to the second being read is not lost: its topic was paused then, and a later start
+    does not know that."""
     broker = new_broker(tmp_path / "old")
     sent = [broker.timer(START_MS + 1500 + number, b"put off") for number in range(20)]
     broker.timers.set_policy("orders", TimerPolicy(spread_ms=2000))
@@ -226,7 +232,8 @@ def test_what_was_put_off_to_the_second_that_is_read_is_not_lost(tmp_path: Path)
 
 
 def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:
-    """The checkpoint says that it has to be done again: then the records say what there is, all of them."""
+    """After a kill while a damaged queue is made again the checkpoint says that this has to be done again: then all
+    records decide."""
     broker = new_broker(tmp_path / "old")
     broker.timer(START_MS + 60_000, b"t")
     broker.schedule(4, b"l")
@@ -242,7 +249,8 @@ def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:
 
 
 def test_what_came_back_from_a_pause_just_before_a_kill(tmp_path: Path) -> None:
-    """The units by which it was delivered are cut off, and those that the pause gave it lie ahead."""
+    """Messages that came back from a pause just before a kill wait: the units of their delivery are cut off, and those
+    from the pause lie ahead."""
     broker = new_broker(tmp_path / "old")
     broker.timers.set_policy("orders", TimerPolicy(is_paused=True))
     for number in range(20):
@@ -258,7 +266,8 @@ def test_what_came_back_from_a_pause_just_before_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", ["timerlog", "cut", "timercheck", "empty timercheck"])
 def test_timers_of_a_store_that_rocketmq_had_are_not_lost_with_its_files(tmp_path: Path, loss: str) -> None:
-    """At least once: what RocketMQ delivered nobody can tell, but what we delivered or cancelled our records do."""
+    """Timers of a store that RocketMQ had are not lost with its files; they are delivered at least once: deliveries by
+    RocketMQ are unknown, but duemq's deliveries and cancels are in its records."""
     broker = new_broker(tmp_path / "old")
     far = {broker.timer(START_MS + 60_000 + number, b"far %d" % number) for number in range(150)}
     for number in range(10):
@@ -379,7 +388,8 @@ def test_what_waits_and_has_gone_with_the_first_file(tmp_path: Path, writer: str
 
 
 def test_what_was_delivered_before_its_file_expired_is_not_destroyed(tmp_path: Path) -> None:
-    """Nor where the books that would tell so are gone."""
+    """A message delivered before its file expired does not count as destroyed, even if the notes and queues that would
+    show it are gone."""
     broker = new_broker(tmp_path / "store")
     for _ in range(200):
         broker.timer(broker.clock.now_ms() + 500, b"timer" + bytes(300))
@@ -395,7 +405,8 @@ def test_what_was_delivered_before_its_file_expired_is_not_destroyed(tmp_path: P
 
 
 def test_what_waits_on_in_a_new_record_was_not_destroyed_with_its_file(tmp_path: Path) -> None:
-    """As retention of ours has it before it removes a file."""
+    """A message that waits on in a new record was not destroyed with its file, as when duemq's retention removes a
+    file."""
     broker = new_broker(tmp_path / "store")
     for number in range(80):
         broker.timer(START_MS + 90_000_000 + number, b"timer" + bytes(500))

@@ -1,4 +1,5 @@
-"""What writes the files of a store: layout, offsets, records, units, index, hashes; against plain ways to the same."""
+"""The code that writes the files of a store: layout, offsets, records, units, index, hashes; each compared with a plain
+way."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", bytes(15) + b"\x01\0\0\x04\xd2")
 
 
 def laid_out_plainly(sizes: list[int], segment: int, begin: int) -> tuple[list[int], list[tuple[int, int]], int]:
-    """As RocketMQ appends: offsets of the records, end markers, and where the next one would go."""
+    """The layout by RocketMQ's appends: offsets of the records, end markers, and the place of the next one."""
     offsets, markers, position = [], [], begin
     for size in sizes:
         left = segment - position % segment
@@ -157,7 +158,7 @@ def test_records_keep_all_but_their_offsets(
         found = decode(written, int(at))
         expected = old.prepared_transaction_offset
         if kinds[number] == PLAIN and expected:
-            # What is gone is -1, and 0 in a commit, whose field names its half message.
+            # A removed record is -1, and 0 in a commit, whose field names its half message.
             expected = {-1: 11, 200: 22}.get(expected, 0 if old.sys_flag & 12 == 8 else -1)
         assert found.physical_offset == at + 70_000
         assert found.prepared_transaction_offset == expected
@@ -270,9 +271,10 @@ UNITS_A_FILE = 4
 def test_units_of_queues(
     tmp_path_factory: pytest.TempPathFactory, stays: list[bool], topic: str, data: st.DataObject
 ) -> None:
-    """Whatever goes: offsets ascend as searches need it, nothing is found where nothing is, and the end stays."""
+    """Units of queues, for any removed records: offsets ascend as searches need it, a removed record is not found, and
+    the end stays."""
     if topic != SCHEDULE_TOPIC:
-        stays[-1] = stays[-1] or any(stays)  # who decides keeps the last one
+        stays[-1] = stays[-1] or any(stays)  # the last record is always kept
     directory = tmp_path_factory.mktemp("queue")
     old = np.arange(len(stays)) * 300 + 77
     steps = data.draw(st.lists(st.sampled_from((100, 700)), min_size=len(stays), max_size=len(stays)))
@@ -312,7 +314,7 @@ def test_units_of_queues(
             assert (physical, size, code) == (0, PADDING_SIZE, 0)
             continue
         if not any(stays[offset:]):
-            # Behind the last record, where what was cancelled is gone: nothing there, and still in order.
+            # Behind the last record, where cancelled ones are gone: no record, and still in order.
             last = len(stays) - 1 - stays[::-1].index(True)
             assert (physical, size, code) == (places[last] + 94, 1, offset)
             continue
@@ -323,7 +325,7 @@ def test_units_of_queues(
             # As the repair fills it in: a level's times stay in order.
             assert (physical, size, code) == (following, 1, stays.index(True, offset))
         else:
-            # RocketMQ: nothing of that size from the start of a file on; go on with the file behind it.
+            # RocketMQ finds no record of that size from the start of a file on, and goes on with the next file.
             assert (size, code) == (PADDING_SIZE, FOLLOWING + following)
             assert physical % SEGMENT == 0
             assert physical >= BEGIN
@@ -354,7 +356,7 @@ def test_keys_are_told_apart_by_their_hashes(keys: list[bytes]) -> None:
     one, two = key_hashes(data, np.cumsum(sizes) - sizes, sizes)
     assert len(set(zip(one.tolist(), two.tolist(), strict=True))) == len(keys)
     assert len(set(one.tolist())) == len(keys)
-    # Where a key lies does not matter.
+    # The position of a key does not matter.
     moved = np.frombuffer(b"\xff" * 3 + b"".join(keys) + b"\0", np.uint8)
     again, _ = key_hashes(moved, np.cumsum(sizes) - sizes + 3, sizes)
     assert again.tolist() == one.tolist()
@@ -396,7 +398,7 @@ def test_an_index_has_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 assert found == [value for value in range(last, task.first - 1, -1) if value % 3 == slot]
 
 
-# --- what goes
+# --- removals
 
 
 @settings(max_examples=60)
