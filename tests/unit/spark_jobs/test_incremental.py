@@ -121,7 +121,7 @@ def test_what_is_not_as_it_was_written_does_not_count(world: World, kind: str, h
     for path in paths:
         harm(path)
     same(world.found(world.state), world.found(None), kind)
-    if (kind, harm) != ("manifest", os.unlink):  # a missing one is no reason to say so
+    if (kind, harm) != ("manifest", os.unlink):  # without a manifest nothing is kept
         assert ["does not count" in line for line in world.told] == [True]
     world.told.clear()
     same(world.found(world.state), world.found(None), (kind, "and once more"))
