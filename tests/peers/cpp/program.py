@@ -34,7 +34,7 @@ _PULL_STATUS = {
     _CPullStatus.BROKER_TIMEOUT: "BROKER_TIMEOUT",
 }
 _MAX_MESSAGE_SIZE = 4 << 20  # the default of the other libraries and the brokers; this library's is 128 KiB
-# At shutdown the library commits what it has finished, and a callback that has just told its message has not returned.
+# At shutdown the library commits finished messages, and a callback that has just told its message has not returned.
 _LAST_CALLBACK_S = 0.1
 _SUCCESS, _AGAIN = 0, 1
 # The log line of a heartbeat while the client knows no broker. Its timer sends one heartbeat 10 ms after the start; a

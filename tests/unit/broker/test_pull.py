@@ -50,7 +50,7 @@ def offsets(answer: Command) -> list[int]:
     return [message.queue_offset for message in messages]
 
 
-# --- what is found
+# --- messages found
 
 
 @pytest.mark.parametrize("frame_codec", CODECS)
@@ -141,7 +141,7 @@ async def test_long_subscriptions_are_not_remembered(broker: UnboundBroker, peer
     assert clients._known_codes.cache_info().currsize == before
 
 
-# --- what is refused
+# --- refusals
 
 
 async def test_pulls_that_cannot_be_are_refused(peer: Peer, topic: str) -> None:
