@@ -108,7 +108,9 @@ async def test_tags_with_one_hash_are_told_apart(broker: Broker, topic: str, cli
     assert sorted(consumer.bodies) == [f"Aa-{queue}".encode() for queue in range(QUEUES)]
 
 
-async def test_group_that_begins_at_the_end_skips_what_was_there(broker: Broker, topic: str, client: Client) -> None:
+async def test_a_group_that_begins_at_the_end_of_a_young_topic_gets_all_of_it(
+    broker: Broker, topic: str, client: Client
+) -> None:
     """A new group begins at the end only if the queue has lost its beginning or is not in memory any more, as in
     RocketMQ.
 

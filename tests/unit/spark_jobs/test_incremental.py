@@ -405,9 +405,7 @@ def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.Monke
     assert sum(read.values()) * 64 < SEGMENT + 4 * RANGE
 
 
-def test_of_a_store_that_is_as_it_was_only_the_last_range_is_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kept_range_of_an_unchanged_store_is_compared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store is unchanged no kept range is compared, not even in the last file."""
     world.found(world.state, anew=True)
     compared = []
