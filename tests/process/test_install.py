@@ -63,6 +63,17 @@ def test_a_wheel_owns_one_name(wheel: Path) -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (source,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path / "wheel")]
+    subprocess.run([*command, str(source)], check=True)
+    (made,) = (tmp_path / "wheel").iterdir()
+    with zipfile.ZipFile(made) as one, zipfile.ZipFile(wheel) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+
+
 @pytest.mark.parametrize("order", ["application first", "duemq first"])
 def test_an_application_keeps_its_names(installed: Path, tmp_path: Path, order: str) -> None:
     for part in PARTS:
