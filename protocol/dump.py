@@ -6,8 +6,8 @@
         --body                                   the bodies of messages as well, and bodies of frames in full
 
 For each frame: its code and the name of that, the kind of header, its fields, and the body: the records of an answer to
-a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason, and the readable data
-behind it is shown.
+a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. What is readable
+behind it is shown, but for frames behind a wrong length: nothing tells where they begin.
 
 `fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control characters in the
 bytes are escaped, so that a terminal does not obey them.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import base64
 import binascii
+import contextlib
 import json
 import re
 import signal
@@ -52,6 +53,8 @@ from duemq.protocol.records.record import (
 from duemq.protocol.requests.headers import SendMessage, SendMessageV2
 
 FORMATS: Final = ("raw", "hex", "base64")
+MAX_BYTES: Final = 1 << 27
+"""Maximum size, in bytes, of a file of frames."""
 MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
 """The bytes behind the size of a record."""
 MAGIC_AT: Final = 4
@@ -311,6 +314,15 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
     return data
 
 
+def _read(name: str) -> bytes:
+    """Return the content of a file, or of standard input for "-". Raises OSError; ValueError for too many bytes."""
+    with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes; cut out the frames to look at")
+    return data
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command, see the module; return its exit code: 1 if a file could not be read, or is not in the given
     format."""
@@ -324,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for name in given.files:
         try:
-            data = unpacked(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), given.form)
+            data = unpacked(_read(name), given.form)
         except (OSError, ValueError) as error:
             sys.stderr.write(f"{name}: {error}\n")
             failed = 1

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Final
 
 WINDOW: Final = 1 << 20
+MAX_WHOLE: Final = 1 << 28
+"""Maximum size, in bytes, of a file that is decoded as a whole."""
 _ZEROS: Final = bytes(WINDOW)
 NAME_DIGITS: Final = 20
 """Digits in the name of a file that is named by the offset of its first byte."""
@@ -58,7 +60,9 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def whole(self) -> bytes:
-        """Return the whole content of a small file."""
+        """Return the whole content of a small file. Raises OSError if the file has more than `MAX_WHOLE` bytes."""
+        if self.size > MAX_WHOLE:
+            raise OSError(errno.EFBIG, f"{self.size} bytes; files of this kind are read up to {MAX_WHOLE} bytes")
         return self._pread(0, self.size)
 
     def after_zeros(self, at: int) -> int:

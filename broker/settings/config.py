@@ -434,9 +434,15 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
     if file is not None:
         values.update(config_text.read(file))
     pinned = {}
-    for name, value in (environment if environment is not None else os.environ).items():
-        if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) in FIELDS:
-            pinned[name.removeprefix(ENVIRONMENT_PREFIX)] = value
+    for variable, value in (environment if environment is not None else os.environ).items():
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        # Names in capitals are of others: Kubernetes has DUEMQ_SERVICE_HOST for a service that is called duemq.
+        if name and name != variable and not name.isupper():
+            if name not in FIELDS and name not in UNUSED:
+                raise ConfigError(
+                    f"the environment has {_short(variable)}; there is no property {_short(name)}{_nearest(name)}"
+                )
+            pinned[name] = value
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator:

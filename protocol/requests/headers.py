@@ -167,7 +167,6 @@ class ChangePending(Header):
 PULL_COMMIT_OFFSET: Final = 1
 PULL_SUSPEND: Final = 2
 PULL_SUBSCRIPTION: Final = 4
-PULL_CLASS_FILTER: Final = 8
 
 
 class PullMessage(Header):
@@ -341,13 +340,6 @@ class GetConsumeStats(Header):
     topic: str | None = None
 
 
-class BrokerStats(Header):
-    """VIEW_BROKER_STATS_DATA (315)."""
-
-    stats_name: str
-    stats_key: str
-
-
 class MoveClock(Header):
     """MOVE_CLOCK (30001, duemq's own). In ms, 0 or more."""
 
@@ -388,12 +380,6 @@ class Cluster(Header):
     """GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: str
-
-
-class BrokerName(Header):
-    """WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327)."""
-
-    broker_name: str
 
 
 class KVKey(Header):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from duemq.protocol.records.record import FLAG_BORN_IPV6
 from duemq.spark_jobs.audit.steps import is_by_minute
 from duemq.spark_jobs.columns.hashes import hash_ints
 from duemq.spark_jobs.store.roles import MESSAGE, NAMES
@@ -34,7 +35,6 @@ SIZE_BINS: Final = 28
 """Number of bins of body sizes, by powers of two: bin 0 has empty bodies, bin n sizes below 2^n."""
 _RETRY: Final = "%RETRY%"
 _DLQ: Final = "%DLQ%"
-_BORN_IPV6: Final = 1 << 4
 
 
 class RangeUsage(msgspec.Struct):
@@ -134,7 +134,7 @@ class UsageObserver:
         sent = records.take(np.flatnonzero(role < 3))  # sent for now or for later; no deliveries
         if not len(sent):
             return
-        long = sent.sys_flag & _BORN_IPV6 != 0
+        long = sent.sys_flag & FLAG_BORN_IPV6 != 0
         if long.any():
             import ipaddress
 

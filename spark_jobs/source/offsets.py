@@ -13,11 +13,10 @@ import numpy as np
 
 from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC
 from duemq.storage.log.copies import UNITS
+from duemq.storage.queues.consume_queue import PADDING_SIZE
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
-
-_PADDING_SIZE = 0x7FFFFFFF
 
 
 def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
@@ -30,7 +29,7 @@ def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
             begin, end = bounds_of
         else:
             units = store.units(file)
-            real = np.flatnonzero(units["size"] != _PADDING_SIZE)
+            real = np.flatnonzero(units["size"] != PADDING_SIZE)
             end = file.first_unit + len(units)
             begin = file.first_unit + int(real[0]) if len(real) else end
         known = bounds.get(key)
@@ -43,7 +42,7 @@ def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | Non
     count = file.size // UNITS.itemsize
     first, last = (store.read(file.path, at * UNITS.itemsize, UNITS.itemsize) for at in (0, max(count - 1, 0)))
     sizes = [int(np.frombuffer(data, UNITS)["size"][0]) for data in (first, last) if len(data) == UNITS.itemsize]
-    if len(sizes) < 2 or 0 in sizes or sizes[0] == _PADDING_SIZE:
+    if len(sizes) < 2 or 0 in sizes or sizes[0] == PADDING_SIZE:
         return None
     return file.first_unit, file.first_unit + count
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source.filters import ALL, Span
 from duemq.spark_jobs.store.local_files import is_same, real_path, shown
+from duemq.storage.queues.consume_queue import PADDING_SIZE
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
@@ -27,7 +28,6 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 _NO_RECORD: Final = 64
 """Unit sizes (bytes) up to here are marks: the message was withdrawn, or delivered before others."""
-_PADDING: Final = 0x7FFFFFFF
 _EXAMPLE: Final = '{"orders": {"0": 23, "1": -2}}'
 
 Queues = dict[str, dict[int, int]]
@@ -158,7 +158,7 @@ class StoreQueues:
         for file in reversed(self._files[topic][queue]):
             if file.first_unit < offset:
                 units = self._store.units(file)[: offset - file.first_unit]
-                real = ((units["size"] > _NO_RECORD) & (units["size"] != _PADDING)).nonzero()[0]
+                real = ((units["size"] > _NO_RECORD) & (units["size"] != PADDING_SIZE)).nonzero()[0]
                 if len(real):
                     return int(units["physical_offset"][real[-1]]) + int(units["size"][real[-1]])
         return ALL[0]

@@ -636,7 +636,7 @@ class _TableReading(_Reading):
     def _read_queue(self, file: Any) -> Iterator[pa.RecordBatch]:
         units = self.store.units(file)
         number = np.arange(len(units), dtype=np.int64) + file.first_unit
-        real = units["size"] != 0x7FFFFFFF
+        real = units["size"] != PADDING_SIZE
         units, number = units[real], number[real]
         for at in range(0, len(units), _ROWS):
             part = units[at : at + _ROWS]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
 from duemq.spark_jobs.columns.instants import timestamps
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.errors import JobError
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.store.progress import Progress
 
     Integers = NDArray[np.int64]
-
-_BORN_IPV6: Final = 1 << 4
-_STORE_IPV6: Final = 1 << 5
 
 STORE: Final = "store"
 """The column that tells the rows of several stores apart. Readers add it; records do not have it."""
@@ -259,9 +257,9 @@ def _hosts(batch: Batch, *, of_store: bool) -> pa.Array:
     import ipaddress
 
     records = batch.records
-    shift = np.where(records.sys_flag & _BORN_IPV6, 12, 0)
+    shift = np.where(records.sys_flag & FLAG_BORN_IPV6, 12, 0)
     at = records.starts + 48 if not of_store else records.starts + 64 + shift
-    is_long = records.sys_flag & (_STORE_IPV6 if of_store else _BORN_IPV6) != 0
+    is_long = records.sys_flag & (FLAG_STORE_IPV6 if of_store else FLAG_BORN_IPV6) != 0
     raw = gather(records.data, at, np.where(is_long, 20, 8)).dictionary_encode()
     texts = []
     for value in raw.dictionary.to_pylist():

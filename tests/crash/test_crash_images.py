@@ -21,13 +21,13 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
-from duemq.storage.durability.check import problems
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync, SyncDirectory
 from tests.support.messages import HOST, Sender
 from tests.support.store import OwnedStore
+from tests.support.store_problems import problems
 
 pytestmark = pytest.mark.crash
 

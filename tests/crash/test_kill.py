@@ -26,13 +26,13 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.fastjson import loads
 from duemq.protocol.frames.frame import Frame, FrameReader
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.storage.durability.check import problems
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.load import DELAYED, PLAIN, Delay, by_level, by_time, load_until_lost
 from tests.peers.clients import make_client
 from tests.peers.duemq_broker import DuemqBroker
+from tests.support.store_problems import problems
 
 pytestmark = pytest.mark.crash
 

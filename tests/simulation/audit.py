@@ -26,10 +26,10 @@ from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import Segment, walks
 from duemq.storage.clock import Moment, look
 from duemq.storage.config_file import ConfigFile
-from duemq.storage.durability.check import problems
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.simulation.disk import PAGE, Disk
 from tests.simulation.world import ROOT
+from tests.support.store_problems import problems
 
 if TYPE_CHECKING:
     from duemq.broker.settings.config import BrokerConfig

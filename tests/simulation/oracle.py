@@ -11,7 +11,6 @@ from itertools import pairwise
 from duemq.protocol.records import properties
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.config_file import decode_table
-from duemq.storage.durability.check import problems
 from duemq.storage.log.scan import Scanner
 from duemq.storage.store import MessageStore
 from tests.simulation import audit
@@ -20,6 +19,7 @@ from tests.simulation.groups import PushConsumer
 from tests.simulation.life import Life
 from tests.simulation.script import QUEUES
 from tests.simulation.world import ROOT
+from tests.support.store_problems import problems
 
 _STORED = 0
 _SLEWED_SECONDS = 0.5

@@ -138,6 +138,30 @@ def test_flags_come_over_the_environment_and_that_over_the_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [
+        ("DUEMQ_flushDisktype", "the environment has DUEMQ_flushDisktype; .*; did you mean flushDiskType?"),
+        ("DUEMQ_storepath", "there is no property storepath"),
+        ("DUEMQ_x" + "y" * 1000, "there is no property xyyy"),
+    ],
+)
+def test_a_misspelt_property_in_the_environment_stops_the_start(variable: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(None, (), {variable: "SYNC_FLUSH"})
+
+
+def test_variables_of_others_are_no_settings() -> None:
+    """Kubernetes sets such variables in each pod for a service that is called duemq."""
+    environment = {"DUEMQ_SERVICE_HOST": "10.0.0.1", "DUEMQ_PORT_10911_TCP_ADDR": "10.0.0.1", "DUEMQ_": "x"}
+    assert loaded(environment=environment) == loaded()
+
+
+def test_an_unused_property_in_the_environment_is_told() -> None:
+    name = min(UNUSED)
+    assert load(None, (), {f"DUEMQ_{name}": "1"})[1] == [name]
+
+
+@pytest.mark.parametrize(
     ("content", "complaint"),
     [
         (b"listenPort", r"line 1: 'listenPort' is not NAME=VALUE"),

@@ -344,3 +344,11 @@ def test_any_bytes_are_lines(tmp_path: Path, data: bytes) -> None:
         path.write_bytes(data)
         for line in lines(str(path), with_bodies=True):
             assert line.isprintable(), line
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "queuecheck", "topics.json"])
+def test_a_huge_file_of_a_small_kind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(source.MAX_WHOLE + 1)
+    assert command.main([str(tmp_path / name)]) == 1
+    assert f"{source.MAX_WHOLE + 1} bytes; files of this kind are read up to" in capsys.readouterr().err

@@ -191,3 +191,12 @@ def test_the_command_goes_on_behind_what_cannot_be_read(tmp_path: Path, capsys: 
 )
 def test_times(ms: int, text: str) -> None:
     assert dump.when(ms) == text
+
+
+def test_too_many_bytes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dump, "MAX_BYTES", 10)
+    (tmp_path / "frames").write_bytes(bytes(11))
+    assert dump.main([str(tmp_path / "frames")]) == 1
+    assert "more than 10 bytes" in capsys.readouterr().err

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from duemq.protocol.records import record
 from duemq.protocol.records.message_id import pack_host
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6
-from duemq.storage.durability.check import problems
 from duemq.storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
 from duemq.storage.log.copies import Records
 from duemq.storage.log.scan import Scanner
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.store import OwnedStore
+from tests.support.store_problems import problems
 from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
 

@@ -17,7 +17,6 @@ from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, Moment
 from duemq.storage.durability import checkpoint as checkpoint_file
 from duemq.storage.durability import owner
-from duemq.storage.durability.check import problems
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import (
@@ -33,6 +32,7 @@ from duemq.storage.errors import NotDurable, StoreBroken, StoreClosed, StoreErro
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import Call, SimulatedFiles, Sync
 from tests.support.store import NOTHING_GOES, OwnedStore
+from tests.support.store_problems import problems
 from tests.unit.storage.conftest import append, make_store
 
 SEGMENT = 8192

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.properties import TIMER_DEL_UNIQKEY
-from duemq.storage.durability.check import problems
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import RetentionConfig
@@ -30,6 +29,7 @@ from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
 from tests.support.store import OwnedStore
+from tests.support.store_problems import problems
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
 
 SEGMENT: Final = 8192

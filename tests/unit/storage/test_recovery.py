@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.records import record
 from duemq.storage.durability import recovery
-from duemq.storage.durability.check import problems
 from duemq.storage.durability.health import Verdict
 from duemq.storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
 from duemq.storage.files import OsFiles
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Write
 from tests.support.store import OwnedStore
+from tests.support.store_problems import problems
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
 
 

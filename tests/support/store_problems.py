@@ -1,7 +1,4 @@
-"""Checking a store that is open and at rest: its consume queues must list exactly the records of its commitlog.
-
-Used by tests after every crash, and by operators who doubt a disk.
-"""
+"""Tells what is wrong with a store that is open and at rest: its consume queues must list its records, no more."""
 
 from __future__ import annotations
 
