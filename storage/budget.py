@@ -11,7 +11,7 @@ class Budget(Protocol):
 
     @property
     def is_spent(self) -> bool:
-        """Whether the step must end now. A step asks after each piece of work, and does at least one piece."""
+        """Whether the step must end now. A step asks this after each piece of work, and does at least one piece."""
 
 
 class Unlimited:
@@ -24,7 +24,7 @@ class Unlimited:
 
 
 class Spent:
-    """A budget of nothing."""
+    """A budget that is spent from the start."""
 
     @property
     def is_spent(self) -> bool:

@@ -1,4 +1,4 @@
-"""Time. Only the broker's asyncio part reads a clock; everything below is told what time it is, as an argument."""
+"""Time. Only the broker's asyncio part reads a clock; everything below gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from typing import Final, NamedTuple, Protocol
 
 MAX_AHEAD_MS: Final = 100 * 365 * 86_400_000
-"""So far times can be computed with everywhere."""
+"""The longest time ahead with which all code can compute."""
 
 
 _AT_ONCE_SECONDS: Final = 0.01
@@ -22,10 +22,10 @@ class Moment(NamedTuple):
     monotonic: float
     """Seconds of a clock that only goes forward."""
     boot_id: bytes = b""
-    """What `monotonic` counts from, see `Clock.boot_id`."""
+    """The start from which `monotonic` counts, see `Clock.boot_id`."""
 
     def later(self, ms: int) -> Moment:
-        """The moment a number of ms later, by both clocks."""
+        """Return the moment a number of ms later, by both clocks."""
         return self._replace(wall_ms=self.wall_ms + ms, monotonic=self.monotonic + ms / 1000)
 
 
@@ -33,15 +33,16 @@ class Clock(Protocol):
     """Wall and monotonic time."""
 
     def now_ms(self) -> int:
-        """Wall time, ms since the epoch; may jump."""
+        """Return the wall time, ms since the epoch; it may jump."""
 
     def monotonic(self) -> float:
-        """Seconds of a clock that only goes forward."""
+        """Return the seconds of a clock that only goes forward."""
 
     @property
     def boot_id(self) -> bytes:
-        """What monotonic time counts from, 16 bytes: the same for each process on the machine until that is started
-        again. Empty where nobody can tell: then monotonic times of two processes cannot be compared."""
+        """The start from which monotonic time counts, 16 bytes: the same for each process on the machine until the
+        machine is started again. Empty where it is not known: then monotonic times of two processes cannot be
+        compared."""
 
 
 def look(clock: Clock) -> Moment:
@@ -66,16 +67,16 @@ class SystemClock:
         return self._boot_id
 
     def now_ms(self) -> int:
-        """Wall time, ms since the epoch."""
+        """Return the wall time, ms since the epoch."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds since some start; those that the machine was suspended count."""
+        """Return the seconds since some start; those during which the machine was suspended count."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _boot_id() -> bytes:
-    """Linux's random/boot_id; empty where there is none."""
+    """Return Linux's random/boot_id; empty bytes where there is none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return uuid.UUID(file.read().strip()).bytes
@@ -88,7 +89,7 @@ class MovableClock:
     and monotonic time move together, so that a move is not taken for a wall clock that was set."""
 
     def __init__(self, base: Clock | None = None) -> None:
-        """`base`: the clock that makes it go on; the machine's by default."""
+        """Make the clock. `base`: the clock by which it runs; the machine's by default."""
         self._base = base or SystemClock()
         self._ahead_ms = 0
 
@@ -98,15 +99,15 @@ class MovableClock:
         return self._base.boot_id
 
     def now_ms(self) -> int:
-        """Wall time, ms since the epoch."""
+        """Return the wall time, ms since the epoch."""
         return self._base.now_ms() + self._ahead_ms
 
     def monotonic(self) -> float:
-        """Seconds since some start."""
+        """Return the seconds since some start."""
         return self._base.monotonic() + self._ahead_ms / 1000
 
     def advance(self, ms: int) -> None:
-        """Move ahead. Raises ValueError for a negative number, and beyond MAX_AHEAD_MS in all."""
+        """Move the clock ahead. Raises ValueError for a negative number, and beyond MAX_AHEAD_MS in all."""
         if ms < 0:
             raise ValueError(f"a clock moves forward only, not by {ms} ms")
         if self._ahead_ms + ms > MAX_AHEAD_MS:
@@ -124,11 +125,11 @@ class ManualClock:
         """See `Clock.boot_id`; a machine that is started again has another."""
 
     def now_ms(self) -> int:
-        """Wall time, ms since the epoch."""
+        """Return the wall time, ms since the epoch."""
         return self._now_ms
 
     def monotonic(self) -> float:
-        """Seconds since some start."""
+        """Return the seconds since some start."""
         return self._monotonic
 
     def advance(self, ms: int) -> None:

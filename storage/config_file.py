@@ -10,10 +10,10 @@ delayOffset.json, kvConfig.json, each with the edition before it in <name>.bak.
      }
     }
 
-RocketMQ writes them with fastjson, tabs and integer keys without quotes, and reads strict JSON as well, which is what
-we write. It passes over the checksum, and leaves it out when it writes the file: a file without one is taken as it is,
-unless it has what another table has. Earlier versions left the name out of the checksum.
-Fields that we do not know are kept by those who own a table.
+RocketMQ writes them with fastjson, tabs and integer keys without quotes, and reads strict JSON as well, which duemq
+writes. It ignores the checksum, and leaves it out when it writes the file: a file without one is accepted, unless it
+has the main key of another table. Earlier versions left the name out of the checksum.
+The owner of a table keeps fields that duemq does not know.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CONTENTS: Final = {
     "delayOffset.json": "offsetTable",
     "kvConfig.json": "configTable",
 }
-"""What each table has, which is how one in another's place is found where there is no checksum."""
+"""The main key of each table: it tells a file in another table's place where there is no checksum."""
 _BY_HAND: Final = f'If it was changed by hand, remove its line "{_CHECKSUM}"'
 
 Table = dict[str, Any]
@@ -57,16 +57,16 @@ class ConfigFile:
         self.backup = f"{path}.bak"
         self._files = files
         self._is_backup_better = False
-        """Whether the file was found to be damaged or empty, so that it must not become the backup."""
+        """Whether the file is damaged or empty, so that it must not become the backup."""
         self.is_newest = True
-        """Whether `read` found the table as it was last written; otherwise an earlier edition, or nothing."""
+        """Whether `read` found the newest edition of the table; otherwise it found an earlier edition, or nothing."""
 
     def read(self) -> Table:
-        """The table, from the backup if the file is missing, empty or damaged, which is logged; empty where there is
-        neither.
+        """Return the table: from the backup, with a warning, if the file is missing, empty or damaged; empty where
+        there is neither file.
 
-        Raises StoreFormatError where there is a file but no readable one: to start without a table that was there
-        would lose it.
+        Raises StoreFormatError where there is a file but no readable one: a start without a table that existed would
+        lose it.
         """
         why = ""
         self.require_files()
@@ -92,7 +92,7 @@ class ConfigFile:
         return {}
 
     def require_files(self) -> None:
-        """See that the file and its backup are files, or not there. Raises StoreFormatError, OSError."""
+        """Check that the file and its backup are regular files or do not exist. Raises StoreFormatError, OSError."""
         self._files.require_file(self.path)
         self._files.require_file(self.backup)
 
@@ -107,7 +107,7 @@ class ConfigFile:
 
 
 def encode_table(table: Table, path: str) -> bytes:
-    """The text of a table, which may have JSON as msgspec.Raw in it, for a file."""
+    """Return the text of a table's file. The table may contain JSON as msgspec.Raw."""
     rest = b"".join((b",\n".join(_sections(table)), b"\n}\n"))
     return b'{\n "%b": %d%b\n%b' % (_CHECKSUM.encode(), _checksum(rest, path), b"," if table else b"", rest)
 
@@ -127,8 +127,8 @@ def _checksum(rest: bytes, path: str) -> int:
 
 
 def decode_table(data: bytes, path: str) -> Table:
-    """The table in a text of ours or of RocketMQ's; `path`: of the table, or of its backup. Raises BodyError for one
-    that is damaged, or another table."""
+    """Decode a table written by duemq or RocketMQ; `path`: of the table, or of its backup. Raises BodyError for a
+    damaged table, or another table."""
     path = path.removesuffix(".bak")
     head = _HEAD.match(data)
     rest = data[head.end() :] if head is not None else b""

@@ -1,19 +1,19 @@
-"""What can go wrong with a store.
+"""The errors of a store.
 
 StoreError
 ├── StoreLocked         another process has the store open
-├── StoreFormatError    a file is not what its name says: wrong size, wrong place, unreadable text
+├── StoreFormatError    a file does not match its name: wrong size, wrong place, unreadable text
 │   ├── StoreFileMissing    a file of a sequence is not there
-│   └── StoreFileSize       a file of a sequence has not the size that all have
+│   └── StoreFileSize       a file of a sequence has another size than the configured one
 ├── StoreFull           the disk has no room; nothing of the write remains
 ├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
 ├── StoreClosed         the store is not open
-├── NotInMemory         a read would have to wait for the disk, and may not: see `Files.may_wait`
-├── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
-│                       succeeds says nothing about it; an OSError, too
-├── QueueCheckDamaged   queuecheck, or the rest of it, cannot be believed; never leaves those who read it
-└── RecordIllegal       a message is not of a kind that the store takes
-    └── RecordTooLarge  it is larger than the store takes
+├── NotInMemory         a read would wait for the disk, and may not: see `Files.may_wait`
+├── NotDurable          a sync failed: the disk may lack bytes written before, and a second sync that
+│                       succeeds says nothing about those; also an OSError
+├── QueueCheckDamaged   the file queuecheck, or the rest of it, is damaged; its readers catch this
+└── RecordIllegal       the store does not take messages of this kind
+    └── RecordTooLarge  the message is larger than the store takes
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 
 
 class StoreError(Exception):
-    """Base of everything this package raises."""
+    """Base of all errors that this package raises."""
 
 
 class StoreLocked(StoreError):
@@ -35,7 +35,7 @@ class StoreLocked(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """A file of the store is not as it has to be. Attributes: `path`, `why`."""
+    """A file of the store has a wrong kind, name, size or content. Attributes: `path`, `why`."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -60,7 +60,7 @@ class StoreFull(StoreError):
 
 
 class StoreBroken(StoreError):
-    """A write or a flush failed, so what is on the disk is unknown. Only opening the store anew helps."""
+    """A write or a flush failed, so the bytes on the disk are unknown. Only opening the store anew helps."""
 
 
 class StoreClosed(StoreError):
@@ -68,11 +68,12 @@ class StoreClosed(StoreError):
 
 
 class RecordIllegal(StoreError):
-    """A message that the store does not take."""
+    """The store does not take this message."""
 
 
 class RecordTooLarge(RecordIllegal):
-    """A message does not fit. Attributes: `size` and `limit` in bytes, `what` of the message is too large."""
+    """A message does not fit. Attributes: `size` and `limit` in bytes; `what`, the part of the message that is too
+    large."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"{what} of {size} bytes; at most {limit} are taken")
@@ -82,8 +83,8 @@ class RecordTooLarge(RecordIllegal):
 
 
 class NotInMemory(StoreError):
-    """A read would have to wait for the disk. `read` makes it, in any thread; it raises OSError. What was read is in
-    memory then, for a while. `place` tells it from other reads, wherever they are made."""
+    """A read would have to wait for the disk. `read` does that read, in any thread, and raises OSError; for a while the
+    bytes are in memory then. `place` tells this read from other reads, wherever they are made."""
 
     def __init__(self, path: str, place: Hashable, read: Callable[[], object]) -> None:
         super().__init__(f"{path}: not in memory")

@@ -25,14 +25,15 @@ from duemq.storage.errors import NotDurable, NotInMemory, StoreFormatError, Stor
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512
 _MAX_GAP: Final = 16 * 1024
-"""Copying so much costs about as much as another call."""
+"""Bytes whose copying costs about as much as another call."""
 _MAX_BUFFERS: Final = 1000
-"""The system takes 1024."""
+"""Buffers of one call, at most; the system takes 1024."""
 _WRITE_SIZE: Final = 32 * 1024
-"""Larger writes to new pages make the system look for larger pieces of memory: two to three times the cost a byte
-(ext4, Linux 6; measured)."""
+"""Bytes of one write. Larger writes to new pages make the system look for larger pieces of memory: two to three times
+the cost a byte (ext4, Linux 6; measured)."""
 _AHEAD_SIZE: Final = 128 << 10
-"""Linux reads no more than its readahead window for one order, which is this by default, and drops the rest."""
+"""Bytes of one request to read ahead. Linux reads no more for one request than its readahead window, by default this
+size, and drops the rest."""
 _VOID: Final = memoryview(bytearray(_MAX_GAP))
 
 
@@ -47,31 +48,32 @@ class File(Protocol):
     path: str
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `Files.may_wait` says no:
-        then it raises NotInMemory."""
+        """Return up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `Files.may_wait` is
+        False: then raises NotInMemory instead of waiting."""
 
     def read_ranges(self, ranges: Ranges) -> bytes:
-        """The bytes of ranges, joined; zeros beyond the end of the file. May wait for the disk. Raises OSError."""
+        """Return the bytes of ranges, joined; zeros beyond the end of the file. May wait for the disk. Raises
+        OSError."""
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
-        """The bytes of ranges, joined, or None where they cannot all be had without waiting for the disk."""
+        """Return the bytes of ranges, joined, or None where reading them all would wait for the disk."""
 
     def read_apart(self, ranges: Ranges) -> bytes:
-        """As `read_ranges`, from any thread. Raises OSError."""
+        """Read as `read_ranges` does, from any thread. Raises OSError."""
 
     def read_ahead(self, ranges: Ranges) -> None:
-        """Have ranges in memory soon, from any thread; waits for no more than that the disk takes the order. Raises
+        """Ask for ranges to be in memory soon, from any thread; waits only until the disk takes the request. Raises
         OSError."""
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write all of `data`. Raises OSError; part of it may have been written then."""
+        """Write all of `data`. Raises OSError; then part of the data may have been written."""
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
         """Write at several offsets and make the file durable, from any thread. Raises OSError as `write`, NotDurable as
         `sync`."""
 
     def allocate(self, offset: int, size: int) -> None:
-        """Have space on the disk for a range, whose content stays, from any thread. Raises OSError."""
+        """Allocate disk space for a range, whose content stays, from any thread. Raises OSError."""
 
     def clear(self, offset: int) -> None:
         """Zero everything from `offset` on; the size stays."""
@@ -80,74 +82,75 @@ class File(Protocol):
         """Make the written bytes durable (fdatasync); may be called from any thread. Raises NotDurable."""
 
     def size(self) -> int:
-        """Size in bytes. Raises StoreFormatError where it is not a regular file, OSError."""
+        """Return the size in bytes. Raises StoreFormatError if the file is not a regular one, OSError."""
 
     def close(self) -> None:
-        """Release the descriptor; the file opens again by itself."""
+        """Release the descriptor; the next access opens the file again."""
 
 
 class Files(Protocol):
-    """A file system, as much of it as a store needs. Paths are absolute or relative to the process."""
+    """A file system, as far as a store needs it. Paths are absolute or relative to the process."""
 
     may_wait: bool
     """Whether `File.read` may wait for the disk. Belongs to the thread that owns the files."""
 
     def create(self, path: str, size: int) -> File:
-        """A new sparse file of zeros. Its name appears only once it has its full size."""
+        """Make a sparse file of zeros. Its name appears only once it has its full size."""
 
     def open(self, path: str) -> File:
-        """An existing file."""
+        """Return an existing file."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""
 
     def require_file(self, path: str) -> None:
-        """See that a path can be read and replaced as a small file; nothing at all is right. Raises StoreFormatError
-        where there is a directory, a pipe or a link to nothing; OSError."""
+        """Check that a path can be read and replaced as a small file, or does not exist. Raises StoreFormatError if the
+        path is a directory, a pipe or a link to nothing; OSError."""
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none where there is no directory."""
+        """Return the names in a directory, sorted; none where there is no directory."""
 
     def make_directories(self, path: str, *, durable: bool = False) -> None:
-        """Make a directory and those above it, as far as they are not there. `durable`: their names survive a power cut
-        when this is done. Raises OSError, NotDurable."""
+        """Make a directory and its parents, as far as they do not exist. `durable`: the new names survive a power cut
+        once this returns. Raises OSError, NotDurable."""
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it, if it is there. Raises OSError; it may be called again."""
+        """Remove a directory and its content, if it exists. Raises OSError; it may be called again."""
 
     def read_whole(self, path: str) -> bytes | None:
-        """The bytes of a small file, or None where there is none. Raises StoreFormatError where it is not a regular
-        file, OSError."""
+        """Return the bytes of a small file, or None where there is none. Raises StoreFormatError if the path is not a
+        regular file, OSError."""
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Replace a small file; readers and crashes see the old or the new text, never a part."""
 
     def copy(self, source: str, target: str) -> None:
-        """Give a file a second name, replacing what had that name; a crash leaves the old or the new."""
+        """Give a file a second name; the file that had that name loses it. A crash leaves the old or the new file
+        there."""
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable. Raises NotDurable."""
 
     def lock(self, path: str) -> Lock:
-        """Hold a store's lock file, which is made where it is not there, and its directory. Raises StoreLocked,
+        """Hold a store's lock file. Makes the file and its directory where they do not exist. Raises StoreLocked,
         OSError."""
 
     def lock_directory(self, path: str) -> Callable[[], None]:
-        """Hold a directory that is there, in which nothing is changed; gives what lets go of it. For another store
-        that has the same directory for its commitlog. Raises StoreLocked, OSError."""
+        """Lock an existing directory, without changing anything in it, against another store that has the same
+        directory for its commitlog; return a function that releases the lock. Raises StoreLocked, OSError."""
 
     def used_ratio(self, path: str) -> float:
-        """How full the file system of a directory is, 0 to 1."""
+        """Return the used part of the file system of a directory, 0 to 1."""
 
     def space(self, path: str) -> tuple[int, int]:
-        """Size and free bytes of the file system of a directory. Raises OSError."""
+        """Return the size and the free bytes of the file system of a directory. Raises OSError."""
 
     def blocks_read(self) -> int:
-        """How much this thread has had read from disks, in some unit. What it found in memory does not count; what
-        it only had begun (`read_cached`) may."""
+        """Return the amount that this thread has had read from disks, in some unit. Reads from memory do not count;
+        reads that it only began (`read_cached`) may count."""
 
 
 class Lock(Protocol):
@@ -155,17 +158,17 @@ class Lock(Protocol):
 
     @property
     def was_theirs(self) -> bool:
-        """Whether RocketMQ had it since we last claimed it."""
+        """Whether RocketMQ held the lock since duemq last claimed it."""
 
     @property
     def was_ours(self) -> bool:
-        """Whether nobody else had it since."""
+        """Whether no other process held the lock since duemq last claimed it."""
 
     def claim(self) -> None:
-        """Note in the file that we have the lock, and that the checkpoint is ours, durably. Raises OSError."""
+        """Note in the file, durably, that duemq has the lock and wrote the checkpoint. Raises OSError."""
 
     def release(self) -> None:
-        """Give it up. The file and directories made for a lock that was never claimed are removed."""
+        """Release the lock. The file and directories made for a lock that was never claimed are removed."""
 
 
 class OsFile:
@@ -203,10 +206,10 @@ class OsFile:
         return data if len(data) == sum([size for _, size in ranges]) else _read_all(fd, ranges, self.path)
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
-        """See File. Where the file system cannot tell, it reads and waits.
+        """See File. Where the file system cannot tell whether bytes are in memory, this reads and waits.
 
-        Ranges that lie close together cost one call, which also reads what is between them, into the void: messages
-        of one queue usually lie between those of others.
+        Ranges that lie close together cost one call, which also reads the bytes between them, into a scratch buffer:
+        messages of one queue usually lie between those of others.
         """
         if not self._owner.can_tell_cached:
             return self.read_ranges(ranges)
@@ -229,7 +232,7 @@ class OsFile:
         return result if self._fill_cached(buffers, start, end) else None
 
     def _fill_cached(self, buffers: list[memoryview], start: int, end: int) -> bool:
-        """Read a range of the file into buffers, if that needs no disk."""
+        """Read a range of the file into buffers, if that needs no disk; return whether it was read."""
         try:
             return os.preadv(self._descriptor(), buffers, start, os.RWF_NOWAIT) == end - start
         except OSError as error:
@@ -348,18 +351,18 @@ class OsFiles:
         self._open: OrderedDict[OsFile, None] = OrderedDict()
 
     def opened(self, file: OsFile) -> None:
-        """A file took a descriptor: take one from the file that opened first, if they are too many."""
+        """Note that a file took a descriptor; close the file that opened first if too many are open."""
         self._open[file] = None
         if len(self._open) > self._max_open:
             next(iter(self._open)).close()
 
     def closed(self, file: OsFile) -> None:
-        """A file gave its descriptor back."""
+        """Note that a file gave its descriptor back."""
         self._open.pop(file, None)
 
     def open_descriptor(self, path: str, flags: int, mode: int = 0o644) -> int:
-        """A new descriptor. Where there is none left, the files that have one and are not in use just now give theirs
-        back first. For the thread that owns the files. Raises OSError."""
+        """Return a new descriptor. Where there is none left, all files with a descriptor close theirs first; none is in
+        use just now. Must be called in the thread that owns the files. Raises OSError."""
         try:
             return os.open(path, flags | os.O_CLOEXEC, mode)
         except OSError as error:
@@ -370,8 +373,8 @@ class OsFiles:
         return os.open(path, flags | os.O_CLOEXEC, mode)
 
     def create(self, path: str, size: int) -> OsFile:
-        """See Files. An unnamed file gets its size first; where the file system has none (O_TMPFILE), a file beside
-        the directory is renamed into it."""
+        """See Files. An unnamed file gets its size first; where the file system has no unnamed files (O_TMPFILE), a
+        file beside the directory is renamed into it."""
         directory = os.path.dirname(path)
         try:
             fd = self.open_descriptor(directory, os.O_TMPFILE | os.O_RDWR)
@@ -383,9 +386,9 @@ class OsFiles:
         try:
             try:
                 os.ftruncate(fd, size)
-            except OSError as error:  # it may be larger than a file of this process may be (ulimit -f)
+            except OSError as error:  # the size may exceed this process's limit (ulimit -f)
                 raise _named(error, path) from error
-            # Only with a directory descriptor given does Python call linkat, which can follow the symbolic link.
+            # Python calls linkat, which can follow the symbolic link, only if a directory descriptor is given.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         finally:
             os.close(fd)
@@ -444,7 +447,7 @@ class OsFiles:
     def read_whole(self, path: str) -> bytes | None:
         """See Files."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes into it
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
         except FileNotFoundError:
             return None
         try:
@@ -457,7 +460,7 @@ class OsFiles:
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """See Files."""
         temporary = f"{path}.tmp"
-        self.remove(temporary)  # it may be a pipe, or a link
+        self.remove(temporary)  # the path may be a pipe or a link
         try:
             with open(temporary, "xb") as file:
                 file.write(data)
@@ -516,7 +519,7 @@ class OsFiles:
         return partial(os.close, fd)
 
     def used_ratio(self, path: str) -> float:
-        """See Files. As `df` counts: what only root may still use counts as used."""
+        """See Files. Counts as `df` does: space that only root may still use counts as used."""
         disk = os.statvfs(path)
         used = disk.f_blocks - disk.f_bfree
         return used / max(1, used + disk.f_bavail)
@@ -527,13 +530,13 @@ class OsFiles:
         return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     def blocks_read(self) -> int:
-        """See Files. File systems of a network do not count."""
+        """See Files. Reads from network file systems do not count."""
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
 def _read_on(fd: int, offset: int, size: int) -> bytes:
-    """Up to `size` bytes; fewer only at the end of the file. The system gives fewer where a page behind them cannot be
-    read, and says why when it is asked for that page. Raises OSError."""
+    """Return up to `size` bytes; fewer only at the end of the file. The system returns fewer where a later page cannot
+    be read, and gives the reason when that page is asked for. Raises OSError."""
     pieces = []
     while size and (piece := os.pread(fd, size, offset)):
         pieces.append(piece)
@@ -542,8 +545,8 @@ def _read_on(fd: int, offset: int, size: int) -> bytes:
 
 
 def _read_all(fd: int, ranges: Ranges, path: str) -> bytes:
-    """The bytes of ranges, joined. What a file that was cut off does not have any more are zeros, as in a file into
-    which it was never written. Raises OSError with the path."""
+    """Return the bytes of ranges, joined. Bytes beyond the end of a file that was cut off read as zeros, as in a file
+    into which they were never written. Raises OSError with the path."""
     try:
         return b"".join([_read_on(fd, offset, size).ljust(size, b"\0") for offset, size in ranges])
     except OSError as error:
@@ -551,12 +554,13 @@ def _read_all(fd: int, ranges: Ranges, path: str) -> bytes:
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """An error of the system, which names no file where a descriptor is read, with the file's path."""
+    """Return a system error with the file's path: the system names no file where a descriptor is read."""
     return OSError(error.errno, error.strerror, path)
 
 
 def _status(path: str) -> os.stat_result | None:
-    """The status of a file, None where there is none. Raises StoreFormatError where it is not a regular file."""
+    """Return the status of a file, None where there is none. Raises StoreFormatError if the path is not a regular file,
+    or is a link to nothing."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -575,7 +579,7 @@ def _check_kind(path: str, status: os.stat_result) -> None:
 
 
 def _missing(path: str) -> list[str]:
-    """A directory and those above it, as far as they are not there, the highest first."""
+    """Return a directory and its parents, as far as they do not exist, the highest first."""
     missing = []
     at = os.path.abspath(path)
     while not os.path.isdir(at):
@@ -589,28 +593,29 @@ def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> Non
         sync(fd)
     except OSError as error:
         raise NotDurable(error.errno, error.strerror, path) from error
-    except KeyboardInterrupt:  # of a command line: it ends the process
+    except KeyboardInterrupt:  # the user ends the process at the command line
         raise
-    except BaseException as error:  # for want of memory, say: the result of the call is not known
+    except BaseException as error:  # such as a lack of memory: the result of the call is not known
         raise NotDurable(errno.EIO, f"a sync ended with {error!r}", path) from error
 
 
 _NO_LOCKS: Final = frozenset((errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
-"""What file systems say that have no locks for directories, some network ones for example."""
+"""Errors of file systems that have no locks for directories, for example some network ones."""
 
 
 class OsLock:
     """RocketMQ's lock: an exclusive POSIX record lock on the first byte of the file `lock`. RocketMQ writes "lock" into
-    it at every start, we something else: so it tells who had the store last.
+    the file at every start, duemq writes "duemq": so the text tells which of them had the store last.
 
-    The descriptor stays open as long as the lock is held: closing any descriptor of the file would drop it.
+    The descriptor stays open as long as the lock is held: closing any descriptor of the file would drop the lock.
     """
 
     _THEIRS: Final = b"lock"
     _OURS: Final = b"duemq"
 
     def __init__(self, path: str, made: Sequence[str] = ()) -> None:
-        """`made`: directories that were made for the file, the highest first."""
+        """Take the lock. `made`: directories that were made for the file, the highest first. Raises StoreLocked,
+        OSError."""
         self._path = path
         self._made = made
         self._is_new = not os.path.exists(path)

@@ -2,10 +2,10 @@
 
     <root>/commitlog/  consumequeue/  checkpoint  queuecheck  abort  lock  config/*.json (see `config_file`)
 
-    abort: there while the store is open; found at start, it tells that the last run did not end cleanly.
+    abort: exists while the store is open; an abort file at start means that the last run did not end cleanly.
     lock:  locked while the store is open (see `files.OsLock`).
 
-The store belongs to one thread, the broker's event loop. What waits for the disk is a job that a worker runs
+The store belongs to one thread, the broker's event loop. Work that waits for the disk is a job that a worker runs
 (`storage.durability.jobs`, `pull.ColdRead`).
 """
 
@@ -50,13 +50,13 @@ from duemq.storage.queues.consume_queue import (
 
 _ZEROS: Final = bytes(1 << 20)
 _RECORD_END: Final = 16
-"""The last bytes of a record that are not all zeros: of its topic or its properties."""
+"""Bytes at the end of a record that are not all zeros: they belong to its topic or its properties."""
 REPAIR_DIRECTORY: Final = "repair.partial"
 """Directory in the store in which `duemq store repair` works. Replaced files stay in old/ there until all new ones are
 in place."""
 
 DeliverTime = Callable[[int, int], int]
-"""Of delay level and store time, ms since the epoch: when a message of the level is due."""
+"""Returns when a message is due, ms since the epoch, from its delay level and store time."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ class StoreConfig:
 
     root: str
     commitlog_directory: str = ""
-    """Default: commitlog/ under the root."""
+    """Directory of the commitlog's files; by default commitlog/ under the root."""
     commitlog_segment_size: int = COMMITLOG_SEGMENT_SIZE
-    """Written into the files: a store opens only with the size it was made with."""
+    """Size of a commitlog file. A store opens only with the size with which its files were made."""
     queue_segment_size: int = QUEUE_SEGMENT_SIZE
-    """As above; rounded up to whole units."""
+    """Size of a consume queue's file, rounded up to whole units. A store opens only with the size with which its files
+    were made."""
     max_message_size: int = 4 * 1024 * 1024
-    """Largest body taken."""
+    """The largest body that the store takes."""
     with_checksums: bool = False
     """Whether each record that is written ends with its checksum."""
     cached_size: int = 1 << 30
@@ -79,13 +80,13 @@ class StoreConfig:
 
 
 def queue_file_size(setting: int) -> int:
-    """Bytes of a consume queue's file for a configured size: whole units, rounded up as RocketMQ does."""
+    """Return the bytes of a consume queue's file for a configured size: whole units, rounded up as RocketMQ does."""
     return -(-setting // UNIT_SIZE) * UNIT_SIZE
 
 
 class MessageStore:
     """Opens the store, finds messages, and owns the `appender`. Offsets are physical or queue offsets as named; times
-    are ms since the epoch. What is made durable, and when, is decided by `durability.owner.Durability`."""
+    are ms since the epoch. `durability.owner.Durability` decides which data is made durable, and when."""
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class MessageStore:
         deliver_time: DeliverTime,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_work` is called when the store's verdict changed, or much was written: then the owner of durability has
-        work to do."""
+        """Make a store that is not open yet. `on_work` is called when the store's verdict changed, or much was written:
+        then the owner of durability has work to do."""
         self.config = config
         self.files = files
         self._deliver_time = deliver_time
@@ -126,23 +127,24 @@ class MessageStore:
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         """Topic to queue id to queue."""
         self._being_removed: Counter[str] = Counter()
-        """Topics whose former queues' files are being removed, and how many times."""
+        """Topics with former queues whose files are being removed, and the number of those removals."""
         self.removals = 0
         """Generation counter: a cached ConsumeQueue is stale once it changes, as queues were removed or limited."""
         self.queue_limits: dict[str, int] = {}
         """Number of queues that consumers read, by topic."""
         self.dirty: dict[ConsumeQueue, int] = {}
-        """Queues with units that are not durable, and the queue offset where those start."""
+        """Queues with units that are not durable, and the queue offset where those units start."""
         self.ahead = AllocateAhead(self.log)
         """Allocates space before it is written; `on_work` is called when the commitlog ends beyond its `look_at`."""
         self._cached_from = 0
-        """What lies before it may not be in the page cache: at first, where the commitlog ended when it was opened."""
+        """Physical offset before which records may not be in the page cache: at first, the end of the commitlog when
+        the store was opened."""
         self._blocks_read = 0
-        """As of the last read."""
+        """`Files.blocks_read` as of the last read."""
         self.checkpoint = Checkpoint()
         """The checkpoint that is on the disk."""
         self._read_through = 0
-        """From here on the commitlog was found readable."""
+        """Physical offset from which on the commitlog was found readable."""
         self._queue_file_size = queue_file_size(config.queue_segment_size)
         self.queue_check = QueueCheck(
             files,
@@ -156,7 +158,7 @@ class MessageStore:
     # --- opening and closing
 
     def open(self) -> Recovered:
-        """`inspect` and `recover`. Where it raises, the store is let go of. Raises what they raise."""
+        """Run `inspect` and `recover`. Raises their errors, and abandons the store then."""
         try:
             self.inspect()
             return self.recover()
@@ -165,9 +167,9 @@ class MessageStore:
             raise
 
     def inspect(self, *, reads: bool = True) -> None:
-        """Lock the store and find out whether it can be opened; nothing in it is changed. Where it raises, and also
-        where `recover` does, the caller has to `abandon` the store. `reads`: whether to read the part of the commitlog
-        that `recover` will read, for what cannot be read. Raises StoreLocked, StoreFormatError, OSError."""
+        """Lock the store and check whether it can be opened, changing nothing in it. Where this or `recover` raises,
+        the caller has to `abandon` the store. `reads`: whether to read the part of the commitlog that `recover` will
+        read, to find unreadable parts. Raises StoreLocked, StoreFormatError, OSError."""
         files, root = self.files, self.config.root
         if files.exists(os.path.join(root, REPAIR_DIRECTORY, "old")):
             raise StoreFormatError(root, "a repair of this store was not ended; run `duemq store repair` again")
@@ -177,7 +179,8 @@ class MessageStore:
         self._hold_commitlog()
         self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.was_ours)
         if self._lock.was_theirs:
-            # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
+            # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell that it had the
+            # store.
             self.checkpoint = self.checkpoint.without_ours()
         if not self.checkpoint.is_foreign and check.NAME in self.checkpoint.notes:
             self.queue_check.load(self.checkpoint.recovery_offset or 0)
@@ -195,8 +198,9 @@ class MessageStore:
             self._read_on(self.log.begin)
 
     def need(self, position: int, why: str) -> None:
-        """See that the commitlog has the file in which a position lies, or would be the next byte, and can be read from
-        there on; after `inspect`. `why`: what the position is. Raises StoreFileMissing, OSError."""
+        """Check that the commitlog has the file in which a position lies, or ends right before the position, and that
+        it can be read from there on; call this after `inspect`. `why`: the meaning of the position. Raises
+        StoreFileMissing, OSError."""
         begin, end = self.log.begin, self.log.allocated_end
         if begin <= position <= end:
             self._read_on(position)
@@ -210,10 +214,10 @@ class MessageStore:
         )
 
     def _need_records_before(self, position: int) -> None:
-        """See that the commitlog has a record right before the position up to which the checkpoint says it is whole,
+        """Check that the commitlog has a record right before the position up to which the checkpoint says it is whole,
         or at least some record behind: an older copy of the last file has neither. Raises StoreFormatError, OSError."""
         log = self.log
-        in_file = position % log.segment_size  # nothing but zeros need be at the end of a file
+        in_file = position % log.segment_size  # a file may end with zeros only
         size = min(in_file, _RECORD_END)
         if not size or any(log.read_raw(position - size, size)) or next(whole_records(log, position), None) is not None:
             return
@@ -225,22 +229,22 @@ class MessageStore:
         )
 
     def expect(self, topic: str, queue_id: int, offset: int) -> None:
-        """A queue has units up to a queue offset, as somebody knows who read them: `recover` makes all queues again
-        where it has not."""
+        """Note that the units of a queue have been read up to a queue offset, so that `recover` rebuilds all queues if
+        this one ends before that."""
         self._expected[topic, queue_id] = offset
 
     def _read_on(self, position: int) -> None:
-        """Read the commitlog from a position on, up to what was read already, for the errors only: what cannot be read
-        has to stop a start before it has changed anything."""
+        """Read the commitlog from a position up to the part already read, only to find errors: an unreadable part must
+        stop a start before the start has changed anything."""
         log, at = self.log, position
         while at < self._read_through:
             data = log.read_raw(at, min(len(_ZEROS), log.segment_end(at) - at))
-            # Zeros of that size follow the last record of a file.
+            # Zeros of that size follow only the last record of a file.
             at = log.segment_end(at) if data in (_ZEROS, b"") else at + len(data)
         self._read_through = min(position, self._read_through)
 
     def recover(self) -> Recovered:
-        """Bring the files in line, and take messages; after `inspect`. Raises StoreFormatError, OSError."""
+        """Repair the files, and take messages; call this after `inspect`. Raises StoreFormatError, OSError."""
         lock, recovery, files = self._lock, self._recovery, self.files
         assert lock is not None, "a store is inspected before it is recovered"
         assert recovery is not None, "a store is recovered once"
@@ -273,8 +277,8 @@ class MessageStore:
         served_to: int,
         progress: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
-        """Make everything anew that is beside the commitlog, under a root that has nothing of it yet, and take no
-        messages; after `inspect`. See `Recovery.make_anew`. Raises StoreFormatError, OSError."""
+        """Make all derived files anew, under a root that has none of them yet, and take no messages; call this after
+        `inspect`. See `Recovery.make_anew`. Raises StoreFormatError, OSError."""
         recovery = self._recovery
         assert recovery is not None, "a store is inspected before it is made anew"
         self._recovery = None
@@ -287,20 +291,21 @@ class MessageStore:
         return recovered
 
     def claim(self) -> None:
-        """The checkpoint that is on the disk is ours. Where somebody else had the store before, the lock says so from
-        now on, and not sooner: a start that is killed before leaves it theirs. May wait for the disk, and be called by
-        any thread. Raises OSError."""
+        """Note in the lock file that duemq wrote the checkpoint on the disk. Where another broker had the store before,
+        the lock says so only from now on: a start that is killed earlier leaves the store to that broker. May wait for
+        the disk; may be called by any thread. Raises OSError."""
         assert self._lock is not None, "checkpoints are made of an open store"
         self._lock.claim()
 
     def _hold_commitlog(self) -> None:
-        """Two stores may be set to have one commitlog, and would write over each other. Raises StoreLocked, OSError."""
+        """Lock the commitlog's directory, if it exists: two stores configured with one commitlog would overwrite each
+        other's records. Raises StoreLocked, OSError."""
         if self._let_go_of_commitlog is None and self.files.exists(self.log.directory):
             self._let_go_of_commitlog = self.files.lock_directory(self.log.directory)
 
     def _mark(self) -> None:
-        """Make the abort file. On a full disk an empty one, for which there is room: it is there or not. Raises
-        OSError."""
+        """Make the abort file. On a full disk make it empty: there is room for that, and only its existence counts.
+        Raises OSError."""
         files = self.files
         try:
             files.write_whole(self.abort_path, b"%d" % os.getpid())
@@ -312,13 +317,15 @@ class MessageStore:
                 files.sync_directory(self.config.root)
 
     def unmark(self) -> None:
-        """Nothing was appended, and nothing will be: where the last run ended cleanly, that is how it ended still."""
+        """Remove the abort file if the last run ended cleanly: this run appended nothing and will not, so the store is
+        still as after that clean end."""
         if self._was_clean:
             with contextlib.suppress(OSError):
                 self.files.remove(self.abort_path)
 
     def _not_durable(self) -> Iterator[tuple[ConsumeQueue, int]]:
-        """After recovery: the queues with units that may not be durable, and the queue offset where those start."""
+        """Yield, after recovery, the queues with units that may not be durable, and the queue offset where those units
+        start."""
         for queue in self.all_queues():
             start = self.queue_check.durable_offset((queue.topic, queue.queue_id))
             if start is None:
@@ -335,8 +342,8 @@ class MessageStore:
         self.checkpoint = checkpoint.remake(self.files, self.checkpoint_path, self.checkpoint, queues)
 
     def abandon(self) -> None:
-        """Let go of the store as it is: nothing is written, and the next start recovers. Also what comes after a clean
-        stop (`durability.Durability.stop`)."""
+        """Close the store as it is: nothing is written, and the next start recovers. A clean stop
+        (`durability.Durability.stop`) ends with this call, too."""
         self.health.closed()
         for queue in self.all_queues():
             queue.close()
@@ -349,8 +356,9 @@ class MessageStore:
             self._lock = None
 
     def forget_note(self, name: str) -> None:
-        """Have the checkpoint without a note: what it tells of is about to be made anew, and a crash in the middle of
-        that must not find the new by the old. Waits for the disk. Raises OSError."""
+        """Remove a note from the checkpoint. The files that the note describes are about to be made anew, and a start
+        after a crash in the middle of that must not read the new files by the old note. Waits for the disk. Raises
+        OSError."""
         notes = self.checkpoint.notes
         if name in notes and not self.checkpoint.is_foreign:
             self.checkpoint.notes = {other: note for other, note in notes.items() if other != name}
@@ -359,12 +367,12 @@ class MessageStore:
     # --- queues
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """A queue that has, or had, a message."""
+        """Return a queue that has, or had, a message; None where there is none."""
         queues = self.queues.get(topic)
         return queues.get(queue_id) if queues is not None else None
 
     def ensure_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """A queue, made if it is not there."""
+        """Return a queue; make it if it does not exist."""
         queues = self.queues.setdefault(topic, {})
         queue = queues.get(queue_id)
         if queue is None:
@@ -376,12 +384,12 @@ class MessageStore:
         return queue
 
     def all_queues(self) -> list[ConsumeQueue]:
-        """Every queue."""
+        """Return every queue."""
         return [queue for queues in self.queues.values() for queue in queues.values()]
 
     def mark(self, queue: ConsumeQueue, offset: int, size: int) -> None:
-        """Mark a unit of the schedule topic, see `ConsumeQueue.mark`, as the next checkpoint will cover. The record
-        that says so is in the commitlog."""
+        """Mark a unit of the schedule topic (see `ConsumeQueue.mark`), for the next checkpoint to cover. The record
+        that withdraws its message is in the commitlog."""
         queue.mark(offset, size)
         self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
 
@@ -396,9 +404,9 @@ class MessageStore:
         self.removals += 1
 
     def forget_topic(self, topic: str) -> str | None:
-        """Forget the queues of a topic. Gives their directory, for the caller to remove, which may take long; None
-        where there is none. Until `removed_topic` the queues that the topic gets meanwhile keep their units in
-        memory."""
+        """Forget the queues of a topic; return their directory, which the caller removes, since that may take long;
+        None where the topic has no queues. Queues that the topic gets before the call of `removed_topic` keep their
+        units in memory."""
         queues = self.queues.pop(topic, None)
         if queues is None:
             return None
@@ -410,7 +418,7 @@ class MessageStore:
         return os.path.join(self.queue_directory, topic)
 
     def removed_topic(self, topic: str) -> None:
-        """The directory that `forget_topic` gave is removed."""
+        """Note that the directory returned by `forget_topic` is removed."""
         self._being_removed[topic] -= 1
         if self._being_removed[topic]:
             return
@@ -419,11 +427,12 @@ class MessageStore:
             queue.is_held = False
 
     def tags_code(self, topic: str, text: str, store_timestamp: int, prepared: int = 0) -> int:
-        """The tags code of a record in its consume queue: its deliver time in the schedule topic and the timer topic,
-        else the hash of its tags.
+        """Return the tags code of a record in its consume queue: its deliver time in the schedule topic and the timer
+        topic, else the hash of its tags.
 
-        `prepared` is the prepared-transaction offset of the record. RocketMQ does not use it in records of the schedule
-        topic; ours have the deliver time there, so that a message keeps it whatever becomes of the table of levels.
+        `prepared` is the prepared-transaction offset of the record. RocketMQ does not use that field in records of the
+        schedule topic; duemq's records have the deliver time there, so that a message keeps its time when the table of
+        levels changes.
         """
         if topic == TIMER_TOPIC:
             due = timer_properties.queue_code(text, store_timestamp, prepared)
@@ -452,7 +461,7 @@ class MessageStore:
         if (blocks := self.files.blocks_read()) != self._blocks_read:
             self._blocks_read = blocks
             if ranges[-1][0] >= cached_from:
-                # The system keeps less than it might: for others who need memory, or by the limit of a container.
+                # The system keeps less in memory than assumed: other processes need memory, or a container has a limit.
                 self._cached_from = (ranges[-1][0] + self.log.end) // 2
         return found
 
@@ -460,17 +469,17 @@ class MessageStore:
         """Whether the records of some ranges, in any order, can be read without waiting for the disk."""
         found = pull.read(
             self.log, sorted(ranges), self.log.end
-        )  # also the newest are asked for, and not taken for granted
+        )  # so even the newest records are checked, not assumed to be in memory
         self._blocks_read = self.files.blocks_read()
         return found is not None
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The bytes of the record at a physical offset, or None where there is none. May wait for the disk."""
+        """Return the bytes of the record at a physical offset, or None where there is none. May wait for the disk."""
         found = read_record(self.log, physical_offset)
         return self.log.read(physical_offset, found.size) if found is not None else None
 
     def message_at(self, physical_offset: int, size: int | None = None) -> StoredMessage | None:
-        """The message at a physical offset, or None where there is none (any more). May wait for the disk."""
+        """Return the message at a physical offset, or None where there is none (any more). May wait for the disk."""
         data = self.log.read(physical_offset, size) if size is not None else self.record_at(physical_offset)
         if data is None:
             return None
@@ -480,14 +489,14 @@ class MessageStore:
             return None
 
     def store_timestamp_of(self, queue: ConsumeQueue, offset: int) -> int:
-        """Store time of a message of a queue; -1 where there is none."""
+        """Return the store time of a message of a queue; -1 where there is none."""
         unit = queue.unit(offset)
         found = read_record(self.log, unit[0], check_crc=False) if unit is not None else None
         return found.store_timestamp if found is not None else -1
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp: int, *, upper: bool = False) -> int:
-        """The first queue offset stored at or after a time (or, `upper`, the last one stored at or before it, if
-        any), within the messages that there are."""
+        """Return the first queue offset stored at or after a time (or, `upper`, the last one stored at or before it, if
+        any), within the existing messages."""
         limit = timestamp + 1 if upper else timestamp
 
         def reached(physical: int, size: int, code: int) -> bool:

@@ -1,7 +1,7 @@
-"""The checkpoint file: how much of the store is known to be durable. A hint that bounds the work of recovery.
+"""The checkpoint file: it says how much of the store is known to be durable, which bounds the work of recovery.
 
     0                  8                  16                 24           40        2048
-    | physic timestamp | logic timestamp  | index timestamp  | 5.x's own  |  ...    | ours, see below  | zeros | 4096
+    | physic timestamp | logic timestamp  | index timestamp  | 5.x's own  |  ...    | duemq's, below   | zeros | 4096
     | int64            | int64            | int64            | 16 bytes   |
 
     physic timestamp: store time of the last flushed record; logic: of the last record whose consume-queue unit is
@@ -11,18 +11,18 @@
     | "DUEMQCP3"| recovery offset | physic timestamp | logic timestamp  | note size | note ... | crc32 from 2048 on |
     | 8 bytes   | int64           | int64            | int64            | uint32    |          | uint32             |
 
-    recovery offset: the records before it, and their consume-queue units, are durable, so recovery starts there. It
-    holds as long as RocketMQ has not written the store meanwhile, which shows in its timestamps differing from the
-    copies here: then recovery goes by the timestamps, as RocketMQ does.
-    note: what the parts of the scheduler knew when the commitlog ended at the recovery offset, one after the other:
+    recovery offset: the records before it, and their consume-queue units, are durable, so recovery starts there. It is
+    valid as long as RocketMQ has not written the store since: then its timestamps differ from the copies here, and
+    recovery goes by the timestamps, as RocketMQ does.
+    note: the state of each part of the scheduler when the commitlog ended at the recovery offset, one after the other:
           | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.levels.runs`,
           `scheduler.timers.files.formats`) An empty one with the name "rebuilding" says that the consume queues are
-          being made anew; "remaking" has as JSON which of them are, as [topic, queue, first offset of the first such
-          file]; "queues" says that there is a block for this checkpoint in queuecheck (see `queues.check`).
+          being made anew; "remaking" lists in JSON the queues of which some files are, as [topic, queue, first offset
+          of the first such file]; "queues" says that there is a block for this checkpoint in queuecheck (see
+          `queues.check`).
 
-All integers big-endian. The file is longer than 4096 bytes where the note asks for it. RocketMQ maps the first 4096 and
-touches only its own fields. Mirrors apache/rocketmq
-store/StoreCheckpoint.java (4.9.7, 5.3.3) but for ours.
+All integers big-endian. The file is longer than 4096 bytes if the note needs more room. RocketMQ maps the first 4096
+and touches only its own fields. Mirrors apache/rocketmq store/StoreCheckpoint.java (4.9.7, 5.3.3), except duemq's part.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _MAGIC: Final = b"DUEMQCP3"
 _CRC: Final = struct.Struct(">I")
 _NOTE_SIZE: Final = struct.Struct(">I")
 REBUILDING: Final = "rebuilding"
-"""Name of a note that says that consume queues are not durable, wherever they end."""
+"""Name of a note that says that no unit of any consume queue is durable."""
 REMAKING: Final = "remaking"
-"""Name of a note that says from which file on some are not."""
+"""Name of a note that lists consume queues, and the file of each from which on its units are not durable."""
 
 
 class Checkpoint(msgspec.Struct):
-    """The values of the file. `recovery_offset` is None where there is none to trust."""
+    """The values of the file. `recovery_offset` is None where the file has none that is valid."""
 
     physic_timestamp: int = 0
     logic_timestamp: int = 0
@@ -63,14 +63,14 @@ class Checkpoint(msgspec.Struct):
     """Whether another broker wrote the file last."""
 
     def without_ours(self) -> Checkpoint:
-        """The values without duemq's part, for a store that another broker has written since."""
+        """Return the values without duemq's part, for a store that another broker has written since."""
         return Checkpoint(self.physic_timestamp, self.logic_timestamp, self.index_timestamp, is_foreign=True)
 
 
 def load(files: Files, path: str, *, is_ours: bool = False) -> Checkpoint:
     """Decode the checkpoint of a file; all values are 0 where the file is missing or too short. `is_ours`: only duemq
-    wrote the store since its last start. A part that is not as duemq wrote it is then damaged: it counts as missing,
-    with a warning, and recovery reads more of the commitlog instead."""
+    wrote the store since its last start. A part that differs from what duemq wrote is then damaged: it counts as
+    missing, with a warning, and recovery reads more of the commitlog instead."""
     data = files.read_whole(path)
     checkpoint = decode(data) if data is not None else Checkpoint()
     if not (is_ours and checkpoint.is_foreign):
@@ -80,7 +80,7 @@ def load(files: Files, path: str, *, is_ours: bool = False) -> Checkpoint:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """The checkpoint in the bytes of a file; zeros where there are too few."""
+    """Decode the checkpoint in the bytes of a file; all values are zero where there are too few bytes."""
     if len(data) < _THEIRS.size:
         return Checkpoint(is_foreign=True)
     physic, logic, index = _THEIRS.unpack_from(data)
@@ -99,8 +99,8 @@ def decode(data: bytes) -> Checkpoint:
 
 def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
     """Note in the file that no consume queue is durable, before all of them are made anew: if this start ends before
-    its next checkpoint, the next one makes them. Gives the new checkpoint, whose other notes stay valid. May wait for
-    the disk. Raises OSError."""
+    its next checkpoint, the next start makes them. Returns the new checkpoint, whose other notes stay valid. May wait
+    for the disk. Raises OSError."""
     changed = msgspec.structs.replace(checkpoint, physic_timestamp=0, logic_timestamp=0)
     if checkpoint.recovery_offset is not None:
         changed.notes = {**checkpoint.notes, REBUILDING: b""}
@@ -112,20 +112,20 @@ def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
 
 def remake(files: Files, path: str, checkpoint: Checkpoint, queues: list[tuple[str, int, int]]) -> Checkpoint:
     """Note in the file which consume queues are being made again, and from which file on (given by its first offset).
-    Gives the new checkpoint. May wait for the disk. Raises OSError."""
+    Returns the new checkpoint. May wait for the disk. Raises OSError."""
     changed = msgspec.structs.replace(checkpoint, notes={**checkpoint.notes, REMAKING: msgspec.json.encode(queues)})
     save(files, path, changed)
     return changed
 
 
 def being_remade(checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
-    """What `remake` was given."""
+    """Return the queues that `remake` noted."""
     note = checkpoint.notes.get(REMAKING)
     return msgspec.json.decode(note, type=list[tuple[str, int, int]]) if note else []
 
 
 def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
-    """Write and sync the file; what 5.x keeps in it stays. May wait for the disk."""
+    """Write and sync the file; 5.x's own fields in it stay. May wait for the disk. Raises OSError."""
     data = bytearray((files.read_whole(path) or b"")[:SIZE].ljust(SIZE, b"\0"))
     data[: _THEIRS.size] = encode_theirs(checkpoint)[: _THEIRS.size]
     note = _encode_notes(checkpoint.notes)
@@ -143,7 +143,7 @@ def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
 
 
 def encode_theirs(checkpoint: Checkpoint) -> bytes:
-    """The bytes of a file as RocketMQ's broker makes it, without duemq's part."""
+    """Return the bytes of a file as RocketMQ's broker makes it, without duemq's part."""
     times = checkpoint.physic_timestamp, checkpoint.logic_timestamp, checkpoint.index_timestamp
     return _THEIRS.pack(*times).ljust(SIZE, b"\0")
 

@@ -3,9 +3,9 @@
     CLOSED     not open yet, or not any more
     HEALTHY    takes messages
     FULL       there is no room; everything else goes on, and messages are taken again when there is room
-    POISONED   a write or a sync failed, so what the disk holds is unknown, or what was written could not be noted:
-               nothing is appended, acknowledged or noted in a checkpoint from then on. Only opening the store anew,
-               which reads what the disk holds, helps.
+    POISONED   a write or a sync failed, so the bytes on the disk are unknown, or a write could not be noted in
+               memory: nothing is appended, acknowledged or noted in a checkpoint from then on. Only opening the store
+               anew, which reads the bytes on the disk, helps.
 
 POISONED changes to no other verdict but CLOSED, when the process lets go of the store.
 """
@@ -44,32 +44,32 @@ class Health:
         self.reason = "the store is not open yet"
 
     def error(self) -> StoreError:
-        """A new error that says why the store takes nothing. It is new each time: an exception that is raised
+        """Return a new error that says why the store takes nothing. It is new each time: an exception that is raised
         repeatedly would collect the traceback of each raise, and with it the messages that were to be stored."""
         return _ERRORS[self.verdict](self.reason)
 
     def opened(self) -> None:
-        """The store is open."""
+        """Note that the store is open."""
         self._change(Verdict.HEALTHY, "")
 
     def closed(self) -> None:
-        """The store is closed, or about to be: it takes nothing more."""
+        """Note that the store is closed, or about to be: it takes nothing more."""
         self._change(Verdict.CLOSED, "the store is closed")
 
     def fill(self, reason: str) -> None:
-        """There is no room."""
+        """Note that there is no room."""
         if self.verdict in (Verdict.HEALTHY, Verdict.FULL):
             self._change(Verdict.FULL, reason)
 
     def has_room(self) -> None:
-        """There is room again."""
+        """Note that there is room again."""
         if self.verdict is Verdict.FULL:
             self._change(Verdict.HEALTHY, "")
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
-        """Take appends within although the verdict is FULL, since they make room; unless a write fails for want of
-        room."""
+        """Take appends within this block although the verdict is FULL, since they make room; unless a write fails for
+        lack of room."""
         verdict, reason = self.verdict, self.reason
         if verdict is Verdict.FULL:
             self.verdict, self.reason = Verdict.HEALTHY, ""
@@ -80,13 +80,13 @@ class Health:
                 self.verdict, self.reason = verdict, reason
 
     def poison(self, reason: str) -> None:
-        """A write or a sync failed. The first reason stays."""
+        """Note that a write or a sync failed. The first reason stays."""
         if self.verdict is not Verdict.POISONED:
             self._change(Verdict.POISONED, reason)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Guard code that notes in memory what was just written. Where it fails, for want of memory, the files are
+        """Guard code that notes in memory what was just written. If that code fails, for lack of memory, the files are
         ahead of this process, which would write the same again: the store is poisoned, and only a restart helps. Raises
         StoreBroken."""
         try:
@@ -95,7 +95,7 @@ class Health:
             raise self.not_noted(error) from error
 
     def not_noted(self, error: BaseException) -> StoreError:
-        """Poison the store because a write could not be noted in memory (see `noting`); gives the error to raise."""
+        """Poison the store because a write could not be noted in memory (see `noting`); return the error to raise."""
         self.poison(f"what was written could not be noted: {error!r}")
         return self.error()
 

@@ -17,11 +17,12 @@ from duemq.storage.queues.consume_queue import ConsumeQueue
 
 
 class Lane(Enum):
-    """Jobs of one lane run one at a time, in the order in which they were started; those of two lanes at once."""
+    """Groups of jobs. Jobs of one lane run one at a time, in the order in which they were started; jobs of different
+    lanes run at once."""
 
     FLUSH = auto()
-    """Syncs of the commitlog, and nothing else: a kernel tells of a failed write-back once, so there is one who
-    asks."""
+    """Syncs of the commitlog, and nothing else: a kernel reports a failed write-back only once, so one lane must see
+    all reports."""
     FILES = auto()
     """Checkpoints, and removals of files that a checkpoint might be syncing."""
     ALLOCATE = auto()
@@ -29,19 +30,19 @@ class Lane(Enum):
 
 
 class Workers(Protocol):
-    """Who runs jobs."""
+    """Runs jobs in worker threads."""
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Run something where it may wait. `done` is called in the thread that owns the store, never before `start` has
-        returned, with the exception where it failed or could not be run. Raises nothing."""
+        """Run `work` where it may wait. `done` is called in the thread that owns the store, never before `start` has
+        returned, with the exception if `work` failed or could not be run. Raises nothing."""
 
 
 class FlushJob:
-    """Makes everything that is in the commitlog now durable."""
+    """Makes everything durable that the commitlog holds when the job is made."""
 
     def __init__(self, files: Files, log: Commitlog) -> None:
         self.target = log.end
-        """Physical offset up to which records are durable when it has run."""
+        """Physical offset up to which records are durable when the job has run."""
         self.names = log.names_made
         """Number of commitlog files whose names are durable when the job has run."""
         self._files = files
@@ -49,7 +50,7 @@ class FlushJob:
         self._directory = log.directory if log.has_unsynced_names else None
 
     def run(self) -> None:
-        """Sync. Raises NotDurable: then nothing may be called durable any more."""
+        """Sync the commitlog. Raises NotDurable: then nothing may be called durable any more."""
         for file in self._logs:
             file.sync()
         if self._directory is not None:
@@ -57,8 +58,8 @@ class FlushJob:
 
 
 class CheckpointJob:
-    """Syncs the consume queues and the other files beside the commitlog, then writes the checkpoint file. Before it is
-    started, the commitlog is durable up to the checkpoint's recovery offset."""
+    """Syncs the consume queues and the other files beside the commitlog, then writes the checkpoint file. Before the
+    job is started, the commitlog must be durable up to the checkpoint's recovery offset."""
 
     def __init__(
         self,
@@ -70,8 +71,9 @@ class CheckpointJob:
         others: Iterable[Callable[[], None]] = (),
         last: Callable[[], None] = lambda: None,
     ) -> None:
-        """`queues`: those with units that are not durable, and the queue offsets where those start. `others` put into
-        their files, and sync, what the checkpoint's notes tell of. `last` is called when the checkpoint is durable."""
+        """Plan the job. `queues`: queues with units that are not durable, and the queue offsets where those units
+        start. `others` write and sync the files that the checkpoint's notes describe. `last` is called when the
+        checkpoint is durable."""
         self.checkpoint = checkpoint
         self._files = files
         self._queue_directory = queue_directory
@@ -87,7 +89,7 @@ class CheckpointJob:
                 self.names.append((queue, queue.names_made))
 
     def run(self) -> None:
-        """Sync, and write the checkpoint. Raises NotDurable where a sync failed, and OSError where a write did."""
+        """Sync the files, and write the checkpoint. Raises NotDurable if a sync failed, and OSError if a write did."""
         for file in self._queue_files:
             file.sync()
         for directory in _with_parents([queue.directory for queue, _ in self.names], self._queue_directory):
@@ -109,8 +111,8 @@ class RemoveJob:
         """The files that are gone."""
 
     def run(self) -> None:
-        """Remove the files and directories that are still there, directories durably. Of the files in one directory
-        none is removed behind one that cannot be. Raises OSError, NotDurable; may be run again."""
+        """Remove the files and directories that still exist, directories durably. If a file cannot be removed, the
+        files after it in the same directory stay, too. Raises OSError, NotDurable; may be run again."""
         stuck: dict[str, OSError] = {}
         for path in self._paths:
             directory = os.path.dirname(path)
@@ -137,7 +139,7 @@ def has_no_room(error: BaseException) -> bool:
 
 
 def _with_parents(directories: list[str], root: str) -> list[str]:
-    """The directories and those above them, up to the root, each once: a new directory's name has to be durable too.
+    """Return the directories and their parents, up to the root, each once: a new directory's name must be durable, too.
     All of them lie below the root."""
     found: dict[str, None] = {}
     for directory in directories:

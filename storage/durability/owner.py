@@ -1,25 +1,25 @@
 """The one owner of durability: flushes, checkpoints, retention, the removal of topics, the allocation of disk space,
 and the clean stop are all planned here, run by workers, and judged by one verdict (`health`).
 
-    flush        the commitlog is synced; `released` moves, which is the one position that answers, deliveries and
-                 checkpoints wait for
-    checkpoint   writing: the units and tables in memory are put into their files, a bit a step
-                 flushing: until `released` is behind all that the checkpoint covers
+    flush        the commitlog is synced; `released` moves, the one position for which answers, deliveries and
+                 checkpoints wait
+    checkpoint   writing: the units and tables in memory are put into their files, a few a step
+                 flushing: until `released` has reached the end of the records that the checkpoint covers
                  syncing: a job syncs those files, then writes the checkpoint
     taking over  the first checkpoint of a store that another broker had, made before anything is delivered
     retention    messages that still wait are appended once more, a few a step; then whole files are dropped, and
                  removed by a job
     stop         a last checkpoint, then the abort file is removed
 
-Syncs of the commitlog have a lane of their own, in which one job runs at a time: the kernel reports
-a failed write-back only once. Checkpoints and removals share a second lane, so that no checkpoint syncs a file that is
-being removed. Files are allocated ahead in a third.
+Syncs of the commitlog have a lane of their own, in which one job runs at a time: the kernel reports a failed write-back
+only once. Checkpoints and removals share a second lane, so that no checkpoint syncs a file that is being removed. Disk
+space is allocated ahead in a third.
 
     invariants   released <= end; nothing is released, noted in a checkpoint or removed after the verdict is POISONED
                  a checkpoint's recovery offset <= released
                  a commitlog file goes only when recovery would read nothing of it
 
-An operation that fails for want of room, descriptors or memory is tried again, and is reported as done only after it
+An operation that fails for lack of room, descriptors or memory is tried again, and is reported as done only after it
 succeeded. A failed sync, and any other error of a write, poisons the store.
 """
 
@@ -51,22 +51,24 @@ from duemq.storage.store import MessageStore
 log = structlog.get_logger(__name__)
 
 CHECKPOINT_SECONDS: Final = 5.0
-"""At most this long after a record was written, recovery need not read it any more..."""
+"""Most seconds after the write of a record until a checkpoint covers it, so that recovery need not read it."""
 CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
-"""...or sooner, when this much was written since."""
+"""Bytes written since a checkpoint that start the next one before its time."""
 FIRST_CHECKPOINT_SECONDS: Final = 0.25
-"""After a start checkpoints come sooner, the first at once, the second after this, each next after twice the time: so a
-start that follows a crash soon has less to do than the one before."""
+"""Seconds between the first checkpoint after a start and the second. The first comes at once, and each later interval
+is twice the one before, up to CHECKPOINT_SECONDS: so a start that follows a crash soon has less to do than the one
+before."""
 EXPIRE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
 STOP_TRIES: Final = 10
-"""Number of flushes that may fail for want of descriptors, memory or room while the store stops; then it is left as it
-is, and the next start recovers."""
+"""Number of flushes that may fail for lack of descriptors, memory or room while the store stops; then the store is left
+as it is, and the next start recovers."""
 UNFLUSHED_BYTES: Final = 8 << 20
 """Unflushed bytes that start a flush before its time. A write took up to 75 ms beside a flush of half a second's
 writes, and 3 ms beside one of 4 to 16 MiB (measured; ext4, Linux 6)."""
 MAX_TAIL_BYTES: Final = 64 << 20
-"""Units of consume queues that cannot be written to their disk are kept in memory up to this; then nothing is taken."""
+"""Most bytes of consume-queue units that are kept in memory because their disk does not take them; beyond that the
+store takes nothing."""
 _PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR))
 _DISK: Final = "disk"
 _QUEUES: Final = "queues"
@@ -77,9 +79,9 @@ class DurabilityConfig:
     """Intervals of flushes and checkpoints, in seconds."""
 
     flush_interval: float = 0.5
-    """The commitlog is flushed this often where nobody waits for it."""
+    """Seconds between flushes of the commitlog that no answer waits for."""
     queue_interval: float = 1.0
-    """Consume queues are put into their files this often."""
+    """Seconds between the times when units are put into the files of the consume queues."""
 
 
 class Part(Protocol):
@@ -90,50 +92,51 @@ class Part(Protocol):
         """Whether a crash from now on would need a checkpoint whose note is taken after this."""
 
     def note(self) -> bytes:
-        """The note for a checkpoint made now: the state from which recovery goes on."""
+        """Return the note for a checkpoint made now: the state from which recovery goes on."""
 
     def begin_write(self) -> None:
-        """The next `write_some` is the first for another checkpoint, whose note was taken just now."""
+        """Begin to write for another checkpoint, whose note was taken just now, with the next `write_some`."""
 
     def write_some(self, now: Moment) -> bool:
-        """Write a part of the state in memory into files; gives whether there is more. Raises OSError; then writing
-        begins again."""
+        """Write some of the state in memory into files; return whether there is more to write. Raises OSError; then
+        writing begins again."""
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
-        """What makes durable everything that was put into files so far; run by a worker. `is_last`: the store is closed
-        after this. It raises OSError."""
+        """Return the work, run by a worker, that makes everything durable that was put into files so far. `is_last`:
+        the store is closed after this. The work raises OSError."""
 
     def plan_after(self) -> Callable[[], None]:
-        """The work to do once the checkpoint is durable whose `plan_sync` this follows; run by the same worker. It
-        raises OSError; then the checkpoint is made again."""
+        """Return the work to do once the checkpoint is durable whose `plan_sync` came before; the same worker runs it.
+        The work raises OSError; then the checkpoint is made again."""
 
     def needed_from(self) -> int:
-        """Before this position recovery, by the checkpoint that is on the disk, reads nothing."""
+        """Return the physical offset from which on recovery, by the checkpoint that is on the disk, may read the
+        commitlog."""
 
     def keep_some(self, limit: int, now: Moment) -> bool | None:
-        """Append once more a few of the messages that still wait in commitlog files before a position, which are about
-        to be removed. Gives whether any was appended, None when all is looked through. Raises StoreError, OSError; then
-        the files stay."""
+        """Append once more a few of the messages that still wait in commitlog files before a position, since these
+        files are about to be removed. Returns whether any message was appended, None once all have been looked at.
+        Raises StoreError, OSError; then the files stay."""
 
     def expire_some(self) -> list[str] | None:
-        """Look for a bit for files that nobody needs, and forget them; gives paths for the caller to remove, None when
-        there is nothing (more) to look at. Raises OSError."""
+        """Look at some files, and forget those that nothing needs any more. Returns their paths, for the caller to
+        remove, or None when there is nothing (more) to look at. Raises OSError."""
 
 
 class Watcher(Protocol):
     """Receives the events of the owner."""
 
     def released(self, position: int) -> None:
-        """Everything in the commitlog before a physical offset is durable."""
+        """Note that everything in the commitlog before a physical offset is durable."""
 
     def noted(self) -> None:
-        """Another checkpoint is on the disk."""
+        """Note that another checkpoint is on the disk."""
 
     def poisoned(self, reason: str) -> None:
-        """The store takes and releases nothing any more: waiting answers will never be released."""
+        """Note that the store takes and releases nothing any more: waiting answers will never be released."""
 
     def stopped(self, error: Exception | None) -> None:
-        """A stop is over: cleanly, or not quite, for this error."""
+        """Note that a stop is over: cleanly, or with this error."""
 
 
 class _Stage(Enum):
@@ -148,21 +151,22 @@ class _Covered(NamedTuple):
 
     end: int
     queues: dict[ConsumeQueue, int]
-    """Those with units that are not durable, and the queue offset where those of records before `end` end."""
+    """Queues with units that are not durable, and the queue offset where the units of records before `end` end."""
     timestamp: int
     notes: dict[str, bytes]
     is_wanted: bool
-    """Whether a part wants it, or wanted one that failed, and not later."""
+    """Whether a part wants this checkpoint, or wanted one that failed, and wants it before its time."""
 
 
 class _Steps:
-    """Things to do a bit at a time, one after the other. Each gives whether there is more of it to do."""
+    """Pieces of work, done in order and a little at a time. Each piece is a function that returns whether it has more
+    to do."""
 
     def __init__(self, steps: Iterable[Callable[[Moment], bool]]) -> None:
         self._steps = deque(steps)
 
     def run(self, now: Moment, budget: Budget) -> bool:
-        """Do some of them; whether all are done. Raises what they raise."""
+        """Do some of the work; return whether all is done. Raises the errors of the pieces."""
         while self._steps:
             if not self._steps[0](now):
                 self._steps.popleft()
@@ -172,7 +176,7 @@ class _Steps:
 
 
 class Durability:
-    """See the module. One thread, the store's, calls all of it."""
+    """See the module. Only the store's thread calls this class."""
 
     def __init__(
         self,
@@ -184,13 +188,13 @@ class Durability:
         watcher: Watcher,
         now: Moment,
     ) -> None:
-        """The store is open. `parts`: by name, whose state the checkpoint keeps."""
+        """Own the durability of a store that is open. `parts`: components by name, whose state the checkpoint keeps."""
         self._store = store
         self._parts = dict(parts)
         self.retention = retention
         self._workers = workers
         self.config = config
-        """The intervals; a changed one counts from the next step."""
+        """The intervals; a changed interval counts from the next step."""
         self._watcher = watcher
 
         self._wanted = 0
@@ -206,7 +210,8 @@ class Durability:
         self._retry_at = now.monotonic
         self._checkpointed_at = now.monotonic
         self._idle_to = now.monotonic
-        """Before this there is nothing new to note unless something is appended: notes take a millisecond to make."""
+        """Monotonic time before which there is nothing new to note unless something is appended: notes take a
+        millisecond to make."""
         self._checkpointed_end = store.log.end
         self._checkpoint_interval = 0.0
         self._has_checkpoint_failed = False
@@ -215,26 +220,27 @@ class Durability:
         self._expiring: _Steps | None = None
         self._expire_at = now.monotonic
         self._kept_end = 0
-        """Where the commitlog ended after something was last appended to be kept: files go when that is durable."""
+        """End of the commitlog after the last append of a kept message: files go once the commitlog is durable up to
+        there."""
         self._no_room: dict[str, str] = {}
-        """Reasons why there is no room, by what is full."""
+        """Reasons why there is no room, by the full disk or directory."""
         self._removing = 0
         self._expired: dict[str, None] = {}
-        """Files that nobody needs, each directory's oldest first, for one job at a time: a start takes no directory of
-        which a file is left and a later one is gone."""
+        """Files that nothing needs, each directory's oldest first. One job at a time removes them: a start refuses a
+        directory that has a file but not a later one."""
         self._is_removing_expired = False
         self._not_removed: dict[str, tuple[str, int]] = {}
-        """Directories of topics that could not be removed, their topics, and where the commitlog ended when they were
-        to be."""
+        """Topics' directories that could not be removed. By directory: its topic, and the end of the commitlog when it
+        was to be removed."""
         self._is_stopping = self._is_over = False
         self._stop_failures = 0
         """Flushes that failed since the stop began."""
 
-    # --- the position that everybody waits for
+    # --- the released position
 
     @property
     def released(self) -> int:
-        """Everything before this physical offset is durable."""
+        """Physical offset before which everything is durable."""
         return self._store.log.flushed
 
     def want(self, position: int) -> None:
@@ -244,9 +250,10 @@ class Durability:
     # --- a step
 
     def step(self, now: Moment, budget: Budget, machine_ms: int) -> float | None:
-        """Do the work that is due, within the budget; gives the seconds until the next call, None when the store is
-        stopped. Call it sooner after the end of each job, after `want` and `stop`, and on `MessageStore`'s `on_work`.
-        `machine_ms`: the wall time by which files age; it differs from the messages' clock where a test moves that."""
+        """Do the work that is due, within the budget; return the seconds until the next call, None when the store is
+        stopped. Call this sooner after the end of each job, after `want` and `stop`, and on `MessageStore`'s `on_work`.
+        `machine_ms`: the wall time by which files age; it differs from the messages' clock where a test moves that
+        clock."""
         self._tell_if_poisoned()
         if self._is_over:
             return None
@@ -285,10 +292,11 @@ class Durability:
             times.append(self._retry_at if self._is_stopping else max(self._write_due, self._retry_at))
         return max(0.0, min(times) - now.monotonic)
 
-    # --- what fails
+    # --- failures
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Something failed: passing trouble is told once, and it is tried again; everything else poisons the store."""
+        """Handle a failure: passing trouble is logged once, and the work is tried again; every other failure poisons
+        the store."""
         reason = str(error) or repr(error)
         if not is_passing(error):
             log.error("store_poisoned", what=what, reason=reason)
@@ -317,7 +325,7 @@ class Durability:
     # --- flushing
 
     def _flush_again(self, now: Moment) -> None:
-        """Flush, unless that failed just now."""
+        """Flush, unless a flush failed just now."""
         if now.monotonic >= self._no_flush_before:
             self._flush()
 
@@ -430,19 +438,20 @@ class Durability:
         self._flush_again(now)
 
     def _has_units_before(self, position: int) -> bool:
-        """Whether units of records before a physical offset are in memory still: of queues that are held."""
+        """Whether units of records before a physical offset are still in memory, in queues that are held."""
         return any(queue.tail and UNIT.unpack_from(queue.tail)[0] < position for queue in self._store.dirty)
 
     def _look_at_tails(self, error: OSError) -> None:
-        """Units that cannot be written stay in memory: not without end."""
+        """Refuse messages once too many units that cannot be written wait in memory."""
         if sum(len(queue.tail) for queue in self._store.dirty) > MAX_TAIL_BYTES:
             self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
 
     def take_over(self, now: Moment) -> None:
-        """Make the first checkpoint of a store that another broker had last, before anything else is done with it. Only
-        that broker's files tell what it delivered, and duemq is about to change them; from here on the checkpoint
-        tells. Where it cannot be written, the next start goes by those files. Waits for the disk. Raises StoreFull,
-        NotDurable, OSError; then the store still belongs to the other broker and must be closed."""
+        """Make the first checkpoint of a store that another broker had last, before anything else is done with the
+        store. Until then only that broker's files tell which messages it delivered, and duemq is about to change those
+        files; from here on the checkpoint tells. If it cannot be written, the next start goes by those files. Waits for
+        the disk. Raises StoreFull, NotDurable, OSError; then the store still belongs to the other broker and must be
+        closed."""
         try:
             self._take_over(now)
         except BaseException as error:
@@ -490,7 +499,7 @@ class Durability:
             Checkpoint(timestamp, timestamp, store.checkpoint.index_timestamp, end, notes),
             store.checkpoint_path,
             [
-                # Before the marks: it notes units as they were made.
+                # Before the marks: the check notes units as they were made.
                 store.queue_check.plan(dirty, covered, end, store.log.begin),
                 *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
                 *syncs,
@@ -500,7 +509,7 @@ class Durability:
         store.dirty = {
             queue: queue.written_offset
             for queue in dirty
-            if queue.has_marks or queue.next_offset != covered.get(queue)  # the rest is to be noted by the next one
+            if queue.has_marks or queue.next_offset != covered.get(queue)  # the next checkpoint notes the rest
         }
         self._stage = _Stage.SYNCING
         self._checkpointed_at = now.monotonic
@@ -542,10 +551,10 @@ class Durability:
         if is_last:
             self._end(None)
 
-    # --- room, and files that go
+    # --- room, and files to remove
 
     def _note_room(self, what: str, reason: str | None) -> None:
-        """Something is full, or (None) is not."""
+        """Note why something is full, or (None) that it is not."""
         health = self._store.health
         if reason is None:
             self._no_room.pop(what, None)
@@ -568,15 +577,15 @@ class Durability:
             if not self._expiring.run(now, budget):
                 return
         except NotInMemory:
-            raise  # the caller has it read, and calls again
+            raise  # the caller has the bytes read, and calls again
         except (OSError, StoreError) as error:
-            # Whatever it was, the files are there still, and the next search finds them.
+            # Whatever failed, the files still exist, and the next search finds them.
             log.warning("nothing_expired", reason=str(error))
         self._expiring = None
         self._expire_at = now.monotonic + EXPIRE_SECONDS
 
     def _begin_expiry(self, machine_ms: int) -> _Steps:
-        """Look at the disk; gives what there is to do. Raises OSError."""
+        """Check the disk; return the work to do. Raises OSError."""
         store, retention, parts = self._store, self.retention, list(self._parts.values())
         has_room = retention.look()
         self._note_room(_DISK, None if has_room else f"the disk is {retention.used_ratio:.0%} full")
@@ -607,8 +616,8 @@ class Durability:
         return was_needed is not None
 
     def _drop(self, limit: int, _: Moment) -> bool:
-        """Drop commitlog files, unless the messages kept of them are not durable yet: then the next expiry drops
-        them."""
+        """Drop commitlog files, unless messages kept from them are not durable yet: then the next expiry drops the
+        files."""
         if self.released >= self._kept_end:
             self._remove(self._store.log.drop_before(min(limit, self.released)))
         return False
@@ -631,7 +640,7 @@ class Durability:
             self._remove_expired()
 
     def _remove_expired(self) -> None:
-        """Remove the files that are to go."""
+        """Remove the expired files."""
         if not self._expired or self._is_removing_expired:
             return
         job = RemoveJob(self._store.files, self._expired)
@@ -651,8 +660,8 @@ class Durability:
         self._workers.start(Lane.FILES, job.run, done)
 
     def remove_topic(self, topic: str, done: Callable[[Exception | None], None]) -> None:
-        """Remove the queues of a topic and their files. `done` is called, with the error where there was one, when the
-        files are gone; those that could not be removed are tried again from time to time."""
+        """Remove the queues of a topic and their files. `done` is called when the files are gone, or with the error;
+        files that could not be removed are tried again from time to time."""
         directory = self._store.forget_topic(topic)
         if directory is None:
             done(None)
@@ -660,7 +669,7 @@ class Durability:
             self._remove_directory(topic, self._store.log.end, directory, done)
 
     def _remove_again(self) -> None:
-        """Try again to remove what could not be."""
+        """Try again to remove files and directories that could not be removed."""
         self._remove_expired()
         for directory, (topic, end) in list(self._not_removed.items()):
             del self._not_removed[directory]
@@ -668,13 +677,13 @@ class Durability:
 
     def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
         """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
-        # Files of a new topic may have their names.
+        # Files of a new topic may have these names.
         for path in [path for path in self._expired if path.startswith(f"{directory}/")]:
             del self._expired[path]
         job = RemoveJob(self._store.files, (), (directory,))
 
         def remove() -> None:
-            # First, so that no start takes the records for messages, however much of the directory is left.
+            # First, so that no start takes the records for messages if a part of the directory is left.
             self._store.queue_check.remove_topic(topic, end)
             job.run()
 
@@ -688,7 +697,7 @@ class Durability:
             else:
                 log.warning("topic_not_removed", topic=topic, reason=str(error))
                 if directory in self._not_removed:
-                    self._store.removed_topic(topic)  # the one that is to be tried again stands for both
+                    self._store.removed_topic(topic)  # the next try counts for both removals
                 self._not_removed[directory] = topic, end
             done(error)
 
@@ -699,7 +708,7 @@ class Durability:
 
     def stop(self) -> None:
         """Take nothing more, make everything durable, and leave the files as after a clean stop; `step` goes on with
-        that, and `Watcher.stopped` tells the end. A poisoned store is left as it is."""
+        that, and `Watcher.stopped` reports the end. A poisoned store is left as it is."""
         self._tell_if_poisoned()
         self._is_stopping = True
         if self._is_over:
@@ -725,7 +734,7 @@ def is_passing(error: Exception) -> bool:
 
 
 def _write_next(queues: Iterator[ConsumeQueue]) -> bool:
-    """Put the units of the next queue into its files; whether there was one. Raises OSError."""
+    """Put the units of the next queue into its files; return whether there was one. Raises OSError."""
     queue = next(queues, None)
     if queue is not None:
         queue.write_tail()

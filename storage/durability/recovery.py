@@ -1,4 +1,4 @@
-"""Opening a store: where its commitlog ends, and consume queues that agree with it.
+"""Opens a store: finds the end of its commitlog, and makes the consume queues agree with it.
 
 The commitlog is the truth. Recovery picks a position before which records and consume-queue units are known to be
 durable, cuts every consume queue to it, and reads the commitlog from there, record by record, giving each its unit
@@ -9,15 +9,15 @@ The position comes from duemq's checkpoint, if no other broker wrote the store s
 start of the last file whose first record is three seconds older than RocketMQ's checkpoint, or, after RocketMQ's clean
 stop, the end of the last record that a consume queue knows.
 
-On recovery of a torn tail: the record that is torn was not acknowledged under SYNC_FLUSH, and nothing behind it was,
-for a flush covers all before its end. Where whole records lie behind it all the same, they are kept in files beside the
-commitlog, and a log line names those.
+On recovery of a torn tail: neither the torn record nor any record behind it was acknowledged under SYNC_FLUSH, since a
+flush covers all bytes before its end. Where whole records lie behind it nevertheless, they are kept in files beside the
+commitlog, and a log line names these files.
 
-Before that the files of the consume queues are compared with what was noted of them (see `queues.check`). From the
-first that is missing or not as noted, a queue is made again from the commitlog, with the queue offsets that it had, up
-to that position; a warning says which, and why. Where there is no such note (RocketMQ's store, one of an earlier
-version) and a record does not follow on its queue's last unit, units before the position are missing: then all consume
-queues are made anew from the whole commitlog.
+Before that the files of the consume queues are compared with the noted checksums (see `queues.check`). From the first
+file on that is missing or differs, a queue is made again from the commitlog, with the queue offsets that it had, up to
+that position; a warning names the files, and the reason. Where there is no such note (RocketMQ's store, a store of an
+earlier version) and a record does not follow its queue's last unit, units before the position are missing: then all
+consume queues are made anew from the whole commitlog.
 """
 
 from __future__ import annotations
@@ -60,43 +60,45 @@ _WRITE_SIZE: Final = 1 << 20
 _WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
 CUT_DIRECTORY: Final = "cut"
-"""Directory beside the commitlog's for bytes that were cut off the commitlog although they have whole records."""
+"""Name of the directory, beside the commitlog's, for bytes that were cut off the commitlog although they have whole
+records."""
 _MAX_NAMED: Final = 10
-"""Files that a warning names."""
+"""Most files that a warning names."""
 _CHECKED_FILES: Final = 3
 """Number of files at the end of the commitlog that RocketMQ reads at a start after a clean stop."""
 _PROGRESS_RECORDS: Final = 1 << 14
 
 TagsCode = Callable[[str, str, int, int], int]
-"""Gives the tags code of a record from its topic, property text, store time and prepared-transaction offset."""
+"""Returns the tags code of a record from its topic, property text, store time and prepared-transaction offset."""
 
 
 @dataclass
 class Recovered:
-    """What recovery found. Offsets are physical offsets."""
+    """The result of recovery. Offsets are physical offsets."""
 
     start: int
-    """Where reading started."""
+    """Physical offset where reading started."""
     end: int
-    """Where the commitlog ends."""
+    """End of the commitlog."""
     records: int
-    """Records read."""
+    """Number of records read."""
     torn: str | None
     """Why the commitlog was cut; None where it was not."""
     rebuilt: bool
     """Whether all consume queues were made anew."""
     last_store_timestamp: int
-    """Store time of the last record, 0 without one; ms since the epoch."""
+    """Store time of the last record, ms since the epoch; 0 without one."""
     origins: Origins
-    """Which scheduled messages are done, as the records read tell."""
+    """The scheduled messages that are done, according to the records read."""
     notes: dict[str, bytes] = field(default_factory=dict)
     """The checkpoint's notes, as of `start`, by the names of the parts that wrote them."""
     is_foreign: bool = False
     """Whether another broker wrote the store last."""
     damages: list[Damage] = field(default_factory=list)
-    """Of a store that was made anew (`Recovery.make_anew`): stretches of the commitlog that were passed over."""
+    """For a store that was made anew (`Recovery.make_anew`): the stretches of the commitlog that were passed over."""
     behind: int = 0
-    """Likewise: whole records behind `end`, which the next start of a broker cuts off."""
+    """For a store that was made anew: number of whole records behind `end`, which the next start of a broker cuts
+    off."""
 
 
 class Damage(NamedTuple):
@@ -108,7 +110,7 @@ class Damage(NamedTuple):
 
 
 class _UnfinishedQueues(Exception):
-    """A start before this one made the consume queues anew, and did not come as far as a checkpoint."""
+    """A start before this one made the consume queues anew, and ended before its next checkpoint."""
 
     def __init__(self) -> None:
         super().__init__("an earlier start began to make them again and did not end")
@@ -119,7 +121,7 @@ class _LostEnd(Exception):
 
 
 class _LostUnits(Exception):
-    """A queue ends before an offset that another file says was read."""
+    """A queue ends before an offset up to which, according to another file, it was read."""
 
     def __init__(self, key: Key, end: int, offset: int) -> None:
         super().__init__(f"queue {key[1]} of {key[0]} has units up to {end}, and was read up to {offset}")
@@ -133,20 +135,20 @@ class _MissingUnits(Exception):
 
 
 class Notes(Protocol):
-    """Who keeps the checkpoint. Both raise OSError."""
+    """Keeps the checkpoint. Both methods raise OSError."""
 
     def start_over(self) -> None:
-        """All consume queues are about to be removed, to be made anew: no checkpoint may say any more that they are
-        durable."""
+        """Note that all consume queues are about to be removed, to be made anew: no checkpoint may say any more that
+        they are durable."""
 
     def remake(self, queues: list[tuple[str, int, int]]) -> None:
-        """Some are about to be made again: topic, queue id, and the first offset of the first file. The next start has
-        to do that again, unless there is another checkpoint before."""
+        """Note that some queues are about to be made again: topic, queue id, and the first offset of the first file.
+        The next start makes them again, unless there is another checkpoint before."""
 
 
 class Recovery:
-    """One recovery, in two parts: `inspect` looks, and changes nothing; `run` brings the files in line. `open_queue`
-    gives a queue, making it if need be."""
+    """One recovery, in two parts: `inspect` looks, and changes nothing; `run` repairs the files. `open_queue` returns a
+    queue, and makes it if it does not exist."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class Recovery:
         check: QueueCheck,
         notes: Notes,
     ) -> None:
-        """`check`: the noted checksums of the consume queues, as far as they are valid."""
+        """Prepare a recovery. `check`: the noted checksums of the consume queues, as far as they are valid."""
         self._files = files
         self._log = log
         self._queue_directory = queue_directory
@@ -168,31 +170,30 @@ class Recovery:
         self._notes = notes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
-        """The same, by the topic as records have it."""
+        """The queues of `_queues`, by the topic as records have it."""
         self._is_ours = False
         """Whether duemq alone wrote the records that are to be read."""
         self._missing: StoreFileMissing | None = None
-        """A file of a consume queue that is not there, and of which nothing was noted."""
+        """The error for a missing file of a consume queue of which nothing was noted."""
         self._wrong: dict[Key, list[Wrong]] = {}
-        """By queue, its files that are not as noted."""
+        """By queue, the files that differ from their notes."""
         self._removed = {topic.encode(): end for topic, end in check.removed.items()}
-        """By removed topic, the physical offset before which its records are of nobody."""
+        """By removed topic, the physical offset before which its records belong to no queue."""
         self._is_full = False
         """Whether the disk has no room for units."""
         self._to_go: list[str] = []
-        """Directories of queues that removed topics had, whose removal did not come to its end; empty ones; and what is
-        no directory where a topic or a queue has to have one."""
+        """Paths to remove: directories of queues that removed topics had, whose removal was not finished; empty
+        directories; and files in the place of a topic's or a queue's directory."""
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
-        OSError."""
+        """Find the files, and check whether they can be opened, changing nothing. Raises StoreFormatError, OSError."""
         self._log.load()
         check = self._check
         removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
             if not TOPIC_NAME.fullmatch(topic):
-                continue  # not a queue's directory: an operator's copy, or lost+found
+                continue  # no queue's directory: an operator's copy, or lost+found
             directory = os.path.join(self._queue_directory, topic)
             names = self._files.list(directory)
             to_go = []
@@ -229,14 +230,14 @@ class Recovery:
                 unfinished = Wrong(path, base, "was being made again by an earlier start, which did not end")
                 self._wrong[topic, queue_id] = [unfinished, *wrong]
         for key in check.unknown if check.is_whole else ():
-            # Only the commitlog can tell its units.
+            # Only the commitlog can tell the units of these queues.
             path = os.path.join(self._queue_directory, key[0], str(key[1]))
             self._wrong[key] = [Wrong(path, 0, "could not be read when its units were to be noted")]
         for key, error in failed.items():
             if key in self._wrong:
                 continue
             if check.is_whole and key not in check.unknown:
-                # All units that it has to have come behind the checkpoint.
+                # All units that the queue must have come behind the checkpoint.
                 self._wrong[key] = [Wrong(error.path, 0, error.why)]
             elif isinstance(error, StoreFileSize):
                 raise StoreFileSize(
@@ -248,14 +249,14 @@ class Recovery:
                 self._missing = error
 
     def _size_at(self, physical: int) -> int | None:
-        """The size of the record at a physical offset; None where there is no commitlog."""
+        """Return the size of the record at a physical offset; None where there is no commitlog."""
         data = self._log.read_raw(physical, 4)
         return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
     def run(self, checkpoint: Checkpoint, expected: Mapping[Key, int], *, clean: bool) -> Recovered:
-        """Recover, after `inspect`. `expected`: queue offsets that queues have to reach, as others know; `clean`: the
-        last run removed its abort file. Where it raises, what it has done is done again by the next one, which finds
-        the same. Raises StoreFormatError, OSError."""
+        """Recover, after `inspect`. `expected`: queue offsets that queues must reach, since other components read that
+        far; `clean`: the last run removed its abort file. If this raises, the next run does the same work again and
+        reaches the same result. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
         for path in self._to_go:
@@ -307,15 +308,15 @@ class Recovery:
         progress: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
         """Make all consume queues from the commitlog, in a directory that has none, after `inspect`. Nothing of the
-        commitlog is changed: its torn end is for the next start to cut.
+        commitlog is changed: the next start cuts its torn end.
 
         `origins` looks at each record. `goes_on_at`: next queue offsets of queues whose records have all expired.
-        `left_out`: topics that get no queues. `served_to`: what lies before, a start of ours would serve, since its
-        checkpoint says so. `progress` is called now and then with the position that was reached.
+        `left_out`: topics that get no queues. `served_to`: a start of duemq would serve the records before this
+        position, since its checkpoint says so. `progress` is called now and then with the position reached.
 
         A damaged stretch is passed over where it lies before the last files that a broker's start reads, or before
-        `served_to`; else the commitlog ends at the first, since there each broker cuts it. A record of which only the
-        body's checksum is wrong keeps its place in its queue. Raises StoreFormatError, OSError."""
+        `served_to`; else the commitlog ends at the first damaged stretch, since each broker cuts it there. A record
+        with no fault but the checksum of its body keeps its place in its queue. Raises StoreFormatError, OSError."""
         log, damages = self._log, list[Damage]()
         position, count, last_timestamp, end, torn = log.begin, 0, 0, log.begin, None
         checked_from = max(log.begin, log.allocated_end - _CHECKED_FILES * log.segment_size, served_to)
@@ -372,13 +373,13 @@ class Recovery:
                 raise _LostUnits(key, end, offset)
 
     def _durable_before(self, checkpoint: Checkpoint, recovered: Recovered) -> int:
-        """The physical offset before which no sync can have failed, after an unclean end.
+        """Return the physical offset before which no sync can have failed, after an unclean end.
 
-        A checkpoint says so. Without one: nothing is appended after a sync that failed, so only what had not been
-        synced when that one began can be in memory only. To begin a file does not wait for a sync of the file before,
-        but a sync is begun after every 8 MiB (`durability.UNFLUSHED_BYTES`; RocketMQ: twice a second), so the last two
-        files, and no less than 64 MiB, have all of that, unless the disk was far behind the writes. To write the whole
-        log again would take as long as copying it."""
+        A checkpoint names it. Without one: nothing is appended after a sync that failed, so only bytes that had not
+        been synced when that sync began can be in memory only. To begin a file does not wait for a sync of the file
+        before, but a sync is begun after every 8 MiB (`durability.UNFLUSHED_BYTES`; RocketMQ: twice a second), so the
+        last two files, and no less than 64 MiB, have all of those bytes, unless the disk was far behind the writes. To
+        write the whole log again would take as long as copying it."""
         if not checkpoint.is_foreign and checkpoint.recovery_offset is not None:
             return checkpoint.recovery_offset
         log, end = self._log, recovered.end
@@ -386,8 +387,9 @@ class Recovery:
         return max(recovered.start, min(before_last, end - _WRITE_AGAIN_BYTES))
 
     def _write_again(self, start: int, end: int) -> None:
-        """Write once more what may not be durable. The process before may have ended since a sync failed: then Linux
-        has what it read here in memory only, takes it for written, and no sync of ours would write it."""
+        """Write the bytes once more that may not be durable. The process before may have ended because a sync failed:
+        then Linux has the bytes that were read here in memory only, takes them for written, and no sync by this process
+        would write them."""
         position = max(start, self._log.begin)
         while position < end:
             size = min(_WRITE_SIZE, end - position, self._log.segment_end(position) - position)
@@ -406,8 +408,8 @@ class Recovery:
                 queue.truncate(offset)
 
     def _make_again(self, start: int) -> None:
-        """Make the wrong files again, and those behind them, up to a position from which everything is read anyway. So
-        far as this does not come to its end, the next start finds the same files wrong."""
+        """Make the wrong files again, and those behind them, up to a position from which everything is read anyway. If
+        this does not finish, the next start finds the same files wrong."""
         check, wanted, position = self._check, dict[tuple[bytes, int], int](), start
         self._notes.remake([(*key, wrong[0].base) for key, wrong in self._wrong.items()])
         for key, wrong in self._wrong.items():
@@ -447,7 +449,7 @@ class Recovery:
         )
 
     def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
-        """The records between two positions. Where one is damaged, those of the next file follow."""
+        """Yield the records between two positions. After a damaged record, those of the next file follow."""
         while position < end:
             scanner = Scanner(self._log, position)
             for record in scanner:
@@ -460,14 +462,14 @@ class Recovery:
             position = self._log.segment_end(found.physical_offset)
 
     def _withdraw(self, queue: ConsumeQueue, origins: Origins) -> None:
-        """Mark again what later records have withdrawn."""
+        """Mark again the messages that later records have withdrawn."""
         for physical in origins.withdrawn:
             offset = queue.first_where(queue.min_offset, queue.next_offset, partial(_is_from, physical))
             unit = queue.unit(offset)
             if unit is not None and unit[0] == physical:
                 queue.mark(offset, WITHDRAWN_SIZE)
 
-    # --- where to start
+    # --- the start of reading
 
     def _start(self, checkpoint: Checkpoint, *, clean: bool) -> int:
         begin, end = self._log.begin, self._log.allocated_end
@@ -479,7 +481,7 @@ class Recovery:
         return end if clean else self._by_timestamp(checkpoint)
 
     def _by_timestamp(self, checkpoint: Checkpoint) -> int:
-        """The start of the last file whose first record is old enough to be covered by RocketMQ's checkpoint."""
+        """Return the start of the last file whose first record is old enough to be covered by RocketMQ's checkpoint."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logic_timestamp) - _CLOCK_MARGIN_MS
         for base in reversed(self._log.segment_bases()):
             first = read_record(self._log, base)
@@ -488,8 +490,8 @@ class Recovery:
         return self._log.begin
 
     def _cut(self, queue: ConsumeQueue, start: int) -> None:
-        """Cut a queue to the start; then its last unit has to be the one of a record of this queue. A unit that is
-        torn, though it seems to lie before the start, is found out so."""
+        """Cut a queue to the start; after that its last unit must belong to a record of this queue. This finds a torn
+        unit that seems to lie before the start."""
         queue.cut(start)
         while queue.next_offset > queue.min_offset:
             physical, size, _ = queue.unit(queue.next_offset - 1) or (0, 0, 0)
@@ -513,7 +515,7 @@ class Recovery:
         return found == (queue.topic.encode(), queue.queue_id, offset)
 
     def _end_of_queues(self) -> int:
-        """The end of the last record that any consume queue knows."""
+        """Return the end of the last record that any consume queue knows."""
         last = self._log.begin
         for queue in self._queues.values():
             unit = queue.unit(queue.next_offset - 1)
@@ -551,9 +553,9 @@ class Recovery:
         return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
 
     def _keep_what_is_cut(self, end: int, why: str | None) -> None:
-        """Where whole records lie behind the end of the commitlog, put all that is cut off into files of their own,
-        durably, and say so. What a power cut tears seldom has any, and then none that was flushed; where a record was
-        damaged otherwise, those behind it may have been acknowledged. Raises OSError."""
+        """Keep the bytes that are cut off, durably, in files of their own if whole records lie behind the end of the
+        commitlog, and log that. A tail that a power cut tore seldom has whole records, and never flushed ones; where a
+        record was damaged in another way, those behind it may have been acknowledged. Raises OSError."""
         found = behind(self._log, end)
         if not found.records:
             return
@@ -576,7 +578,7 @@ class Recovery:
         )
 
     def _keep(self, start: int, stop: int, directory: str) -> str:
-        """Copy a range of one commitlog file into a new file; gives its path."""
+        """Copy a range of one commitlog file into a new file; return its path."""
         files, number = self._files, 0
         path = name = os.path.join(directory, f"{start:020}")
         while files.exists(path):
@@ -590,8 +592,8 @@ class Recovery:
         return path
 
     def _go_on_as_noted(self, queue: ConsumeQueue, end: int) -> None:
-        """Let a queue that was made again from the commitlog up to a position go on with the queue offset that was
-        noted, also where its last records are gone: no queue offset is given twice."""
+        """Let a queue that was made again from the commitlog up to a position go on with the noted queue offset, also
+        if its last records are gone: no queue offset is used twice."""
         noted = self._check.next_offset((queue.topic, queue.queue_id))
         if noted and not queue.next_offset:
             queue.start_at(noted - 1)
@@ -624,7 +626,7 @@ class Recovery:
 
     def _write_tail(self, queue: ConsumeQueue) -> None:
         """Put units into a queue's files, as far as there is room: otherwise they stay in memory until there is, and
-        the messages can be read. Raises OSError."""
+        the messages can still be read. Raises OSError."""
         try:
             queue.write_tail()
         except OSError as error:
@@ -635,7 +637,8 @@ class Recovery:
             self._is_full = True
 
     def _align(self, queue: ConsumeQueue, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
-        """A record whose queue offset is not the next one of its queue."""
+        """Adapt a queue to a record whose queue offset is not the queue's next one. Raises StoreFormatError,
+        _MissingUnits."""
         gap = record.queue_offset - queue.next_offset
         if gap < 0:
             queue.truncate(record.queue_offset)
@@ -651,15 +654,16 @@ class Recovery:
             raise _MissingUnits(queue, record)
 
     def _hole_before(self, queue: ConsumeQueue, record: ScannedRecord) -> bytes:
-        """The unit that stands for messages before a record which the commitlog has no more. Its physical offset is in
-        order, so that searches by halves go on to find what they look for. Of queues that only brokers read, message by
-        message, it has a size that no record has: they go on with the next unit. For others see `consume_queue`."""
+        """Return the unit that stands for messages before a record that the commitlog no longer has. Its physical
+        offset is in order, so that binary searches still work. In queues that only brokers read, message by message,
+        the unit has a size that no record has: brokers go on with the next unit. For other queues see
+        `consume_queue`."""
         if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             return UNIT.pack(record.physical_offset, WITHDRAWN_SIZE, self._code(queue, record))
         return hole(self._file_before(record.physical_offset), record.physical_offset)
 
     def _file_before(self, physical: int) -> int:
-        """Where the commitlog file before that of a physical offset begins, if there is one; never 0."""
+        """Return the start of the commitlog file before that of a physical offset, if there is one; never 0."""
         log = self._log
         return max(log.segment_end(physical) - 2 * log.segment_size, log.begin, 1)
 
@@ -672,7 +676,8 @@ class Recovery:
         )
 
     def _timestamp_before(self, start: int) -> int:
-        """Store time of the last record that ends at or before a position, by the consume queues; 0 without one."""
+        """Return the store time of the last record that ends at or before a position, according to the consume queues;
+        0 without one."""
         offsets = [unit[0] for queue in self._queues.values() if (unit := queue.unit(queue.next_offset - 1))]
         newest = max((offset for offset in offsets if offset < start), default=-1)
         record = read_record(self._log, newest, check_crc=False) if newest >= 0 else None
@@ -680,12 +685,12 @@ class Recovery:
 
 
 def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
-    """Whether a unit is of a record at or behind a physical offset."""
+    """Whether a unit belongs to a record at or behind a physical offset."""
     return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
 
 
 def _describe(wrong: dict[Key, list[Wrong]]) -> str:
-    """Which files are wrong, and how."""
+    """Return a text that names the wrong files and their faults."""
     files = [f"{file.path} {file.why}" for of_queue in wrong.values() for file in of_queue]
     more = f"; and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
     return "; ".join(files[:_MAX_NAMED]) + more

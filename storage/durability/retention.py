@@ -1,5 +1,5 @@
-"""What may be deleted, and when the disk is too full to take more. Deleting itself may take long (a file of 1 GiB) and
-is the caller's, in a thread.
+"""Decides which files may be deleted, and when the disk is too full to take more. The caller deletes the files, in a
+thread, since that may take long (a file of 1 GiB).
 
 RocketMQ's rules: a commitlog file goes when its youngest record is older than fileReservedTime hours, but only in the
 hours named by deleteWhen, or when the disk is fuller than diskMaxUsedSpaceRatio; beyond 85% the oldest files go even
@@ -25,37 +25,38 @@ class RetentionConfig:
     """Limits; ratios are of the file system of the commitlog, 0 to 1."""
 
     reserved_hours: int = 72
-    """Messages younger than this are kept while there is room."""
+    """Age in hours below which messages are kept while there is room."""
     delete_when: str = "04"
     """Hours of the day, local time, two digits each, separated by semicolons."""
     max_used_ratio: float = 0.75
-    """From here on expired files go at any hour."""
+    """Used ratio from which on expired files go at any hour."""
     clean_forcibly: bool = True
     """Whether files that are not expired may go when the disk is full."""
     forcible_ratio: float = 0.85
-    """From here on the oldest files go, expired or not."""
+    """Used ratio from which on the oldest files go, expired or not."""
     refuse_ratio: float = 0.90
-    """From here on messages are refused."""
+    """Used ratio from which on messages are refused."""
 
 
 class Retention:
-    """Decides. Knows the files by their first records' store times, so that a copied store ages as its messages do."""
+    """Decides which files may be deleted. It dates files by their first records' store times, so that a copied store
+    ages as its messages do."""
 
     def __init__(self, config: RetentionConfig, files: Files, log: Commitlog) -> None:
         self.config = config
         self._files = files
         self._log = log
         self.used_ratio = 0.0
-        """How full the disk was at the last look."""
+        """Used ratio of the disk at the last look."""
 
     def look(self) -> bool:
-        """Look at the disk; whether there is room for messages."""
+        """Look at the disk; return whether there is room for messages."""
         self.used_ratio = self._files.used_ratio(self._log.directory)
         return self.used_ratio < self.config.refuse_ratio
 
     def deletable_before(self, now_ms: int) -> int:
-        """The physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin if
-        none may."""
+        """Return the physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin
+        if none may."""
         config = self.config
         full = self.used_ratio > config.max_used_ratio
         if not full and time.strftime("%H", time.localtime(now_ms / 1000)) not in config.delete_when.split(";"):

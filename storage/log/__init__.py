@@ -1,1 +1,1 @@
-"""The commitlog: its files, the one appender, and what reads records from it."""
+"""The commitlog: its files, the one appender, and the readers of its records."""

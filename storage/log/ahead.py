@@ -1,8 +1,9 @@
-"""Disk space for what will be written: blocks of the commitlog ahead of its end are allocated by a thread. Where they
-are, neither a write nor a flush beside it has to wait for the file system to find some: the longest write while flushes
-run went from 60 ms to 4 ms (ext4, Linux 6; measured).
+"""Disk space for coming writes: a thread allocates blocks of the commitlog ahead of its end. Neither a write nor a
+flush beside it then waits for the file system to find blocks: the longest write while flushes run went from 60 ms to 4
+ms (ext4, Linux 6; measured).
 
-Only while much is written, a fraction of a second ahead: otherwise the file stays as sparse as it was made.
+Space is allocated only while much is written, a fraction of a second ahead: otherwise the file stays as sparse as it
+was made.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from duemq.storage.files import File
 from duemq.storage.log.commitlog import Commitlog
 
 LOOK_BYTES: Final = 4 << 20
-"""The rate is looked at each time so much was written..."""
+"""Bytes of appends after which the rate of writing is checked."""
 SLOW_MS: Final = 1000
-"""...and is no reason to allocate anything when that took longer."""
+"""Time for LOOK_BYTES of appends, in ms, from which on writing counts as slow and nothing is allocated."""
 AHEAD_BYTES: Final = 64 << 20
 
 
 class AllocateJob:
-    """Gives a part of a file blocks; what is in it stays. Run by a thread."""
+    """Allocates blocks for a part of a file, whose content stays. Run by a thread."""
 
     def __init__(self, file: File, start: int, end: int) -> None:
         self._file = file
@@ -28,23 +29,23 @@ class AllocateJob:
         self._end = end
 
     def run(self) -> None:
-        """Allocate. Raises OSError, which does no harm: it is only about speed."""
+        """Allocate the blocks. Raises OSError, which does no harm: allocation only makes writes faster."""
         self._file.allocate(self._start, self._end - self._start)
 
 
 class AllocateAhead:
-    """Says what to allocate. Offsets are physical offsets."""
+    """Decides which part to allocate. Offsets are physical offsets."""
 
     def __init__(self, log: Commitlog) -> None:
         self._log = log
         self.look_at = 0
-        """When the commitlog ends beyond this, `plan` has to be asked."""
+        """The end of the commitlog beyond which `plan` is to be called."""
         self._looked_ms = 0
         self._allocated = 0
         self._is_running = False
 
     def plan(self, now_ms: int) -> AllocateJob | None:
-        """A job to run at a time, ms since the epoch, if any; `done` has to be called after it."""
+        """Return a job to run, if any, at a time, ms since the epoch; the caller has to call `done` after the job."""
         end = self._log.end
         is_fast = abs(now_ms - self._looked_ms) < SLOW_MS
         self.look_at = end + LOOK_BYTES
@@ -62,5 +63,5 @@ class AllocateAhead:
         return AllocateJob(file, position, stop)
 
     def done(self) -> None:
-        """The job ran, or failed."""
+        """Note that the job ran, or failed."""
         self._is_running = False

@@ -1,11 +1,11 @@
 """Appending: records are staged one by one and written in one go.
 
-The hot path of the broker. A batch is whatever one read of a socket brought in, one slice of a drain, one batch send;
-it costs one write to the commitlog, and each message of it some packing. While a batch is staged nothing else may
-happen to the store: the code that stages runs to `commit` without waiting for anything.
+This is the hot path of the broker. A batch holds the messages of one read of a socket, one slice of a drain, or one
+batch send; it costs one write to the commitlog, and some packing for each message. While a batch is staged nothing else
+may happen to the store: the code that stages runs to `commit` without waiting for anything.
 
 A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue. That
-holds whatever is raised, also where memory runs out in the middle of the staging: then the batch is torn, and is not
+holds for every error, also where memory runs out in the middle of the staging: then the batch is torn, and is not
 written.
 """
 
@@ -48,7 +48,7 @@ _IPV6_EXTRA: Final = 12
 
 
 class Appender:
-    """The one writer of the commitlog. `store_host` is (address, port) as records say where they are stored.
+    """The one writer of the commitlog. `store_host` is the (address, port) that records name as their store.
     `with_checksums`: each record ends with its checksum (`protocol.records.checksum`). A write that cannot be undone
     poisons the store's `health`."""
 
@@ -70,7 +70,7 @@ class Appender:
         self.max_body_size = max_body_size
         self._with_checksums = with_checksums
         self.max_properties_size = properties.MAX_BYTES - (checksum.ROOM if with_checksums else 0)
-        """Bytes of properties that a message which is sent may have."""
+        """The most bytes of properties that a sent message may have."""
         self._on_append = on_append
         self._parts: list[Body] = []
         self._chunks: list[tuple[int, list[Body]]] = []
@@ -92,16 +92,16 @@ class Appender:
 
     @property
     def store_host(self) -> bytes:
-        """The store host as records have it."""
+        """The store host as records contain it."""
         return self._store_host
 
     def prepare(self, queue: ConsumeQueue) -> None:
-        """Make a queue known, once, before the first record for it is staged."""
+        """Prepare a queue, once, before the first record for it is staged."""
         queue.record_overhead = self._overhead + len(queue.topic_field) - 1
 
     def begin(self, now_ms: int) -> int:
-        """Start a batch at a time, ms since the epoch, or go on with the one that is staged; gives the store time of
-        its records. Raises StoreError when the store takes nothing now."""
+        """Start a batch at a time, ms since the epoch, or go on with the staged one; return the store time of its
+        records. Raises StoreError when the store takes nothing now."""
         if self.has_begun:
             return self.store_timestamp
         if self._health.verdict is not Verdict.HEALTHY:
@@ -113,10 +113,10 @@ class Appender:
         return self.store_timestamp
 
     def check(self, body: Body, property_bytes: bytes, room: int = 0, *, is_stored: bool = False) -> None:
-        """Raise RecordIllegal for a message that `add` must not be given. Zero bytes in properties are refused:
-        after a power cut recovery takes a sector of zeros in them for one that was not written. `room`: bytes that
-        have to be left for more properties. `is_stored`: the store has the message already, from when its body was not
-        too large."""
+        """Raise RecordIllegal for a message that `add` must not be given. Zero bytes in properties are refused: after a
+        power cut recovery takes a sector of zeros in them for an unwritten one. `room`: bytes that must be left for
+        more properties. `is_stored`: the store has the message already, so its body was not too large when it was
+        stored."""
         if len(body) > self.max_body_size and not is_stored:
             raise RecordTooLarge("a body", len(body), self.max_body_size)
         limit = (properties.MAX_BYTES if is_stored else self.max_properties_size) - room
@@ -140,15 +140,15 @@ class Appender:
         reconsume_times: int = 0,
         prepared_transaction_offset: int = 0,
     ) -> int:
-        """Stage one message for a queue; gives its queue offset. `begin` comes before, `commit` after. The message
-        has passed `check`, or is known to be small. Properties of another record come without its checksum."""
+        """Stage one message for a queue; return its queue offset. `begin` comes before, `commit` after. The message has
+        passed `check`, or is known to be small. Properties of another record come without its checksum."""
         properties_size = len(property_bytes)
         if self._with_checksums:
             property_bytes, properties_size = _before_checksum(property_bytes)
         body_size = len(body)
         size = queue.record_overhead + body_size + properties_size
         pack_head = _HEAD
-        if len(born_host) != 8 or sys_flag & _IPV6 or self._store_flag:  # a record once more may be of another host
+        if len(born_host) != 8 or sys_flag & _IPV6 or self._store_flag:  # a record appended again may have another host
             sys_flag, head = self._with_ipv6(sys_flag, born_host)
             pack_head = head.pack
             size += _IPV6_EXTRA if len(born_host) == 20 else 0
@@ -186,7 +186,7 @@ class Appender:
         except BaseException:
             self._is_torn = True
             raise
-        # What follows needs no memory: the record, its unit and the offsets behind them go together.
+        # The following lines need no memory: the record, its unit and the offsets behind them change together.
         queue.next_offset = following
         self.last_physical_offset = position
         self._position = end
@@ -198,8 +198,8 @@ class Appender:
         return not self._store_flag and not self._with_checksums
 
     def add_copies(self, records: Records, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
-        """Stage a copy of each record, all of the usual kind: for the queue with the number that `which` has at its
-        place, with the tags code there. `begin` comes before, `commit` after."""
+        """Stage a copy of each record; all records must be of the usual kind. `which` has the number of each copy's
+        queue in `queues`, `codes` has its tags code. `begin` comes before, `commit` after."""
         try:
             self._add_copies(records, queues, which, codes)
         except BaseException:
@@ -246,7 +246,7 @@ class Appender:
         self._position = int(ends[-1])
 
     def commit(self) -> None:
-        """Write the staged batch. Raises StoreFull or StoreBroken; then nothing of it remains."""
+        """Write the staged batch. Raises StoreFull or StoreBroken; then nothing of the batch remains."""
         if not self.has_begun:
             return
         self.has_begun = False
@@ -274,7 +274,7 @@ class Appender:
             for queue in touched:
                 self.appended += queue.next_offset - queue.staged_from
                 queue.staged_from = -1
-        except BaseException as error:  # it is written, and not known here: only a start finds it
+        except BaseException as error:  # the batch is written, but this process does not know it: only a start finds it
             raise self._health.not_noted(error) from error
         self._on_append(touched)
 
@@ -294,7 +294,8 @@ class Appender:
         return sys_flag & ~_IPV6 | flags, head_for(flags)
 
     def _next_segment(self) -> int:
-        """The staged records end this file; what follows goes into the next one."""
+        """End this file after the staged records; return the position of the next file, which gets the following
+        records."""
         try:
             if not self._chunks:
                 self._chunks.append((self._log.end, self._parts))
@@ -321,7 +322,8 @@ class Appender:
         self._parts = []
 
     def _undo(self, error: BaseException) -> StoreError:
-        """Nothing of the batch may remain on the disk either: recovery would take it for acknowledged."""
+        """Undo a failed write, on the disk as well, where recovery would take its records for acknowledged; return the
+        error to raise."""
         try:
             self.roll_back()
             self._log.clear_tail()
@@ -339,8 +341,8 @@ class Appender:
 
 
 def _before_checksum(property_bytes: bytes) -> tuple[bytes, int]:
-    """Properties without the checksum of another record, and their size with the one that is to follow them. A message
-    that has waited since before checksums were switched on may leave no room for one: it goes without."""
+    """Return properties without the checksum of another record, and their size with the checksum that is to follow. A
+    message that has waited since before checksums were switched on may leave no room for one: it gets none."""
     bare = checksum.without(property_bytes)
     ended = checksum.ended(bare)
     size = len(ended) + checksum.SIZE

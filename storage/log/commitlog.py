@@ -11,7 +11,7 @@ Invariants: begin <= flushed <= end. Only `append.Appender` and recovery move `e
 `note_flushed` and recovery move `flushed`.
 The bytes from `end` on are zeros, so that recovery, which reads until the first byte that is no record, stops there.
 
-Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is theirs and frozen.
+Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is RocketMQ's and frozen.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Commitlog:
         self._files = files
         self.segment_size = segment_size
         self.end = 0
-        """Where the next record goes."""
+        """Physical offset of the next record."""
         self.flushed = 0
-        """Everything before this survives a power cut."""
+        """Physical offset before which everything survives a power cut."""
 
     @property
     def begin(self) -> int:
@@ -46,7 +46,7 @@ class Commitlog:
 
     @property
     def directory(self) -> str:
-        """Where the files are."""
+        """The directory of the files."""
         return self._segments.directory
 
     @property
@@ -55,7 +55,7 @@ class Commitlog:
         return self._segments.end
 
     def load(self) -> None:
-        """Find the files; nothing is changed, positions are set by recovery. Raises StoreFormatError."""
+        """Find the files, changing nothing; recovery sets the positions. Raises StoreFormatError."""
         try:
             self._segments.load()
         except StoreFileSize as error:
@@ -68,11 +68,11 @@ class Commitlog:
             raise StoreFormatError(self.directory, f"a file size of {self.segment_size} is too small for a commitlog")
 
     def segment_end(self, offset: int) -> int:
-        """Offset after the last byte of the file that has, or would have, this offset."""
+        """Return the offset after the last byte of the file that has, or would have, this offset."""
         return self._segments.base_of(offset) + self.segment_size
 
     def ensure_segment(self, offset: int) -> None:
-        """Make the file for an offset, if it is not there. Raises OSError."""
+        """Make the file for an offset, if it does not exist. Raises OSError."""
         self._segments.ensure(offset)
 
     def write(self, offset: int, data: bytes) -> None:
@@ -84,13 +84,14 @@ class Commitlog:
         self._segments.write(offset, END_MARKER.pack(self.segment_end(offset) - offset, MAGIC_END))
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """`size` bytes of records, or None where they are not all there (deleted, or not written yet)."""
+        """Return `size` bytes of records, or None where not all of them exist (deleted, or not written yet)."""
         if offset < self.begin or offset + size > self.end:
             return None
         return self._segments.read(offset, size)
 
     def size_apart(self, offset: int) -> int | None:
-        """The size of the record at a physical offset, read by any thread; None where its file cannot be read."""
+        """Return the size of the record at a physical offset, read by any thread; None where its file cannot be
+        read."""
         base = self._segments.base_of(offset)
         try:
             data = self._files.open(os.path.join(self.directory, f"{base:020}")).read_apart([(offset - base, 4)])
@@ -99,17 +100,19 @@ class Commitlog:
         return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
     def read_raw(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes of the files, whatever they hold, for recovery."""
+        """Return up to `size` bytes of the files, records or not, for recovery."""
         return self._segments.read(offset, size)
 
     def locate(self, offset: int, size: int) -> tuple[File, int] | None:
-        """The file that holds `size` bytes of records at an offset, and the position in it; None as for `read`."""
+        """Return the file that holds `size` bytes of records at an offset, and the position in it; None as for
+        `read`."""
         if offset < self.begin or offset + size > self.end:
             return None
         return self._segments.file_at(offset)
 
     def locate_space(self, offset: int) -> tuple[File, int] | None:
-        """The file that has an offset that is not written yet, and the position in it; None where it is not made."""
+        """Return the file that has an offset that is not written yet, and the position in it; None where there is no
+        such file."""
         return self._segments.file_at(offset) if offset < self._segments.end else None
 
     def recovered(self, end: int) -> None:
@@ -124,7 +127,7 @@ class Commitlog:
         self.flushed = self.begin
 
     def unflushed_files(self) -> list[File]:
-        """The files to sync so that everything up to `end` is durable, oldest first."""
+        """Return the files to sync so that everything up to `end` is durable, oldest first."""
         return self._segments.files_between(self.flushed, self.end)
 
     @property
@@ -138,7 +141,7 @@ class Commitlog:
         return self._segments.names_made != self._segments.names_synced
 
     def note_flushed(self, offset: int, names: int) -> None:
-        """Everything before `offset`, and the names of the first `names` files made, have been synced."""
+        """Note that everything before `offset`, and the names of the first `names` files made, have been synced."""
         self.flushed = max(self.flushed, offset)
         self._segments.names_synced = max(self._segments.names_synced, names)
 
@@ -148,11 +151,12 @@ class Commitlog:
             self._segments.clear_from(self.end)
 
     def segment_bases(self) -> list[int]:
-        """First offsets of the files, oldest first."""
+        """Return the first offsets of the files, oldest first."""
         return list(range(self.begin, self._segments.end, self.segment_size))
 
     def drop_before(self, offset: int) -> list[str]:
-        """Forget files that end at or before an offset, never the one being written. Gives their paths to remove."""
+        """Forget files that end at or before an offset, never the one being written. Returns their paths, for the
+        caller to remove."""
         return self._segments.drop_before(min(offset, self._segments.base_of(self.end)))
 
     def close(self) -> None:

@@ -1,12 +1,11 @@
 """Copies of stored records for other queues, many at a time.
 
-A delivery copies a record: body and properties stay as they are, byte for byte, and so does the checksum of the body;
-topic, queue, offsets and store time are those of the copy, whose prepared-transaction offset names the record it was
-made of. Nothing of that needs the body to be looked at, so records are handled as arrays: the heads of all at once,
-and the rest as slices.
+A delivery copies a record. Body, properties and the checksum of the body stay as they are, byte for byte; topic, queue,
+offsets and store time are those of the copy, whose prepared-transaction offset names the source record. None of that
+needs a look at the body, so records are handled as arrays: all heads at once, and the rest as slices.
 
-Only the usual records are copied so (version 1, IPv4 addresses, without a checksum of the whole record); `is_usual`
-tells. The layout is that of `protocol.records.record`.
+Only records of the usual kind are copied so (version 1, IPv4 addresses, without a checksum of the whole record);
+`is_usual` marks them. The layout is that of `protocol.records.record`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _HEAD_BYTES: Final = np.arange(HEAD.itemsize)
 
 
 def origin_of(prepared_transaction_offset: int) -> int | None:
-    """The physical offset of the record that a record is a copy of; None for one that is no copy."""
+    """Return the physical offset of the record from which a record was copied; None for a record that is no copy."""
     if prepared_transaction_offset == ORIGIN_ZERO:
         return 0
     return prepared_transaction_offset or None
@@ -73,10 +72,10 @@ class Records:
         self.heads: NDArray[Any] = head_bytes.view(HEAD)[:, 0]
         heads = self.heads
         self.topics = self.starts + HEAD.itemsize + heads["body_size"].astype(np.int64)
-        """Where the length of the topic lies, in bytes from the start of `data`."""
+        """Positions of the topics' lengths, in bytes from the start of `data`."""
         last = len(self._bytes) - 1
         self.texts = self.topics + 1 + self._bytes[np.clip(self.topics, 0, last)]
-        """Where the length of the properties lies."""
+        """Positions of the properties' lengths, in bytes from the start of `data`."""
         self.ends = self.starts + sizes
         at = np.clip(self.texts, 0, last - 1)
         text_sizes = self._bytes[at].astype(np.int64) << 8 | self._bytes[at + 1]
@@ -89,13 +88,13 @@ class Records:
             & (self.texts + 2 + text_sizes == self.ends)
             & ~self._have_checksums()
         )
-        """Of each record, whether it is one of the usual kind, whole as far as its head tells."""
+        """Whether each record is of the usual kind, and whole as far as its head tells."""
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def _have_checksums(self) -> NDArray[np.bool_]:
-        """Of each record, whether its last property is its checksum: a copy has to have another."""
+        """Return, for each record, whether its last property is its checksum: a copy needs another checksum."""
         at = np.clip(self.ends - CHECKSUM_SIZE, 0, len(self._bytes) - len(NAME_FIELD))
         found: NDArray[np.bool_] = (self._bytes[at] == NAME_FIELD[0]) & (
             self._bytes[at + len(NAME_FIELD) - 1] == NAME_FIELD[-1]
@@ -105,18 +104,18 @@ class Records:
         return found
 
     def properties(self) -> list[bytes]:
-        """The property texts."""
+        """Return the property texts."""
         data, starts, ends = self.data, (self.texts + 2).tolist(), self.ends.tolist()
         return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
 
     def text_rows(self) -> NDArray[np.uint8] | None:
-        """The property texts as the rows of a matrix, where all records have the same layout; else None."""
+        """Return the property texts as the rows of a matrix, where all records have the same layout; else None."""
         if not self._are_alike():
             return None
         return self._rows()[:, int(self.texts[0] - self.starts[0]) + 2 :]
 
     def part(self, which: slice | NDArray[np.int64]) -> Records:
-        """Some of the records."""
+        """Return some of the records."""
         result = Records.__new__(Records)
         result.data, result._bytes = self.data, self._bytes
         for name in ("sizes", "starts", "heads", "topics", "texts", "ends", "is_usual"):
@@ -124,8 +123,8 @@ class Records:
         return result
 
     def reordered(self, order: NDArray[np.int64]) -> Records:
-        """All records in another order, before any is left out. Those of one size are moved, so that they stay the rows
-        of a matrix: that costs less than what is slower without."""
+        """Return all records in another order, before any is left out. Records of one size are moved, so that they stay
+        the rows of a matrix: moving costs less than the slower code for records that are no matrix."""
         result = self.part(order)
         size = int(self.sizes[0])
         if (self.sizes == size).all():
@@ -137,8 +136,8 @@ class Records:
         return result
 
     def copied(self, topic_fields: list[bytes], which: Integers) -> list[Body]:
-        """The records as parts to be joined, with the heads as they are now and other topics (with their lengths):
-        of each record, the one with the number at its place in `which`."""
+        """Return the records as parts to be joined, with their present heads and other topics: `which` has the number
+        of each record's topic in `topic_fields`, which are topics with their lengths."""
         if len(set(topic_fields)) == 1 and self._are_alike():
             return [self._encode_alike(topic_fields[0])]
         heads, data, size = memoryview(self.heads.tobytes()), self.data, HEAD.itemsize
@@ -151,7 +150,7 @@ class Records:
         return parts
 
     def _are_alike(self) -> bool:
-        """Whether all have the same layout, one after the other: then they are the rows of a matrix."""
+        """Whether all records have the same layout, one after the other: then they are the rows of a matrix."""
         size = self.sizes[0]
         return bool(
             (self.sizes == size).all()

@@ -1,10 +1,11 @@
 """Marks: four bytes of a unit in a file that change when its message is withdrawn.
 
-The record that withdraws a message is in the commitlog; a mark only says the same at the message's own unit. After a
-power cut the disk may have any of what was written and not synced. A mark without its record would be a message that is
-gone with nothing in its place. So a mark waits in memory until its record is durable, where every reader sees it, and
-is put into the file by the job that makes the next checkpoint, which is behind the record: recovery, which sees what
-records behind the checkpoint withdraw, needs no mark before.
+The record that withdraws a message is in the commitlog; a mark repeats that at the message's own unit. After a power
+cut the disk may have any of the bytes that were written and not synced. A mark on the disk without its record would
+lose the message: it is gone, with nothing in its place. So a mark waits in memory, where every reader sees it, until
+its record is durable. The job that makes the next checkpoint, which lies behind the record, puts the mark into the
+file. Recovery needs no mark before that: it sees the records behind the older checkpoint, which name the
+withdrawn messages.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ _BLOCK: Final = 65_536
 
 
 class Marks:
-    """Marks that their files do not have yet. Owned by one thread."""
+    """Marks that the files do not have yet. Owned by one thread."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._blocks: dict[int, dict[int, bytes]] = {}
-        """By number of a block of positions, and position."""
+        """The marks, by number of a block of positions, and position."""
         self._for_the_next: set[int] = set()
-        """Positions of marks that are not for the checkpoint that is being made."""
+        """Positions of marks that the checkpoint in progress does not cover."""
         self._planned: _Planned | None = None
 
     def set(self, position: int, mark: bytes) -> None:
-        """Let the bytes at a position be these, soon; a unit has them wholly or not at all."""
+        """Set the bytes at a position, to be written soon; a unit has them wholly or not at all."""
         block = self._blocks.setdefault(position // _BLOCK, {})
         if position not in block:
             self._for_the_next.add(position)
@@ -42,7 +43,7 @@ class Marks:
         self._for_the_next.clear()
 
     def over(self, start: int, data: bytes) -> bytes:
-        """Whole units that were read at a position, with their marks."""
+        """Return whole units that were read at a position, with their marks."""
         if not self._blocks:
             return data
         end = start + len(data)
@@ -60,14 +61,14 @@ class Marks:
         return bytes(marked)
 
     def __bool__(self) -> bool:
-        """Whether there are marks of which it is not known yet that the files have them."""
+        """Return whether there are marks that the files may not have yet."""
         self._forget_written()
         return bool(self._blocks)
 
     def plan(self, end: int) -> Callable[[], None]:
-        """What puts the marks of positions before `end` into the files and makes them durable, as far as they were set
-        before `begin`; run by any thread, one at a time, when the records are durable that there were then. It raises
-        OSError; then they wait on."""
+        """Return the work that puts marks into the files and makes them durable: those of positions before `end` that
+        were set before `begin`. Any thread may run it, one at a time, once the records stored at the time of `begin`
+        are durable. It raises OSError; then the marks wait on."""
         self._forget_written()
         planned = self._planned = _Planned()
         for block in self._blocks.values():

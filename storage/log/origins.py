@@ -1,5 +1,5 @@
-"""Which scheduled messages are done, as later records tell: a record that delivers a message, or takes it back, names
-the one that scheduled it in its prepared-transaction offset (see `copies`)."""
+"""The scheduled messages that are done, according to later records: a record that delivers a message, or takes it back,
+names the record that scheduled it in its prepared-transaction offset (see `copies`)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _DELETE_KEY: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
 def origins_of(
     prepared: NDArray[np.int64], sys_flags: NDArray[np.integer], physical_offsets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The origins that records would name by their prepared-transaction offsets, NO_ORIGIN where they name none: a
-    transaction's record names its half message, and what is not before the record is a deliver time. Whether a record
-    is one that names an origin its topic and properties say, see `Origins.look`."""
+    """Return the origins that records would name by their prepared-transaction offsets, NO_ORIGIN where they name none:
+    a transaction's record names its half message, and a value that does not lie before the record is a deliver time.
+    Topic and properties tell whether a record names an origin, see `Origins.look`."""
     origins = np.where(prepared == ORIGIN_ZERO, 0, prepared)
     named = (prepared != 0) & (origins >= 0) & (origins < physical_offsets) & (sys_flags & FLAG_TRANSACTION == 0)
     return np.where(named, origins, NO_ORIGIN)
@@ -41,23 +41,23 @@ class Origins:
 
     def __init__(self) -> None:
         self.delivered = array("q")
-        """Their messages were delivered."""
+        """Origins whose messages were delivered."""
         self.withdrawn = array("q")
-        """Their messages were cancelled, or appended once more to wait on..."""
+        """Origins whose messages were cancelled, or appended once more to wait on."""
         self.withdrawn_by = array("q")
-        """...by the records that lie there."""
+        """Physical offsets of the records that withdrew the messages, in the order of `withdrawn`."""
         self.newest_ms = 0
-        """The latest store time of the records that delivered them, ms since the epoch."""
+        """The latest store time of the records that delivered messages, ms since the epoch."""
 
     def look(self, record: ScannedRecord) -> None:
-        """Take the origin that a record names, if it names one. Records that are scheduled have their deliver time
-        in that field, unless they are of the timer topic and say that they delete or repeat another."""
+        """Take the origin that a record names, if it names one. Scheduled records have their deliver time in that
+        field, unless they are of the timer topic and delete or repeat another message."""
         prepared = record.prepared_transaction_offset
         if not prepared or record.topic == _SCHEDULE_TOPIC:
             return
         origin = origin_of(prepared)
         if origin is None or not 0 <= origin < record.physical_offset or record.sys_flag & FLAG_TRANSACTION:
-            return  # as `origins_of` has it
+            return  # the same rule as in `origins_of`
         if record.topic != _TIMER_TOPIC:
             self.delivered.append(origin)
             self.newest_ms = max(self.newest_ms, record.store_timestamp)
@@ -66,12 +66,13 @@ class Origins:
             self.withdrawn_by.append(record.physical_offset)
 
     def withdrawn_since(self, position: int) -> NDArray[np.int64]:
-        """Those of `withdrawn` whose messages were taken back by a record at a physical offset or behind."""
+        """Return the entries of `withdrawn` whose messages were taken back by a record at a physical offset or
+        behind."""
         by = np.frombuffer(self.withdrawn_by, np.int64)
         return np.frombuffer(self.withdrawn, np.int64)[by >= position]
 
     def read(self, log: Commitlog, start: int, end: int) -> None:
-        """Take those of the records between two physical offsets. May wait for the disk."""
+        """Take the origins that the records between two physical offsets name. May wait for the disk."""
         if start >= end:
             return
         for record in Scanner(log, start):

@@ -1,4 +1,4 @@
-"""Reading the commitlog from a position on, record by record, as far as it holds whole records."""
+"""Reads the commitlog from a position on, record by record, as far as it holds whole records."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _TOPIC_NAME: Final = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
 
 
 def is_topic_name(topic: bytes) -> bool:
-    """Whether these are the characters of a topic: they become the name of a directory."""
+    """Whether these are valid characters of a topic, which becomes the name of a directory."""
     return _TOPIC_NAME.fullmatch(topic) is not None
 
 
 class ScannedRecord(NamedTuple):
-    """What recovery needs of a record. Offsets and times as in `protocol.records.record`."""
+    """The fields of a record that recovery needs. Offsets and times as in `protocol.records.record`."""
 
     physical_offset: int
     size: int
@@ -70,10 +70,10 @@ class Scanner:
     """Iterates over the records; `end` tells where the last whole one ended.
 
     A record is whole when its magic, its lengths, its own physical offset and the checksum of its body hold. The first
-    that is not ends the scan: what lies behind it was never acknowledged as flushed.
+    that is not whole ends the scan: nothing behind it was ever acknowledged as flushed.
 
     The checksum does not cover the properties. `zeros_are_torn`: a sector of zeros within them also counts as torn; for
-    logs that only we have written, since we refuse zero bytes there.
+    logs that only duemq has written, since duemq refuses zero bytes there.
     """
 
     def __init__(self, log: Commitlog, start: int, *, zeros_are_torn: bool = False) -> None:
@@ -113,8 +113,8 @@ class Scanner:
             yield record
 
     def _usual(self, data: bytes, base: int) -> Iterator[ScannedRecord]:
-        """The records from the end on that are of the usual kind (version 1, IPv4 addresses) and right, as far as
-        `data` holds them; the first that is not is left to be looked at closely. Recovery spends its time here."""
+        """Yield the correct records of the usual kind (version 1, IPv4 addresses) from the end on, as far as `data`
+        holds them; the first other record is left for a closer look. Recovery spends its time here."""
         unpack, head_size, names, view = HEAD_IPV4.unpack_from, HEAD_IPV4.size, self._names, memoryview(data)
         at, limit, zeros_are_torn = self.end.physical_offset - base, len(data), self._zeros_are_torn
         try:
@@ -149,7 +149,7 @@ class Scanner:
             self.end = ScanEnd(base + at, None)
 
     def _bytes_at(self, data: bytes, base: int, position: int, size: int) -> tuple[bytes, int]:
-        """Bytes that hold `size` bytes at `position`, and the offset at which they start."""
+        """Return bytes that hold `size` bytes at `position`, and the offset at which they start."""
         if position + size <= base + len(data):
             return data, base
         room = self._log.segment_end(position) - position
@@ -161,7 +161,7 @@ class Behind(NamedTuple):
 
     records: int
     end: int
-    """Physical offset behind the last of them."""
+    """Physical offset behind the last of the records."""
 
 
 def behind(log: Commitlog, start: int) -> Behind:
@@ -173,8 +173,8 @@ def behind(log: Commitlog, start: int) -> Behind:
 
 
 def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
-    """The whole records behind a position at which a scan ended, whatever lies between: each says at which physical
-    offset it lies. Of each file so much zeros end the search as no gap between records has."""
+    """Yield the whole records behind the position at which a scan ended, whatever lies between: each names its own
+    physical offset. In each file the search ends at a run of zeros longer than any gap between records."""
     end, position = start, start
     while position < log.allocated_end:
         stop, at, zeros = log.segment_end(position), position, 0
@@ -198,7 +198,8 @@ def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
 
 
 def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRecord | str:
-    """The record at byte `at` of `data`, which lies at physical offset `position`, or what is wrong with it."""
+    """Decode the record at byte `at` of `data`, which lies at physical offset `position`; return a text with the fault
+    for a wrong record."""
     size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag = _START.unpack_from(data, at)
     if physical_offset != position:
         return f"a record that says it lies at {physical_offset}"
@@ -245,7 +246,7 @@ def _has_empty_sector(record: ScannedRecord) -> bool:
 
 
 def read_record(log: Commitlog, offset: int, *, check_crc: bool = True) -> ScannedRecord | None:
-    """The one record at a physical offset, or None where there is no whole one."""
+    """Return the one record at a physical offset, or None where there is no whole one."""
     head = log.read_raw(offset, _SIZE_MAGIC.size)
     if len(head) < _SIZE_MAGIC.size:
         return None

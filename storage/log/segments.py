@@ -2,8 +2,9 @@
 
     <directory>/00000000000000000000  00000000001073741824  ...     each name: the offset of its first byte, 20 digits
 
-Every file has exactly the configured size (RocketMQ refuses a store with one that has not) and is sparse: what is not
-written yet is zeros. RocketMQ makes a file ahead of need; such a file, still empty, is kept and used in its turn.
+Every file has exactly the configured size (RocketMQ refuses a store with one that has not) and is sparse: bytes that
+are not written yet are zeros. RocketMQ makes a file ahead of need; such a file, still empty, is kept and used in its
+turn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NAME_DIGITS: Final = 20
 
 
 class Segments:
-    """The files of one directory. Offsets are absolute: `begin` is that of the first file's first byte."""
+    """The files of one directory. Offsets are absolute: `begin` is the offset of the first file's first byte."""
 
     def __init__(self, files: Files, directory: str, segment_size: int) -> None:
         self.directory = directory
@@ -26,7 +27,7 @@ class Segments:
         self._files = files
         self._segments: dict[int, File] = {}
         self._empty: str | None = None
-        """An empty file behind the last one, as a crash of RocketMQ leaves it."""
+        """Path of an empty file behind the last one, as a crash of RocketMQ leaves it."""
         self.has_names = False
         """Whether `load` found a directory with anything in it."""
         self.names_made = 0
@@ -34,15 +35,14 @@ class Segments:
         self.names_synced = 0
         """Number of those files whose name survives a power cut."""
         self.begin = 0
-        """Offset of the first byte there is."""
+        """Offset of the first existing byte."""
         self.end = 0
         """Offset after the last byte of the last file; equals `begin` when there is no file."""
 
     def load(self, *, passes_over_others: bool = False) -> list[str]:
-        """Find the files; nothing is changed. Raises StoreFormatError for a name that is no offset, but for lost+found,
+        """Find the files, changing nothing. Raises StoreFormatError for a name that is no offset, except lost+found,
         which an ext4 has at its root; StoreFileSize for a wrong size, StoreFileMissing where the sequence has a gap.
-
-        `passes_over_others`: a name that is no offset is passed over instead; gives the paths of those."""
+        `passes_over_others`: names that are no offsets raise nothing, and their paths are returned."""
         names = [name for name in self._files.list(self.directory) if name != "lost+found"]
         self.has_names = bool(names)
         others = [os.path.join(self.directory, name) for name in names if not _is_offset(name)]
@@ -70,7 +70,7 @@ class Segments:
                 self.begin = base
             self._segments[base] = file
             self.end = base + self.segment_size
-            # The process that made it may have died before the name was durable.
+            # The process that made the file may have died before the name was durable.
             self.names_made = 1
         return others
 
@@ -78,11 +78,11 @@ class Segments:
         return len(self._segments)
 
     def base_of(self, offset: int) -> int:
-        """Offset of the first byte of the file that has (or would have) this offset."""
+        """Return the offset of the first byte of the file that has (or would have) this offset."""
         return offset - offset % self.segment_size
 
     def ensure(self, offset: int) -> None:
-        """Make the file for an offset at the end, or for the first one of all. Raises OSError."""
+        """Make the file for an offset at the end, or the very first file. Raises OSError."""
         base = self.base_of(offset)
         if base in self._segments:
             return
@@ -96,7 +96,7 @@ class Segments:
         self.end = base + self.segment_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of one or more files; fewer where the files end. Empty outside."""
+        """Return bytes of one or more files; fewer where the files end, none outside."""
         if not self.begin <= offset < self.end:
             return b""
         base = self.base_of(offset)
@@ -111,7 +111,7 @@ class Segments:
         return b"".join(pieces)
 
     def file_at(self, offset: int) -> tuple[File, int] | None:
-        """The file with an offset, and the position in it; None outside."""
+        """Return the file with an offset, and the position in it; None outside."""
         base = self.base_of(offset)
         file = self._segments.get(base)
         return (file, offset - base) if file is not None else None
@@ -126,8 +126,8 @@ class Segments:
         self._segments[base].write(offset - base, data)
 
     def clear_from(self, offset: int) -> None:
-        """Zero the rest of the file with this offset and remove the files after it, the last one first. The first
-        file stays, even if it becomes empty: its name is the offset that the next byte gets."""
+        """Zero the rest of the file with this offset and remove the files after it, the last one first. The first file
+        stays, even if it becomes empty: its name is the offset that the next byte gets."""
         base = self.base_of(offset)
         self._remove_empty()
         for later in sorted((other for other in self._segments if other > base), reverse=True):
@@ -143,7 +143,7 @@ class Segments:
 
     def drop_before(self, offset: int) -> list[str]:
         """Forget the files that end at or before an offset, but never the last one: its name tells where the sequence
-        goes on. Gives their paths, oldest first, for the caller to remove: that of a large file may take long."""
+        goes on. Returns their paths, oldest first, for the caller to remove: removing a large file may take long."""
         paths = []
         while len(self._segments) > 1 and self.begin + self.segment_size <= offset:
             file = self._segments.pop(self.begin)
@@ -153,7 +153,7 @@ class Segments:
         return paths
 
     def files_between(self, start: int, end: int) -> list[File]:
-        """The files with bytes in a range, oldest first."""
+        """Return the files with bytes in a range, oldest first."""
         base = max(self.base_of(start), self.begin)
         return [self._segments[at] for at in range(base, end, self.segment_size) if at in self._segments]
 
@@ -163,7 +163,7 @@ class Segments:
             file.close()
 
     def forget_all(self) -> str:
-        """Close the files and forget them. Gives their directory, for the caller to remove."""
+        """Close the files and forget them. Returns their directory, for the caller to remove."""
         self.close()
         self._segments.clear()
         self.begin = self.end = 0

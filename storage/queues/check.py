@@ -1,5 +1,5 @@
-"""queuecheck: how many units each file of a consume queue has, and a checksum of them, so that a start sees when one is
-lost or wrong; and which topics were removed.
+"""queuecheck: how many units each file of a consume queue has, and a checksum of them, so that a start finds lost and
+wrong files; and the removed topics.
 
     0           8                   12
     | DUEMQQC1  | queue file size   | block | block | ... | zeros, room for more blocks |
@@ -12,17 +12,17 @@ lost or wrong; and which topics were removed.
             | 3 | topic size: uint8 | topic | queue: int32 |
     all integers big-endian
 
-1, a file of a queue: `file` is its name, the offset of its first byte. It begins with so many units, of records before
-the recovery offset; `last` is the physical offset in the last of them, `crc32` is theirs. In SCHEDULE_TOPIC_XXXX the
-sizes change where messages are withdrawn: there they count as 0 for the checksum, and `sizes` is their sum as they were
-made, -1 where that is not known.
-2, a removed topic: its records before the physical offset `end` are of nobody.
-3, a queue: nothing that was said of its files holds any more; where nothing follows it is not known what it has.
+1, a file of a queue: `file` is its name, the offset of its first byte. The file begins with `units` units, of records
+before the recovery offset; `last` is the physical offset in the last of them, `crc32` is the checksum of these units.
+In SCHEDULE_TOPIC_XXXX the sizes in units change when messages are withdrawn: there they count as 0 for the checksum,
+and `sizes` is the sum of the original sizes, -1 where that is not known.
+2, a removed topic: its records before the physical offset `end` belong to no queue.
+3, a queue: earlier items about its files are void; unless later items follow, its units are unknown.
 
-What a block says takes the place of what earlier ones said of the same. It holds from the checkpoint with its recovery
-offset on: blocks of later offsets than the checkpoint's, as a crash leaves them, say nothing. Each checkpoint adds a
-block of what has changed since the one before, and has a note, `queues`, that says so; each start, and a file that is
-full, begins a new file with one block of everything.
+The items of a block replace earlier items about the same file or topic. A block is valid from the checkpoint with its
+recovery offset on: blocks of later offsets than the checkpoint's, as a crash leaves them, are ignored. Each checkpoint
+adds a block of the changes since the one before, and has a note, `queues`, that says so; each start, and each full
+file, begins a new file with one block of everything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NAME: Final = "queues"
-"""Of the checkpoint's note."""
+"""Name of the checkpoint's note."""
 NOTE: Final = b"\x01"
 FILE_NAME: Final = "queuecheck"
 MAGIC: Final = b"DUEMQQC1"
@@ -59,17 +59,17 @@ _REMOVED_ITEM: Final = struct.Struct(">q")
 _FORGOTTEN_ITEM: Final = struct.Struct(">i")
 _SEGMENT, _REMOVED, _FORGOTTEN = 1, 2, 3
 _NEVER: Final = -1
-"""A recovery offset that is before all others."""
+"""A recovery offset before all others."""
 _UNKNOWN: Final = -1
 _ROOM: Final = 64 << 10
 _READ_SIZE: Final = 13_000 * UNIT_SIZE
-"""So much stays in the processor's cache until it has been summed."""
+"""Bytes of units that stay in the processor's cache until they have been summed."""
 
 Key = tuple[str, int]
 """Topic and queue id."""
 
 SizeOf = Callable[[int], int | None]
-"""Gives the size of the record at a physical offset, None where that cannot be read; called by any thread."""
+"""Returns the size of the record at a physical offset, None where that cannot be read; called by any thread."""
 
 
 class Segment(NamedTuple):
@@ -85,7 +85,7 @@ _EMPTY: Final = Segment(0, 0, 0, 0)
 
 
 class _Planned(NamedTuple):
-    """A queue that is to be noted up to a queue offset; `files_begin`: the first offset of its first file."""
+    """A queue to be noted up to a queue offset; `files_begin`: the offset of the first byte of its first file."""
 
     topic: str
     queue_id: int
@@ -100,7 +100,7 @@ class _Planned(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """A file of a consume queue that is not as noted."""
+    """A file of a consume queue that differs from its note."""
 
     path: str
     base: int
@@ -108,41 +108,41 @@ class Wrong(NamedTuple):
 
 
 class QueueCheck:
-    """The file, and what it says. A worker adds to it, one at a time, once the store is open."""
+    """The file, and the facts that it notes. A worker adds to it, one at a time, once the store is open."""
 
     def __init__(
         self, files: Files, path: str, queue_directory: str, segment_size: int, size_of: SizeOf = lambda physical: None
     ) -> None:
-        """`segment_size`: bytes of a consume queue's file. `size_of` is asked for the sizes of records whose units are
-        marked when they are noted."""
+        """Make a check without facts; `load` reads the file. `segment_size`: bytes of a consume queue's file. `size_of`
+        returns the sizes of records whose units are marked when they are noted."""
         self._files = files
         self._size_of = size_of
         self._path = path
         self._queue_directory = queue_directory
         self._segment_size = segment_size
         self.segments: dict[Key, dict[int, Segment]] = {}
-        """Of each queue, by the first offset of a file."""
+        """The noted files of each queue, by the offset of a file's first byte."""
         self.removed: dict[str, int] = {}
-        """Topics, and the physical offset before which their records are of nobody."""
+        """Removed topics, and the physical offset before which their records belong to no queue."""
         self.recovery_offset = _NEVER
-        """Of the last block that holds."""
+        """Recovery offset of the last valid block."""
         self.damage = ""
-        """Why the file is not usable; None where it is."""
+        """Why the file is not usable; empty where it is usable."""
         self._outdated: set[Key] = set()
-        """Queues of which nothing that is known holds any more."""
+        """Queues whose noted facts are all invalid."""
         self.unknown: set[Key] = set()
-        """Queues of which nothing is said although they may have units."""
+        """Queues without valid notes that may have units."""
         self._unread: dict[Key, _Planned] = {}
         """Queues whose units could not be read when they were to be noted."""
         self._at = 0
-        """Where the next block goes; 0 where a new file is to be begun."""
+        """Position of the next block; 0 where a new file is to be begun."""
         self._capacity = 0
 
     # --- reading
 
     def load(self, recovery_offset: int) -> None:
-        """Read the blocks that are valid for a checkpoint whose note says that one was written for it. Raises
-        OSError."""
+        """Read the blocks that are valid for a checkpoint with a note `queues`, which says that a block was written for
+        it. Raises OSError."""
         data = self._files.read_whole(self._path)
         why = "is missing"
         try:
@@ -153,17 +153,17 @@ class QueueCheck:
             why = f"has nothing of the checkpoint at {recovery_offset}" if data is not None else why
         except QueueCheckDamaged as error:
             why = str(error)
-        # Behind the checkpoint's block there may be one that a power cut left torn.
+        # Behind the checkpoint's block there may be a block that a power cut left torn.
         self.damage = why if self.recovery_offset != recovery_offset else ""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it says everything of the checkpoint: of each queue that is not `unknown` all units before the
-        recovery offset."""
+        """Whether the file is complete for the checkpoint: of each queue that is not `unknown` it notes all units
+        before the recovery offset."""
         return self.recovery_offset != _NEVER and not self.damage
 
     def take(self, items: bytes) -> None:
-        """Take over what the items of a block say."""
+        """Take over the items of a block."""
         at = 0
         while at < len(items):
             kind, size = items[at], items[at + 1]
@@ -185,24 +185,24 @@ class QueueCheck:
                 at += _REMOVED_ITEM.size
 
     def next_offset(self, key: Key) -> int:
-        """The queue offset up to which a queue's units were noted."""
+        """Return the queue offset up to which a queue's units were noted."""
         return max(
             (base // UNIT_SIZE + segment.units for base, segment in self.segments.get(key, {}).items()), default=0
         )
 
     def durable_offset(self, key: Key) -> int | None:
-        """The queue offset up to which a queue's units are durable, and its files' names; None where that is not
-        known."""
+        """Return the queue offset up to which a queue's units, and its files' names, are durable; None where that is
+        not known."""
         is_known = self.is_whole and key in self.segments and key not in self._outdated
         return self.next_offset(key) if is_known else None
 
     # --- comparing
 
     def wrong(self, key: Key, queue: ConsumeQueue | None, begin: int, size_of: SizeOf) -> list[Wrong]:
-        """The files of a queue that are not as noted, oldest first. `queue`: loaded, None where that failed. `begin`:
-        of the commitlog; a file is not missed where all its records are before that, unless it is the last one, whose
-        name tells where the queue goes on. `size_of` gives the size of the record at a physical offset, if it is there
-        still. Raises OSError."""
+        """Return the files of a queue that differ from their notes, oldest first. `queue`: the loaded queue, None where
+        loading failed. `begin`: the commitlog's begin; a file whose records all lie before that is not missed, unless
+        it is the last one, whose name tells where the queue goes on. `size_of` returns the size of the record at a
+        physical offset, if that record still exists. Raises OSError."""
         topic, queue_id = key
         noted = self.segments[key]
         directory = os.path.join(self._queue_directory, topic, str(queue_id))
@@ -237,16 +237,16 @@ class QueueCheck:
     # --- writing
 
     def outdate(self, key: Key) -> None:
-        """What is known of a queue does not hold from the next checkpoint on: its files were made again, or cut."""
+        """Drop the facts about a queue from the next checkpoint on, because its files were made again, or cut."""
         self._outdated.add(key)
 
     def start_over(self) -> None:
-        """As `outdate`, of all queues."""
+        """Do as `outdate` does, for all queues."""
         self._outdated.update(self.segments)
 
     def clamp(self, end: int) -> None:
-        """The commitlog was cut: what comes behind its end is not of topics that were removed before that. May wait for
-        the disk. Raises OSError."""
+        """Adapt the removed topics to a commitlog that was cut: records stored behind its new end do not belong to
+        topics that were removed before the cut. May wait for the disk. Raises OSError."""
         beyond = [topic for topic, limit in self.removed.items() if limit > end]
         if beyond:
             self.removed.update(dict.fromkeys(beyond, end))
@@ -255,9 +255,9 @@ class QueueCheck:
     def plan(
         self, queues: Iterable[ConsumeQueue], offsets: Mapping[ConsumeQueue, int], recovery_offset: int, begin: int
     ) -> Callable[[], None]:
-        """What notes queues, as far as `offsets` has one, up to these queue offsets, for a checkpoint; run by a worker
-        when their units are durable. `begin`: of the commitlog. Neither collection may change any more. It raises
-        OSError; then nothing of it is noted."""
+        """Return the work that notes queues for a checkpoint, up to the queue offsets in `offsets`; queues without an
+        offset there are left out. A worker runs it when their units are durable. `begin`: the commitlog's begin.
+        Neither collection may change any more. The work raises OSError; then it has noted nothing."""
 
         def run() -> None:
             planned = [
@@ -293,12 +293,12 @@ class QueueCheck:
         return run
 
     def remove_topic(self, topic: str, end: int) -> None:
-        """Note durably that a topic's records before a physical offset are of nobody. May wait for the disk. Raises
-        OSError."""
+        """Note durably that a topic's records before a physical offset belong to no queue. May wait for the disk.
+        Raises OSError."""
         before = self.removed.get(topic)
         self.removed[topic] = max(end, before or 0)
         try:
-            # A block of an earlier offset than all checkpoints: it holds at once.
+            # A block with an earlier offset than all checkpoints is valid at once.
             self._append(_removed_item(topic, self.removed[topic]), _NEVER, {})
         except OSError:
             self.removed.pop(topic)
@@ -315,7 +315,7 @@ class QueueCheck:
         self.unknown = {key for key in self.unknown if key[0] != topic}
 
     def _read_on(self, queue: _Planned, known: dict[int, Segment]) -> Iterator[bytes]:
-        """Take the units that are to be noted into what is known of a queue; gives the items that say so."""
+        """Add the units that are to be noted to the known facts of a queue; yield the items that note them."""
         is_level = queue.topic == SCHEDULE_TOPIC
         start = max((base + segment.units * UNIT_SIZE for base, segment in known.items()), default=queue.files_begin)
         end = queue.offset * UNIT_SIZE
@@ -345,8 +345,8 @@ class QueueCheck:
         self.recovery_offset = max(recovery_offset, self.recovery_offset)
 
     def _begin_file(self, block: bytes = b"") -> None:
-        """Write everything anew, and another block behind it: until there is the checkpoint to which that belongs, what
-        was said before holds."""
+        """Write everything anew, and another block behind it: until the checkpoint exists to which that block belongs,
+        the earlier facts are valid."""
         removed = b"".join([_removed_item(topic, end) for topic, end in self.removed.items()])
         items = b"".join([_forgotten_item(*key) for key in self.unknown])
         items += b"".join(
@@ -356,7 +356,7 @@ class QueueCheck:
                 for base, segment in known.items()
             ]
         )
-        # What is said of removed topics holds whatever the checkpoint's recovery offset is.
+        # The items about removed topics are valid for every recovery offset of a checkpoint.
         data = HEAD.pack(MAGIC, self._segment_size) + _block(removed, _NEVER)
         data += _block(items, self.recovery_offset) + block
         self._at = 0
@@ -369,7 +369,7 @@ class QueueCheck:
 
 
 def blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
-    """The recovery offset and the items of each block. Raises QueueCheckDamaged where they are not whole."""
+    """Yield the recovery offset and the items of each block. Raises QueueCheckDamaged if a block is not whole."""
     if data[: HEAD.size] != HEAD.pack(MAGIC, segment_size):
         raise QueueCheckDamaged(f"does not begin as one for consume-queue files of {segment_size} bytes")
     at = HEAD.size
@@ -408,7 +408,7 @@ def _forgotten_item(topic: str, queue_id: int) -> bytes:
 
 
 def _add(segment: Segment, units: bytes, *, is_level: bool, size_of: SizeOf = lambda physical: None) -> Segment:
-    """What is known of a file, with some units more."""
+    """Return the known facts of a file, with more units added."""
     count = len(units) // UNIT_SIZE
     if not is_level:
         last = int.from_bytes(units[-UNIT_SIZE : -UNIT_SIZE + 8], "big", signed=True) if count else segment.last
@@ -425,7 +425,7 @@ def _add(segment: Segment, units: bytes, *, is_level: bool, size_of: SizeOf = la
 
 
 def _sum_of_sizes(units: NDArray[np.void], size_of: SizeOf) -> int:
-    """The sum of the sizes that units were made with; _UNKNOWN where that of a marked one is not known."""
+    """Return the sum of the original sizes in units; _UNKNOWN where the size for a marked unit is not known."""
     is_marked = np.isin(units["size"], MARK_SIZES)
     sizes = [size_of(int(physical)) for physical in units["physical_offset"][is_marked]]
     known = [size for size in sizes if size is not None]

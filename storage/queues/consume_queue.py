@@ -4,25 +4,25 @@
     0                 8       12              20
     | physical offset | size  | tags code     |     size: of the whole record
     | int64           | int32 | int64         |     tags code: hash of the tags, 0 without; in SCHEDULE_TOPIC_XXXX the
-                                                    deliver time, ms since the epoch; ours has it in
+                                                    deliver time, ms since the epoch; duemq has it in
                                                     rmq_sys_wheel_timer as well, where RocketMQ does not read it
     all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
 
 A message of a delay level that was withdrawn (cancelled, or appended once more to wait on) has the size 1 in its unit:
-RocketMQ, finding no record of that size, goes on to the next. So it does where the size is 2: in a store that was
-stopped that is a message which was delivered before others in front of it.
+RocketMQ, finding no record of that size, goes on to the next. It does the same where the size is 2: in a stopped store
+that is a message that was delivered before others in front of it.
 
-A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
+A queue whose first message is not number 0 (earlier ones are deleted) has its first file filled up to that message with
 units (0, 0x7fffffff, 0). That size with another offset is a message in the middle or at the end whose record is gone:
 destroyed, or taken out by an offline job. Consumers of RocketMQ's broker that meet such a unit go on with the commitlog
-file behind the offset, so this is best one before the messages that follow, which searches by halves cannot use: the
-tags code has where those begin, added to 2^62.
+file behind its physical offset, so that offset is best in a file before the messages that follow. Binary searches
+cannot use such an offset: so the tags code has the physical offset where the following messages begin, added to 2^62.
 
-New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made
-again from the commitlog, so nothing is lost with them. Consumers that keep up are served from memory.
+New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made again
+from the commitlog, so a crash loses no messages with them. Consumers that keep up are served from memory.
 
 Invariants: every unit's record lies before the commitlog's end; physical offsets ascend.
-Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is theirs and frozen.
+Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is RocketMQ's and frozen.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ PADDING_SIZE: Final = 0x7FFFFFFF
 WITHDRAWN_SIZE: Final = 1
 DELIVERED_SIZE: Final = 2
 MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
-"""No record is that small."""
+"""Sizes that mark a unit; no record is that small."""
 _SIZE_AT: Final = 8
 TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-"""What RocketMQ's TopicValidator takes for the name of a topic; no other has a directory of queues."""
+"""The topic names that RocketMQ's TopicValidator accepts; no other name has a directory of queues."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""Where messages with a timer wait, all in queue 0."""
+"""The topic in which messages with a timer wait, all in queue 0."""
 FOLLOWING: Final = 1 << 62
-"""In the tags code of a unit that stands for no record: it has where the records that follow begin. No hash is as
-large."""
+"""Value added, in the tags code of a unit that stands for no record, to the physical offset where the following records
+begin. No hash is as large."""
 _PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
 
 Watcher = Callable[["ConsumeQueue"], None]
 
 
 def hole(physical: int, following: int) -> bytes:
-    """A unit that stands for a message whose record is gone. `physical`: where RocketMQ takes it to be; `following`:
-    where records of the queue that come behind it begin."""
+    """Return a unit that stands for a message whose record is gone. `physical`: the physical offset that RocketMQ reads
+    in the unit; `following`: the physical offset where later records of the queue begin."""
     return UNIT.pack(physical, PADDING_SIZE, FOLLOWING + following)
 
 
 def place_of(physical: int, size: int, code: int) -> int:
-    """Where the record of a unit begins, or, where it stands for none, where those that follow begin: this ascends
-    along a queue."""
+    """Return the physical offset of a unit's record, or, where the unit stands for none, the physical offset where the
+    following records begin: this ascends along a queue."""
     return code - FOLLOWING if size == PADDING_SIZE and code >= FOLLOWING else physical
 
 
@@ -104,7 +104,7 @@ class ConsumeQueue:
         self.min_offset = 0
         """Queue offset of the oldest message that the commitlog still has."""
         self._marks: Marks | None = None
-        """Of withdrawn units, where the files do not have them yet."""
+        """Marks of units that the files do not have yet."""
         self.tail = bytearray()
         """Units that are not in the files yet: the last ones before `next_offset`."""
         self._is_padded = True
@@ -112,7 +112,7 @@ class ConsumeQueue:
         self.staged_from = -1
         """Queue offset of the first unit of an append that is not written yet, or -1."""
         self.is_held = False
-        """Whether units stay in memory for now: files that a queue of this name had before are being removed."""
+        """Whether units stay in memory for now, because files of a former queue of this name are being removed."""
         self.watchers: tuple[Watcher, ...] = ()
         """Called once after each append to this queue; they must not raise."""
         self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
@@ -136,7 +136,7 @@ class ConsumeQueue:
     # --- reading
 
     def read(self, offset: int, count: int) -> bytes:
-        """Up to `count` units from a queue offset on, as bytes; none outside the queue."""
+        """Return up to `count` units from a queue offset on, as bytes; none outside the queue."""
         count = min(count, self.next_offset - offset)
         if count <= 0:
             return b""
@@ -151,21 +151,21 @@ class ConsumeQueue:
         return units if self._marks is None else self._marks.over(offset * UNIT_SIZE, units)
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
-        """Physical offset, size and tags code of one unit, or None outside the queue."""
+        """Return the physical offset, size and tags code of one unit, or None outside the queue."""
         units = self.read(offset, 1)
         return UNIT.unpack(units) if units else None
 
     def mark(self, offset: int, size: int) -> None:
         """Mark the unit of a message as withdrawn (WITHDRAWN_SIZE), or, for RocketMQ, as delivered before others in
-        front of it (DELIVERED_SIZE). Every reader sees that at once, the files have it when `plan_marks` says (see
-        `storage.log.marks`)."""
+        front of it (DELIVERED_SIZE). Every reader sees the mark at once; the work of `plan_marks` puts it into the
+        files (see `storage.log.marks`)."""
         if self._marks is None:
             self._marks = Marks(self._segments)
         self._marks.set(offset * UNIT_SIZE + _SIZE_AT, size.to_bytes(4, "big"))
 
     @property
     def has_marks(self) -> bool:
-        """Whether there are marks of which it is not known yet that the files have them."""
+        """Whether there are marks that the files may not have yet."""
         return bool(self._marks)
 
     def begin_marks(self) -> None:
@@ -174,13 +174,14 @@ class ConsumeQueue:
             self._marks.begin()
 
     def plan_marks(self, before: int) -> Callable[[], None]:
-        """See `Marks.plan`; of the units before a queue offset, which are in the files."""
+        """Plan the writing of marks as `Marks.plan` does, for the units before a queue offset, which are in the
+        files."""
         assert self._marks is not None
         return self._marks.plan(before * UNIT_SIZE)
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
-        """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along
-        the queue; `high` if there is none."""
+        """Return the first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true
+        along the queue; `high` if there is none."""
         while low < high:
             middle = (low + high) // 2
             unit = self.unit(middle)
@@ -211,16 +212,16 @@ class ConsumeQueue:
         self.tail.clear()
 
     def files_between(self, start: int, end: int) -> list[File]:
-        """The files with the units of a range of queue offsets."""
+        """Return the files with the units of a range of queue offsets."""
         return self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
 
     @property
     def directory(self) -> str:
-        """Where the files are."""
+        """The directory of the files."""
         return self._segments.directory
 
     def files(self) -> list[File]:
-        """All files, oldest first."""
+        """Return all files, oldest first."""
         return self._segments.files_between(self._segments.begin, self._segments.end)
 
     @property
@@ -244,11 +245,11 @@ class ConsumeQueue:
         return self._segments.names_made != self._segments.names_synced
 
     def note_names_synced(self, names: int) -> None:
-        """The names of the first `names` files made are durable."""
+        """Note that the names of the first `names` files made are durable."""
         self._segments.names_synced = max(self._segments.names_synced, names)
 
     def start_at(self, offset: int) -> None:
-        """Set where an empty queue starts."""
+        """Set the first offset of an empty queue."""
         assert not len(self._segments), "only an empty queue can be given its first offset"
         self.min_offset = self.next_offset = offset
 
@@ -260,8 +261,8 @@ class ConsumeQueue:
     # --- loading and cutting
 
     def load(self) -> None:
-        """Find the files; nothing is changed. Where the units in them end is not known until `cut`: `next_offset` is
-        the end of the last file. Raises StoreFormatError."""
+        """Find the files, changing nothing. The end of the units in them is not known until `cut`: `next_offset` is the
+        end of the last file. Raises StoreFormatError."""
         self._segments.load()
         self.tail.clear()
         self.min_offset = self._segments.begin // UNIT_SIZE
@@ -287,7 +288,7 @@ class ConsumeQueue:
         self._segments.clear_from(offset * UNIT_SIZE)
 
     def advance_min(self, begin: int) -> list[str]:
-        """Raise `min_offset` after the commitlog dropped the records before `begin`. Gives the paths of files to
+        """Raise `min_offset` after the commitlog dropped the records before `begin`. Returns the paths of files to
         remove."""
 
         def is_left(physical: int, size: int, code: int) -> bool:
@@ -300,7 +301,7 @@ class ConsumeQueue:
 
     def keep_before(self, base: int, offset: int) -> None:
         """Remove the files from one on, given by the offset of its first byte, and all units from a queue offset on;
-        the files before are as they have to be. Raises StoreFormatError, OSError."""
+        the files before are correct. Raises StoreFormatError, OSError."""
         self.tail.clear()
         self._marks = None
         self._segments.remove_from(base)
@@ -315,8 +316,8 @@ class ConsumeQueue:
         self._segments.close()
 
     def forget(self) -> None:
-        """The queue is no more: close its files, for the caller to remove. Whatever still has the queue writes nothing
-        more."""
+        """Forget the files of a queue that no longer exists, and close them; the caller removes them. Users that still
+        have the queue write nothing more through it."""
         self.tail.clear()
         self._marks = None
         self.is_held = True

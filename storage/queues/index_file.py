@@ -1,4 +1,4 @@
-"""Index files: from a key to the records that have it, as Apache's brokers read them.
+"""Index files: they lead from a key to the records that have it, and Apache's brokers read them.
 
     index/yyyyMMddHHmmssSSS, 420,000,040 bytes, sparse
     0            8          16           24         32         36      40              20,000,040
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 ITEM: Final = np.dtype([("hash", "<i4"), ("physical_offset", "<i8"), ("store_ms", "<i8")])
-"""What goes into a file, in the order of physical offsets. `hash`: see `key_hashes`."""
+"""An item of a file that is to be written, in the order of physical offsets. `hash`: see `key_hashes`."""
 STORED: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 HEADER: Final = struct.Struct(">qqqqii")
 SLOTS: Final = 5_000_000
@@ -45,13 +45,13 @@ _BLOCK: Final = 1 << 14
 
 
 def file_name(seconds: float, number: int) -> str:
-    """The name of one of the files that are made at a time, seconds since the epoch."""
+    """Return the name of one of the files that are made at a time, seconds since the epoch."""
     stamp = seconds + number / 1000
     return f"{time.strftime('%Y%m%d%H%M%S', time.localtime(stamp))}{int(stamp * 1000) % 1000:03}"
 
 
 def write(path: str, items: NDArray[Any]) -> int:
-    """Make a file of at least one ITEM; gives the bytes of it that are in use. Memory: 60 bytes an item. Raises
+    """Make a file of at least one ITEM; return the number of its bytes in use. Memory: 60 bytes an item. Raises
     OSError."""
     count = len(items)
     slots = (items["hash"].astype(np.int64) % SLOTS).astype(np.int32)
@@ -62,7 +62,7 @@ def write(path: str, items: NDArray[Any]) -> int:
     previous = np.zeros(count, np.int32)
     previous[order[1:][is_same]] = numbers[order[:-1][is_same]]
     table = np.zeros(SLOTS, ">i4")
-    table[ordered] = numbers[order]  # where a slot comes more than once the last counts
+    table[ordered] = numbers[order]  # for a slot with several items the last one counts
     begin_ms, end_ms = int(items["store_ms"][0]), int(items["store_ms"][-1])
     stored = np.empty(count, STORED)
     stored["hash"], stored["physical_offset"] = items["hash"], items["physical_offset"]
@@ -80,14 +80,14 @@ def write(path: str, items: NDArray[Any]) -> int:
 
 
 def key_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The hashes that items have, of those of their keys."""
+    """Return the hashes that items have, from the hashes of their keys."""
     # Java's Math.abs leaves the smallest int negative, and RocketMQ makes that 0.
     found: NDArray[np.int32] = np.where(hashes == -(2**31), 0, np.abs(hashes)).astype(np.int32)
     return found
 
 
 def java_hashes(data: NDArray[np.uint8], at: Integers, size: Integers, start: int = 0) -> NDArray[np.int32]:
-    """Java's String.hashCode of the texts that lie in `data`, each behind a text whose hash is `start`."""
+    """Return Java's String.hashCode of the texts that lie in `data`, each behind a text whose hash is `start`."""
     result = np.empty(len(at), np.uint32)
     for length in np.unique(size).tolist():
         rows = np.flatnonzero(size == length)

@@ -31,7 +31,7 @@ _AHEAD_GAP: Final = 16 << 10
 """Records that lie closer together are one request to the disk."""
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""A tags code up to here is an address in RocketMQ's consumequeue_ext: the consumer will look at the tags itself."""
+"""The largest tags code that is an address in RocketMQ's consumequeue_ext: the consumer looks at the tags itself."""
 
 _NO_RECORD: Final = (PADDING_SIZE, *MARK_SIZES)
 _units = UNIT.iter_unpack
@@ -74,8 +74,8 @@ class Pulled(msgspec.Struct, gc=False):
 def find(
     queue: ConsumeQueue | None, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
 ) -> Pulled:
-    """Look for messages from a queue offset on: at most `max_count`, of `max_size` bytes together but for the first
-    one, with one of the tags codes (None: all). `begin` is the commitlog's oldest offset."""
+    """Look for messages from a queue offset on: at most `max_count`, together at most `max_size` bytes unless the first
+    one alone is larger, with one of the tags codes (None: all). `begin` is the commitlog's oldest offset."""
     if queue is None:
         return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0)
     low, high = queue.min_offset, queue.next_offset
@@ -127,7 +127,7 @@ def _select(
 
 
 def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
-    """The records of some ranges, in ascending order, or None where they cannot be had without waiting for the disk.
+    """Return the records of some ranges, in ascending order, or None where reading them would wait for the disk.
 
     Records from `hot_from` on were written not long ago and are taken to be in the page cache: reading them without
     asking costs half as much.
@@ -153,9 +153,9 @@ def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
 
 
 def without_missing(found: Pulled, body: Body, segment_size: int) -> Body:
-    """What was read of the records that a pull found, but for those that are not there: an older copy of a commitlog
-    file has zeros for the newest ones. It gives those before them, so that the next pull begins with them; that one
-    goes on behind them. `found` says so."""
+    """Return the bytes read for a pull, cut off before the first missing record: an older copy of a commitlog file has
+    zeros for the newest records. The next pull then begins with the missing record, and goes on behind the missing
+    ones. `found` is changed accordingly."""
     if not body[-1] or found.ranges[0][0] // segment_size != found.ranges[-1][0] // segment_size:
         data = memoryview(body)
         parts = _by_file(found.ranges, segment_size)
@@ -167,7 +167,7 @@ def without_missing(found: Pulled, body: Body, segment_size: int) -> Body:
 
 
 def _by_file(ranges: list[Range], segment_size: int) -> list[Range]:
-    """Where in what was read of some ranges the records of each file begin and end."""
+    """Return the range that the records of each file take in the bytes read for some ranges."""
     parts: list[Range] = []
     base, end = -1, 0
     for offset, size in ranges:
@@ -178,7 +178,7 @@ def _by_file(ranges: list[Range], segment_size: int) -> list[Range]:
 
 
 def _ends_well(data: memoryview, begin: int, end: int) -> bool:
-    """Whether the last record is one: without properties it ends with zeros."""
+    """Whether the last record is a whole one: a record without properties ends with zeros."""
     last = begin
     while begin < end:
         (size,) = _SIZE.unpack_from(data, begin)
@@ -197,7 +197,7 @@ def _record_at(data: memoryview, at: int) -> StoredMessage | None:
 
 
 def _before_missing(found: Pulled, data: memoryview, parts: list[Range], number: int) -> Body:
-    """The records before the first that is not there, which is in one of some parts."""
+    """Return the records before the first missing one, which lies in the part with the given number."""
     count, at = 0, 0
     for begin, end in parts[: number + 1]:
         at = begin
@@ -244,12 +244,12 @@ class ColdRead:
         return file.path, ranges[0][0]
 
     def run(self) -> bytes:
-        """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
+        """Read the records. Raises OSError, FileNotFoundError if retention removed the file meanwhile."""
         return b"".join([file.read_apart(ranges) for file, ranges in self._files])
 
 
 class _Missing(ColdRead):
-    """A read that has to wait for the disk."""
+    """A read that cannot be done from memory, and waits for the disk."""
 
     def __init__(self, missing: NotInMemory) -> None:
         self.missing = missing
@@ -260,14 +260,15 @@ class _Missing(ColdRead):
         return self.missing.place
 
     def run(self) -> bytes:
-        """Read. Raises OSError."""
+        """Do the read. Raises OSError."""
         self.missing.read()
         return b""
 
 
 def patiently(look: Callable[[], T]) -> Generator[ColdRead, None, T]:
-    """What `look` gives, for a search in steps: whatever it needs is read first, by whoever makes the steps, if it is
-    not in memory. It must change nothing before its last read. Raises what `look` raises."""
+    """Return the result of `look`, for a search in steps. Each read that is not in memory is yielded first, and the
+    caller of the steps runs it before the next step. `look` must change nothing before its last read. Raises the errors
+    of `look`."""
     while True:
         try:
             return look()
@@ -277,7 +278,7 @@ def patiently(look: Callable[[], T]) -> Generator[ColdRead, None, T]:
 
 class ReadAhead:
     """Records that will be wanted some seconds from now, in any order: a thread asks the kernel to have them in memory
-    then. Planned by the store's own thread. `offsets` and `sizes`: physical offsets, and bytes."""
+    then. Planned by the store's own thread. `offsets`: their physical offsets; `sizes`: their sizes in bytes."""
 
     def __init__(self, log: Commitlog, offsets: NDArray[np.int64], sizes: NDArray[np.integer[Any]]) -> None:
         self._offsets, self._sizes = offsets, sizes
@@ -289,7 +290,7 @@ class ReadAhead:
             at += log.segment_size - place[1]
 
     def run(self) -> None:
-        """Ask. Raises OSError, FileNotFoundError where retention removed a file meanwhile."""
+        """Ask the kernel for the records. Raises OSError, FileNotFoundError if retention removed a file meanwhile."""
         order = np.argsort(self._offsets)
         starts = self._offsets[order]
         ends = starts + self._sizes[order]
@@ -305,4 +306,4 @@ class ReadAhead:
 
 
 ReadCold = Callable[[ColdRead | ReadAhead, Callable[[], None]], None]
-"""Runs a read where it may wait for the disk, and calls back when it is done."""
+"""Runs a read in a thread that may wait for the disk, and calls back when the read is done."""
