@@ -17,7 +17,7 @@ class ClockWatch:
         self._difference = _difference(now)
 
     def jump_ms(self, now: Moment) -> int:
-        """By how many ms the wall clock was set since the last call; 0 if it was not."""
+        """Return by how many ms the wall clock was set since the last call; 0 if it was not."""
         difference = _difference(now)
         jump = difference - self._difference
         self._difference = difference
@@ -29,5 +29,5 @@ class ClockWatch:
 
 
 def _difference(now: Moment) -> int:
-    """Wall time minus monotonic time, ms."""
+    """Return wall time minus monotonic time, ms."""
     return now.wall_ms - round(now.monotonic * 1000)

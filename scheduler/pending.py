@@ -1,8 +1,8 @@
-"""Searches for waiting messages, in the timer wheel and in the delay levels, and changes of them.
+"""Searches for waiting messages, in the timer wheel and in the delay levels, and changes of such messages.
 
 Nothing is kept in memory for this. Messages in the wheel are found by the timer log, whose units tell topic and time,
-messages of levels by their consume queues; records are read only of messages that are asked for. A search is a
-generator that does a bounded amount of work at each step, so that other work can go on.
+messages of levels by their consume queues; only requested messages have their records read. A search is a generator
+that does a bounded amount of work at each step, so that other work can go on.
 
 Messages have an order, so that a search can go on behind one of them (`Place`): first those of the levels in the order
 of their queues, then those with a timer in the order of their records. A message has one place as long as it waits by
@@ -71,7 +71,7 @@ _FIRST: Final = Place(_LEVELS, 0, -1)
 
 
 def _place_of(message: StoredMessage) -> Place:
-    """The place of a message that waits by this record."""
+    """Return the place of a message that waits by this record."""
     if message.topic == SCHEDULE_TOPIC:
         return Place(_LEVELS, message.queue_id + 1, message.queue_offset)
     return Place(_TIMERS, 0, message.physical_offset)
@@ -104,7 +104,7 @@ class Selection(NamedTuple):
     end_ms: int | None = None
 
     def has_time(self, due: Times) -> NDArray[np.bool_]:
-        """Whether each deliver time is within the selection's."""
+        """Return, for each deliver time, whether it is within the selection's times."""
         right = np.ones(len(due), bool)
         if self.begin_ms is not None:
             right &= due >= self.begin_ms
@@ -133,7 +133,7 @@ class _Counting:
         """The end of the commitlog when the count began: later messages are not counted."""
         self._wheel_end = wheel_end
         self.position = 0
-        """The units from this position of the timer log to `_wheel_end` are still to be counted."""
+        """Position of the timer log from which on the units up to `_wheel_end` are still to be counted."""
         self.place = _FIRST
         """The place of the last message of a level that was counted."""
 
@@ -141,7 +141,7 @@ class _Counting:
         """See `moves.IsAhead`."""
         if message.topic == SCHEDULE_TOPIC:
             return message.physical_offset < self.end and _place_of(message) > self.place
-        # Messages with units behind `_wheel_end` are counted as not in the wheel yet, whatever becomes of them.
+        # Messages with units behind `_wheel_end` are counted as not in the wheel yet, wherever they move.
         return position is not None and self.position <= position < self._wheel_end
 
 
@@ -175,7 +175,7 @@ class Pending:
         self, selection: Selection, now_ms: int, after: Place
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
         """Iterate over the messages behind a place that may be selected, each with its place and deliver time; None
-        instead of the message if it is not selected or not there any more. Yields reads as `select`."""
+        instead of the message if it is not selected or no longer exists. Yields reads as `select`."""
         self._timers.gather(now_ms)
         end, come_to = self._store.log.end, after
 
@@ -188,7 +188,7 @@ class Pending:
                     come_to = found[0]
                     missed.found(found[1].physical_offset)
                 yield found
-            # Last, since their new records lie behind all others.
+            # Missed messages come last, since their new records lie behind all others.
             for physical, due_ms in missed.take():
                 message = yield from patiently(partial(self._store.message_at, physical))
                 yield Place(_TIMERS, 0, physical), message, due_ms
@@ -196,7 +196,7 @@ class Pending:
     def _places_before(
         self, selection: Selection, now_ms: int, after: Place, end: int
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
-        """As `_places`, only for messages that wait by a record before physical offset `end`."""
+        """Iterate as `_places` does, only over messages that wait by a record before physical offset `end`."""
         if after.part == _LEVELS:
             for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
                 if isinstance(one, ColdRead):
@@ -231,13 +231,13 @@ class Pending:
             yield Place(_TIMERS, 0, physical), message, due_ms
 
     def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
-        """Yield the read that brings records into memory, if they are not there."""
+        """Yield the read that brings records into memory, if they are not in memory."""
         if ranges and not self._store.is_cached(ranges):
             yield ColdRead(self._store.log, ranges)
 
     @staticmethod
     def _right(selection: Selection, waits: NDArray[Any]) -> NDArray[Any]:
-        """The messages in the wheel that may be selected, as far as their units tell."""
+        """Return the messages in the wheel that may be selected, as far as their units tell."""
         right = selection.has_time(waits["due"])
         if selection.topic is not None:
             right &= waits["hash"] == properties.java_hash(selection.topic)
@@ -245,8 +245,8 @@ class Pending:
 
     def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
         """Iterate over the messages that are not in the wheel as of this call and lie behind a physical offset: queue
-        offset, physical offset, size and deliver time. Without deleting records and messages stored by Apache's broker,
-        of which only the record tells enough. Yields reads as `select`."""
+        offset, physical offset, size and deliver time. Deleting records and messages stored by Apache's broker are left
+        out, since only their records tell enough. Yields reads as `select`."""
         queue = self._timers.queue
         return self._units_behind(max(self._timers.queue_offset, queue.min_offset), queue.next_offset, reached)
 

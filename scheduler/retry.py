@@ -19,10 +19,10 @@ class Retry:
     """The retry state of one kind of work, so that a failing kind does not hold up the others."""
 
     def __init__(self, event: str) -> None:
-        """`event`: the name of the log line for a failure."""
+        """Make the state. `event`: the name of the log line for a failure."""
         self._event = event
         self.at_ms = 0
-        """No try before this time, ms since the epoch."""
+        """Time before which there is no try, ms since the epoch."""
         self.reason: str | None = None
         """Why the last try failed; None after a success."""
         self._since_ms = 0

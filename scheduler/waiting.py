@@ -1,5 +1,5 @@
-"""Decides which messages still wait, in one place for all: recovery, the slots at work, searches, the jobs' table
-`pending`, the audit and the compaction use these functions, which work on arrays and read nothing.
+"""Decides which messages still wait. Recovery, the slots at work, searches, the jobs' table `pending`, the audit and
+the compaction all use these functions, which work on arrays and read nothing.
 
 A message waits as long as no record behind its own says that it was delivered or withdrawn. To find that out without
 reading all records, three indexes stand for the records before an offset, and the origins of the records behind it tell
@@ -10,10 +10,10 @@ the rest:
     timer wheel     units of the timer log in slots from the noted second on (`is_live`), except for
                         messages that were delivered since the second's turn began          `Found.done`
                         units whose messages got another one since then                     `Found.moved`
-                        withdrawn ones, which are marked, or are named by records behind    `Found.withdrawn`
+                        withdrawn units, marked or named by records behind                  `Found.withdrawn`
     timer topic     units of its queue from the noted offset on, which are not in the wheel yet (`is_behind`)
 
-If RocketMQ's broker had the store last, there are no notes and no origins, and its files are behind after a kill, so a
+If RocketMQ's broker had the store last, there are no notes and no origins, and its files lag behind after a kill, so a
 message may be delivered twice:
 
     delay levels    config/delayOffset.json, a run for each level                           `runs_of_table`
@@ -65,8 +65,8 @@ def is_passed(runs: Sequence[Run], queue_offsets: Integers) -> Mask: ...
 
 
 def is_passed(runs: Sequence[Run], queue_offsets: int | Integers) -> bool | Mask:
-    """Whether each queue offset of a level is done by its runs, which are in the order of their starts. All offsets
-    before the first run are done, since a run is dropped when it is finished. Without runs, none is done."""
+    """Whether each queue offset of a level is done according to its runs, which are in the order of their starts. All
+    offsets before the first run are done, since a run is dropped when it is finished. Without runs, none is done."""
     if len(runs) <= 1:
         return queue_offsets < (runs[0].cursor if runs else 0)
     starts, cursors, *_ = zip(*runs, strict=True)
@@ -76,7 +76,7 @@ def is_passed(runs: Sequence[Run], queue_offsets: int | Integers) -> bool | Mask
 
 
 def is_message(sizes: Integers) -> Mask:
-    """Whether each unit of a queue stands for a message that may wait, by its size field: the others are marked as
+    """Whether each unit of a queue stands for a message that may wait, by its size field: the other units are marked as
     withdrawn or delivered, or are padding before the first message."""
     stands: Mask = (sizes > DELIVERED_SIZE) & (sizes != PADDING_SIZE)
     return stands
@@ -86,22 +86,22 @@ def is_message(sizes: Integers) -> Mask:
 
 
 def is_live(units: Units, seconds: Integers, second: int) -> Mask:
-    """Whether each unit of the timer log stands for a message in a slot that is not past. `seconds`: of the units'
-    slots; `second`: all slots before it are past."""
+    """Whether each unit of the timer log stands for a message in a slot that is not past. `seconds`: the seconds of the
+    units' slots; `second`: all slots before it are past."""
     live: Mask = (seconds >= second) & (units["magic"] & NO_MESSAGE == 0)
     return live
 
 
 def is_deletion(magic: NDArray[np.integer]) -> Mask:
     """Whether each unit that is still to be done deletes other messages when the turn of their slot comes. That is the
-    unit's own slot, unless it has to roll."""
+    unit's own slot, unless the unit has to roll."""
     deletes: Mask = magic & (DELETE | WITHDRAWN) == DELETE
     return deletes
 
 
 def is_parked(units: Units, seconds: int | Integers) -> Mask:
-    """Whether each unit is of a parked message: one that waits in the slot of a later second than that in which it is
-    due. `seconds`: of the units' slots."""
+    """Whether each unit belongs to a parked message, which waits in the slot of a later second than that in which it is
+    due. `seconds`: the seconds of the units' slots."""
     due = units["due_ms"].astype(np.int64)
     is_one = (due > 0) & (units["magic"] & NO_MESSAGE == 0)
     parked: Mask = is_one & (slot_second_of(due & MAX_DUE_MS) < seconds)
@@ -109,8 +109,8 @@ def is_parked(units: Units, seconds: int | Integers) -> Mask:
 
 
 def is_brought_back(units: Units, seconds: Integers, second: int, delivered: Integers) -> Mask:
-    """Whether each unit is of a parked message, in a slot behind that of `second`, that records behind the note name as
-    `delivered` (physical offsets): it was brought back by a unit that was cut off since."""
+    """Whether each unit belongs to a parked message, in a slot behind that of `second`, that records behind the note
+    name as `delivered` (physical offsets): such a message was brought back by a unit that was cut off since."""
     behind: Mask = (seconds > second) & is_parked(units, seconds)
     return behind & is_among(units["physical_offset"].astype(np.int64), delivered)
 
@@ -133,14 +133,14 @@ def left_of(
     noted: int,
     found: Found,
 ) -> Left:
-    """Decide which units, in slots that are not past, are still to be done. `found`: what a start found of the time
-    since the turn of the `noted` second began; `due`: the units' deliver times, 0 if they do not tell; `seconds`: of
-    their slots, or the one second in whose slot all are."""
+    """Decide which units, in slots that are not past, are still to be done. `found`: the facts that a start found about
+    the time since the turn of the `noted` second began; `due`: the units' deliver times, 0 if they do not tell;
+    `seconds`: the seconds of their slots, or the one second in whose slot all are."""
     kept = magic & WITHDRAWN == 0
     kept &= (magic & DELETE == 0) | (due == 0)  # a unit with DELETE and a deliver time is superseded
     done = np.zeros(len(kept), bool)
     if len(found.moved) and np.any(is_noted := seconds == noted):
-        # Only a message's newest unit counts, even if that is withdrawn.
+        # Only a message's newest unit counts, even if that unit is withdrawn.
         at, has_moved = places_of(physical, found.moved)
         kept &= ~(has_moved & is_noted & (positions < found.moved_by[at]))
     if len(found.done) and np.any(is_early := seconds < found.recovered_to):
@@ -151,7 +151,7 @@ def left_of(
 
 def is_behind(units: NDArray[Any], found: Found) -> Mask:
     """Whether each unit of the timer topic's queue, not in the wheel yet, stands for a waiting message. False for units
-    with a hash as tags code, which RocketMQ's broker and deleting records have: of those only the record tells
+    with a hash as tags code, which messages of RocketMQ's broker and deleting records have: only their records tell
     (`is_told_by_record`)."""
     physical = units["physical_offset"].astype(np.int64)
     waits = is_message(units["size"]) & (units["tags_code"] > MAX_HASH)
@@ -160,7 +160,7 @@ def is_behind(units: NDArray[Any], found: Found) -> Mask:
 
 
 def is_told_by_record(units: NDArray[Any]) -> Mask:
-    """Whether only the record of each unit of the timer topic's queue tells if a message waits there."""
+    """Return, for each unit of the timer topic's queue, whether only its record tells if a message waits there."""
     return is_message(units["size"]) & (units["tags_code"] <= MAX_HASH)
 
 
@@ -175,8 +175,9 @@ def found_since(
     newest_ms: int,
     end: int,
 ) -> Found:
-    """Combine what the last start found (`before`) with the origins of delivered and withdrawn messages that records
-    name. `second`: the noted one; `newest_ms`: the latest store time of a delivery; `end`: of the commitlog."""
+    """Combine the facts that the last start found (`before`) with the origins of delivered and withdrawn messages that
+    records name. `second`: the noted one; `newest_ms`: the latest store time of a delivery; `end`: the end of the
+    commitlog."""
     # Messages are delivered only from slots whose turn has come, and no slot has its turn before its time. So a message
     # delivered by a record was in the slot of the record's store time or an earlier one, or in that of `second`, if
     # that was ahead because the clock was set back. No margin is needed.
@@ -194,29 +195,29 @@ def _before(end: int, offsets: Integers) -> Integers:
 
 def with_moved(found: Found, second: int, before: Found, parts: Iterable[tuple[int, Units]]) -> Found:
     """Add to `found` the messages that got units in the slot of the noted second or a later one since that second's
-    turn began, each with its last unit: a policy may have put a message off within its second. `before`: what the last
-    start found; `parts`: of the timer log since the turn began, as from `TimerLog.scan`."""
+    turn began, each with its last unit: a policy may have put a message off within its second. `before`: the facts that
+    the last start found; `parts`: the parts of the timer log since the turn began, as from `TimerLog.scan`."""
     physical, positions = [before.moved], [before.moved_by]
     for position, units in parts:
-        # Withdrawn units as well, so that a message's former unit does not count again.
+        # Withdrawn units count as well, so that a message's former unit does not count again.
         later = np.flatnonzero(seconds_of(units) >= second)
         physical.append(units["physical_offset"][later].astype(np.int64))
         positions.append(position + later * UNIT_SIZE)
-    # Reversed, so that the first occurrence of each message is its last unit.
+    # The arrays are reversed, so that the first occurrence of each message is its last unit.
     moved, at, _ = distinct_of(np.concatenate(physical)[::-1])
     return found._replace(moved=moved, moved_by=np.concatenate(positions)[::-1][at])
 
 
 def first_link(units: Units, seconds: Integers, second: int) -> int:
-    """The lowest position to which units in slots that are not past link (the preceding units of the same slots); 2**62
-    if none links. `seconds`: of the units' slots; `second`: all slots before it are past."""
+    """Return the lowest position to which units in slots that are not past link (the preceding units of the same
+    slots); 2**62 if none links. `seconds`: the seconds of the units' slots; `second`: all slots before it are past."""
     links = units["previous"][(seconds >= second) & (units["previous"] >= 0)]
     return int(links.min(initial=2**62))
 
 
 def is_covering(check: TimerCheck, begin: int, end: int, segment_size: int, links: Iterable[int]) -> bool:
-    """Whether a timer log with units from position `begin` to `end` has all that RocketMQ's broker had put into it.
-    `segment_size`: of its files, in bytes; `links`: of its units (`first_link`)."""
+    """Whether a timer log with units from position `begin` to `end` has all units that RocketMQ's broker had put into
+    it. `segment_size`: the size of its files, in bytes; `links`: the links of its units (`first_link`)."""
     left = segment_size - end % segment_size
     if left < UNIT_SIZE + BLANK_SIZE:  # the file is full, and RocketMQ's position includes its rest
         end += left
@@ -233,16 +234,16 @@ class LogCheck:
     the origins of the whole commitlog decide."""
 
     def __init__(self, segment_size: int, noted: Mapping[int, FileSum], withdrawn: Integers) -> None:
-        """`noted`: the checksums; `withdrawn`: physical offsets of messages withdrawn since, whose marks may or may not
-        be in the files yet."""
+        """Begin a comparison. `noted`: the checksums; `withdrawn`: physical offsets of messages withdrawn since, whose
+        marks may or may not be in the files yet."""
         self.sums = LogSums(segment_size)
-        """Checksums of the log as it is."""
+        """Checksums of the present log."""
         self._noted = noted
         self._withdrawn = withdrawn
         self._as_noted = LogSums(segment_size) if len(withdrawn) else self.sums
 
     def add(self, position: int, units: Units) -> None:
-        """Add units that lie from a position on, as `LogSums.add`."""
+        """Add units that lie from a position on, as `LogSums.add` does."""
         self.sums.add(position, units)
         if self._as_noted is not self.sums:
             self._as_noted.add(position, _without_marks(units, self._withdrawn))
@@ -259,9 +260,9 @@ class LogCheck:
 
 
 def _without_marks(units: Units, physical_offsets: Integers) -> Units:
-    """Units as they were before these messages were withdrawn."""
-    # A unit that was written as standing for no message may look like one withdrawn since: the last one of a clean stop
-    # is of the newest message, which may be withdrawn later.
+    """Return units as they were before these messages were withdrawn."""
+    # A unit that was written as standing for no message may look like one withdrawn since: the last unit of a clean
+    # stop names the newest message, which may be withdrawn later.
     is_one = (units["magic"] & WITHDRAWN != 0) & (units["due_ms"] != APPLIED)
     is_one &= is_among(units["physical_offset"].astype(np.int64), physical_offsets)
     if not is_one.any():
@@ -275,16 +276,16 @@ def _without_marks(units: Units, physical_offsets: Integers) -> Units:
 
 
 def runs_of_table(table: Mapping[int, int]) -> dict[int, list[Run]]:
-    """The runs of levels by delayOffset.json. `table`: the next queue offset by level."""
+    """Return the runs of levels according to delayOffset.json. `table`: the next queue offset by level."""
     return {level: [Run(0, offset)] for level, offset in table.items()}
 
 
 def second_of(check: TimerCheck) -> int:
-    """The second whose slot is read next; 0 if timercheck has none."""
+    """Return the second whose slot is read next; 0 if timercheck has none."""
     return check.read_ms // PRECISION_MS
 
 
 def enqueued_to(check: TimerCheck, behind_last: int | None) -> int:
-    """The next queue offset of the timer topic to be put into the wheel. `behind_last`: the queue offset behind the
-    message of the timer log's last unit, None without one."""
+    """Return the next queue offset of the timer topic to be put into the wheel. `behind_last`: the queue offset behind
+    the message of the timer log's last unit, None without one."""
     return min(behind_last, check.master_queue_offset) if behind_last is not None else check.queue_offset

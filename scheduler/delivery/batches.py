@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH_BYTES: Final = 256 * 1024
-"""Most bytes of records in one batch, unless a single record is larger, so that it takes no more than a few ms."""
+"""Most bytes of records in one batch, unless a single record is larger. A batch of that size takes no more than a few
+ms."""
 WARM_BYTES: Final = 4 * 1024 * 1024
-"""About how many bytes a thread reads ahead if records are not in memory any more."""
+"""Approximate number of bytes that a thread reads ahead if records are not in memory any more."""
 
 
 class Kind(Enum):
@@ -71,7 +72,7 @@ class Batches:
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
     def delivered_from(self, physical_offset: int) -> list[int]:
-        """The records found delivered from a physical offset on, ascending."""
+        """Return the records found delivered from a physical offset on, ascending."""
         found: list[int] = self._done[np.searchsorted(self._done, physical_offset) :].tolist()
         return found
 
@@ -81,7 +82,7 @@ class Batches:
         return self._done_end
 
     def is_delivered(self, units: Units) -> NDArray[np.bool_]:
-        """Whether recovery found the message of each unit delivered."""
+        """Return, for each unit, whether recovery found its message delivered."""
         physical = units["physical_offset"].astype(np.int64)
         return is_among(physical, self._done)
 
@@ -118,7 +119,7 @@ class Batches:
         count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
         physical, sizes = physical[:count], sizes[:count]
         if self._store.health.verdict is not Verdict.HEALTHY:
-            raise self._store.health.error()  # before records are read in vain, at each try while the disk is full
+            raise self._store.health.error()  # no records are read in vain at each try while the disk is full
         order = None
         if (physical[1:] < physical[:-1]).any():
             order = np.argsort(physical)
@@ -221,12 +222,12 @@ class Batches:
 
 
 def _leading(mask: NDArray[np.bool_]) -> int:
-    """The number of true elements before the first false one."""
+    """Return the number of true elements before the first false one."""
     return len(mask) if mask.all() else int(np.argmin(mask))
 
 
 def _ranges(physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Range]:
-    """Records as ranges (position, size), as long as possible: adjacent records make one range."""
+    """Return records as ranges (position, size), as long as possible: adjacent records make one range."""
     ends = physical + sizes
     breaks = np.flatnonzero(physical[1:] != ends[:-1]) + 1
     firsts, lasts = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(physical)])) - 1

@@ -1,4 +1,4 @@
-"""Finds the scheduled messages that are done by the commitlog alone, even if RocketMQ's broker wrote it.
+"""Finds the scheduled messages that are done, from the commitlog alone, even if RocketMQ's broker wrote it.
 
 Deliveries of duemq name the origin, the record that waited (`storage.log.origins`). RocketMQ's deliveries name none.
 But its broker copies a waiting message as it is: a delivery has the real topic and queue, the unique key, the
@@ -63,23 +63,24 @@ _BATCH: Final = 1 << 16
 
 
 class Deliveries(Origins):
-    """Reads the records of a whole commitlog in their order; `finish` follows the last. Then the messages that are done
-    are in `delivered` and `withdrawn`. Messages that RocketMQ rolled or cancelled, and its cancelling records, are in
-    `delivered`, since none of them is to be put into the wheel."""
+    """Reads the records of a whole commitlog in their order; `finish` follows the last. After that, messages that are
+    done are in `delivered` and `withdrawn`. Messages that RocketMQ rolled or cancelled, and its cancelling records, are
+    in `delivered`, since none of them is to be put into the wheel."""
 
     def __init__(self, log: Commitlog) -> None:
         super().__init__()
         self._log = log
         self._waits_keys = np.empty(0, np.int64)
         self._waits_at = np.empty(0, np.int64)
-        """The waiting messages: hashes of keys, ascending, and physical offsets of the records."""
+        """Physical offsets of the waiting messages' records. `_waits_keys` has the hashes of their keys, ascending, in
+        the same order."""
         self._keys, self._at = array("q"), array("q")
-        """The events since the last match: hashes of keys, and twice the physical offset, plus 1 if a message begins to
-        wait."""
+        """The events since the last match: the hash of the key (`_keys`), and twice the physical offset, plus 1 if a
+        message begins to wait (`_at`)."""
         self._named = 0, 0
         """Numbers of delivered and withdrawn messages already taken out of the waiting ones."""
         self._deletes = array("q")
-        """Records that cancel and name no origin: physical offsets."""
+        """Physical offsets of records that cancel and name no origin."""
 
     def look(self, record: ScannedRecord) -> None:
         """See `Origins.look`. May wait for the disk."""
@@ -117,7 +118,8 @@ class Deliveries(Origins):
             self._match()
 
     def _body(self, record: ScannedRecord) -> tuple[int, int, int]:
-        """The substitute for a missing unique key: checksum and size of the body, and the flag. Reads the record."""
+        """Return the substitute for a missing unique key: checksum and size of the body, and the flag. Reads the
+        record."""
         layout = head_for(record.sys_flag)
         head = layout.unpack(self._log.read_raw(record.physical_offset, layout.size))
         return head[2], head[14], head[4]
@@ -184,7 +186,7 @@ class Deliveries(Origins):
 
 
 def _properties(record: ScannedRecord) -> dict[bytes, bytes]:
-    """The properties of a record that are needed here. If one occurs twice, the last counts, as in RocketMQ."""
+    """Return the properties of a record that are needed here. If one occurs twice, the last counts, as in RocketMQ."""
     return dict(_READ_PROPERTIES.findall(record.properties))
 
 
@@ -201,8 +203,8 @@ def _slot(text: str) -> int:
 
 
 def _matched(waiting_keys: Integers, waiting_at: Integers, ends_keys: Integers, ends_at: Integers) -> NDArray[np.bool_]:
-    """Whether each waiting message, in the order of keys and then of offsets, is ended by a record with its key that
-    lies behind it. Each record ends one message."""
+    """Return, for each waiting message, in the order of keys and then of offsets, whether it is ended by a record with
+    its key that lies behind it. Each record ends one message."""
     order = np.lexsort((ends_at, ends_keys))
     ends_keys, ends_at = ends_keys[order], ends_at[order]
     first = np.searchsorted(ends_keys, waiting_keys, "left")

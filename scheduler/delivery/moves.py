@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from duemq.protocol.records.record import StoredMessage
 
 IsAhead = Callable[[StoredMessage, int | None], bool]
-"""Whether a message belongs to a search that has not come to it yet: given the record by which it waited until now, and
-the position of its unit in the timer log, None without one."""
+"""Returns whether a message belongs to a search that has not come to it yet. Arguments: the record by which the message
+waited until now, and the position of its unit in the timer log, None without one."""
 
 
 class Missed:
@@ -58,7 +58,7 @@ class Moves:
 
     @contextmanager
     def followed(self, is_ahead: IsAhead) -> Iterator[Missed]:
-        """While a search goes on, collect the messages that it would miss."""
+        """Collect, while a search goes on, the messages that it would miss."""
         missed = Missed(is_ahead)
         self._searches.append(missed)
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""The topic of half messages. They are not committed, and must never be delivered to it after a delay."""
+"""The topic of half messages. They are not committed, and must never be delivered to this topic after a delay."""
 
 _REAL_TOPIC: Final = f"{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _REAL_QID: Final = f"{properties.PROPERTY_END}{properties.REAL_QID}{properties.NAME_END}".encode()
@@ -40,8 +40,8 @@ class Targets:
         self._removals = store.removals
 
     def find(self, records: Records) -> tuple[list[ConsumeQueue | None], list[int]]:
-        """For each record, its real queue (made if it does not exist; None if the record names no valid one), and its
-        tags code."""
+        """Return, for each record, its real queue (made if it does not exist; None if the record names no valid one),
+        and its tags code."""
         if self._removals != self._store.removals or len(self._queues) > _MAX_KNOWN:
             self._removals = self._store.removals
             self._queues.clear()
@@ -55,7 +55,7 @@ class Targets:
         return queues, codes
 
     def queue(self, text: bytes) -> ConsumeQueue | None:
-        """The real queue for one property text, as `find`."""
+        """Return the real queue for one property text, as `find` does."""
         found = properties.parse(text.decode("utf-8", "replace"))
         topic, queue_id = found.get(properties.REAL_TOPIC), found.get(properties.REAL_QID)
         if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
@@ -65,7 +65,8 @@ class Targets:
         return self._store.ensure_queue(topic, int(queue_id or 0) % limit if limit else int(queue_id or 0))
 
     def _queues_of_rows(self, rows: NDArray[np.uint8]) -> list[ConsumeQueue | None] | None:
-        """The queues for texts of one length with REAL_TOPIC at the same place; None if the texts are not so."""
+        """Return the queues for texts of one length with REAL_TOPIC at the same place; None if the texts are not of
+        this form."""
         keys = _endings_of_rows(rows)
         if keys is None:
             return None
@@ -78,8 +79,8 @@ class Targets:
 
     @staticmethod
     def _codes_of_rows(rows: NDArray[np.uint8]) -> list[int] | None:
-        """The tags codes of texts of one length, with tags of one length at the same place, or all without tags; None
-        if the texts are not so."""
+        """Return the tags codes of texts of one length, with tags of one length at the same place, or all without tags;
+        None if the texts are not of this form."""
         count = rows.tobytes().count(_TAGS)
         if not count:
             return [0] * len(rows)
@@ -134,16 +135,17 @@ class Targets:
 
 
 class TopicHashes:
-    """Finds the hashes for units of the timer log by property texts: of the real topic, and of the key by which a
-    message is to be replaced. For most texts, the part from REAL_TOPIC on is cached."""
+    """Finds the hashes for units of the timer log by property texts: the hash of the real topic, and of the key by
+    which a message is to be replaced. For most texts, the part from REAL_TOPIC on is cached."""
 
     def __init__(self, hash_of: Callable[[str], int]) -> None:
-        """`hash_of`: the hash of a topic's name."""
+        """Make the finder. `hash_of`: returns the hash of a topic's name."""
         self._hash_of = hash_of
         self._known: dict[bytes, int] = {}
 
     def find(self, records: Records) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """For each record, the hash of its real topic, and the hash of its key, 0 if it is not to be replaced."""
+        """Return, for each record, the hash of its real topic, and the hash of its key, 0 if it is not to be
+        replaced."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()
         rows = records.text_rows()
@@ -175,7 +177,7 @@ class TopicHashes:
 
 
 def _endings_of_rows(rows: NDArray[np.uint8]) -> list[bytes] | None:
-    """The parts from REAL_TOPIC on of texts of one length, if all have it at the same place; else None."""
+    """Return the parts from REAL_TOPIC on of texts of one length, if all have it at the same place; else None."""
     first = rows[0].tobytes()
     at = first.rfind(_REAL_TOPIC)
     if at < 1 or len(first) - at > _MAX_KEY or first[at - 1] != _END or not _same(rows, at - 1, at + len(_REAL_TOPIC)):
@@ -197,7 +199,8 @@ def _same(rows: NDArray[np.uint8], start: int, end: int) -> bool:
 
 
 def _columns(rows: NDArray[np.uint8], start: int, end: int) -> list[bytes]:
-    """The columns from `start` to `end` of each row. They hold no zeros, which the store refuses in properties."""
+    """Return the columns from `start` to `end` of each row. They hold no zeros, which the store refuses in
+    properties."""
     part = np.ascontiguousarray(rows[:, start:end])
     found: list[bytes] = part.view(f"S{end - start}")[:, 0].tolist()
     return found

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REFUSED_RETRY_MS: Final = 100
-"""The sync path tries again this long after the store has refused a put."""
+"""Time, in ms, after which the sync path tries again when the store has refused a put."""
 _WARM_UNITS: Final = 8192
 _COUNT_UNITS: Final = 65_536
 
 
 @dataclass
 class DeliveryConfig:
-    """Settings of the delivery, with RocketMQ's names where it has them. May be changed while running."""
+    """Settings of the delivery, with RocketMQ's names where they exist. May be changed while running."""
 
     is_async: bool = False
     """enableScheduleAsyncDeliver: whether to use the async path."""
@@ -45,7 +45,7 @@ class DeliveryConfig:
     batch_size: int = 512
     """scheduleDeliverBatchSize: most messages in one put."""
     warn_ms: int = 1000
-    """scheduleLatenessWarnMillis: a level at least this late is logged."""
+    """scheduleLatenessWarnMillis: lateness in ms from which on a level is logged."""
     save_interval: float = 10.0
     """flushDelayOffsetInterval, in seconds here: delayOffset.json is written with the first checkpoint after this."""
 
@@ -64,9 +64,9 @@ class LevelDelivery:
         read_cold: ReadCold | None,
         on_ready: Callable[[], None],
     ) -> None:
-        """`is_awaited`: whether a put is a SUCCESS only after `note_flushed`. `read_cold`: has a thread read records
-        from the disk; if it is None, delivery itself waits for the disk. `on_ready`: called when a level can go on
-        because such a read is done."""
+        """Prepare the delivery. `is_awaited`: whether a put is a SUCCESS only after `note_flushed`. `read_cold`: has a
+        thread read records from the disk; if it is None, delivery itself waits for the disk. `on_ready`: called when a
+        level can go on because such a read is done."""
         self._store = store
         self._batches = batches
         self._times = times
@@ -76,7 +76,7 @@ class LevelDelivery:
         self._on_ready = on_ready
 
     def next_times(self, level: Level) -> Iterator[int]:
-        """The times at which something is to be done for a level, ms since the epoch."""
+        """Yield the times at which a level has work, ms since the epoch."""
         due_ms = level.due_ms
         if due_ms is not None and self._is_free(level):
             yield max(due_ms, level.retry_ms)

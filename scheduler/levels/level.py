@@ -23,7 +23,7 @@ class Status(Enum):
     SUCCESS = auto()
     """Delivered."""
     EXCEPTION = auto()
-    """Not appended: it will be sent again."""
+    """Not appended, to be sent again."""
     SKIP = auto()
     """Given up: the records to be delivered are gone."""
 
@@ -104,7 +104,7 @@ class Level:
         self.is_warm = False
         """Whether a thread has read the next records."""
         self.retry_ms = 0
-        """Nothing is delivered before this time, as the store refused the last put."""
+        """Time before which nothing is delivered, as the store refused the last put."""
         self.trouble: str | None = None
         """Why the level is late, if it is."""
         self.delivered = 0
@@ -122,7 +122,7 @@ class Level:
 
     @property
     def offset(self) -> int:
-        """Every message before this offset is delivered, and on the disk where the level waits for that."""
+        """Queue offset before which every message is delivered, and on the disk where the level waits for that."""
         waiting = [put.start for put in self.puts if put.status in (Status.RUNNING, Status.EXCEPTION)]
         return min(self.runs[0].cursor, *waiting) if waiting else self.runs[0].cursor
 
@@ -132,38 +132,38 @@ class Level:
         return max(0, sum(end - start for start, end in self.untried()) - self.withdrawn)
 
     def untried(self, low: int = 0) -> list[tuple[int, int]]:
-        """Ranges (start, end) of units that were not tried yet or failed, none before `low`."""
+        """Return ranges (start, end) of units that were not tried yet or failed, none before `low`."""
         found = [(run.cursor, end) for run, end in self.spans()]
         found += [(put.start, put.end) for put in self.failed]
         return [(max(low, start), end) for start, end in found if max(low, start) < end]
 
     @property
     def due_ms(self) -> int | None:
-        """When the first message that was not tried yet is due; None without one."""
+        """The time when the first message that was not tried yet is due; None without one."""
         return min((run.due_ms for run in self.runs if run.due_ms is not None), default=None)
 
     @property
     def late_since_ms(self) -> int | None:
-        """When the first undelivered message was or is due; None without one."""
+        """The time when the first undelivered message was or is due; None without one."""
         times = [put.due_ms for put in self.failed]
         if self.due_ms is not None:
             times.append(self.due_ms)
         return min(times, default=None)
 
     def spans(self) -> list[tuple[OpenRun, int]]:
-        """The runs, each with its end: the start of the next run, or the end of the queue."""
+        """Return the runs, each with its end: the start of the next run, or the end of the queue."""
         ends = [*(run.start for run in self.runs[1:]), self.queue.next_offset]
         return list(zip(self.runs, ends, strict=True))
 
     def end_of(self, run: OpenRun) -> int:
-        """The offset at which a run ends."""
+        """Return the offset at which a run ends."""
         at = self.runs.index(run) + 1
         return self.runs[at].start if at < len(self.runs) else self.queue.next_offset
 
     def waiting_from(self, offset: int) -> tuple[OpenRun, int] | None:
-        """The first offset at or behind `offset` at which a message may wait, with its run; None if none waits there. A
-        search asks anew for each of its parts, since runs come and go in the meantime."""
-        # Expired units lie before the queue's first unit; so may the cursor, until the run's head is due.
+        """Return the first offset at or behind `offset` at which a message may wait, with its run; None if none waits
+        there. A search calls this again for each of its parts, since runs come and go in the meantime."""
+        # Expired units lie before the queue's first unit, and so may the cursor, until the run's head is due.
         offset = max(offset, self.queue.min_offset)
         for run, end in self.spans():
             if offset < end:
@@ -232,8 +232,8 @@ class Level:
         return any(put.start < self.runs[run].start for put in self.puts)
 
     def appended(self) -> list[Run]:
-        """The runs as the checkpoint keeps them: appended messages count as delivered, and the cursor of a run stops at
-        a failed put, behind which another run begins."""
+        """Return the runs as the checkpoint keeps them: appended messages count as delivered, and the cursor of a run
+        stops at a failed put, behind which another run begins."""
         if not self.failed:
             return [Run(run.start, max(run.start, run.cursor), run.shift_ms, run.delay_limit_ms) for run in self.runs]
         failed = sorted((put.start, put.end) for put in self.failed)
@@ -249,7 +249,7 @@ class Level:
 
     @property
     def appended_offset(self) -> int:
-        """Every message before this offset is delivered once all appended records are on the disk."""
+        """Queue offset before which every message is delivered once all appended records are on the disk."""
         runs = self.appended()
         ends = [run.start for run in runs[1:]]
         return next((run.cursor for run, end in zip(runs, ends, strict=False) if run.cursor < end), runs[-1].cursor)

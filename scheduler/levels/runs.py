@@ -64,7 +64,8 @@ class Seen(NamedTuple):
     boot_id: bytes = b""
 
     def jump_ms(self, now: Moment) -> int | None:
-        """By how many ms the wall clock was set since then; None where the machine was rebooted or that is unknown."""
+        """Return by how many ms the wall clock was set since then; None where the machine was rebooted or that is
+        unknown."""
         monotonic_ms = round(now.monotonic * 1000)
         if not self.boot_id or self.boot_id != now.boot_id or monotonic_ms < self.monotonic_ms:
             return None
@@ -80,17 +81,17 @@ class Note(NamedTuple):
     delivered: array[int]
     """Physical offsets of scheduled records behind the cursors that were delivered."""
     seen: Seen | None = None
-    """None in notes of earlier versions."""
+    """The last reading of the clock; None in notes of earlier versions."""
 
 
 def from_start(note: Note) -> Note:
-    """The note with its runs' cursors at their starts, and without delivered records."""
+    """Return the note with its runs' cursors at their starts, and without delivered records."""
     found = {level: [run._replace(cursor=run.start) for run in each] for level, each in note.runs.items()}
     return note._replace(runs=found, delivered=array("q"))
 
 
 def table_crc(text: str) -> int:
-    """The checksum by which the note identifies the table of levels."""
+    """Return the checksum by which the note identifies the table of levels."""
     return zlib.crc32(text.encode())
 
 
@@ -131,7 +132,7 @@ def decode(note: bytes) -> Note | None:
             levels[level] = [Run(*fields) for fields in _RUN.iter_unpack(note[at:end])]
             at = end
         if at == len(note):
-            return Note(crc, levels, array("q"))  # as earlier versions wrote it
+            return Note(crc, levels, array("q"))  # the format of earlier versions
         (count,) = _COUNT.unpack_from(note, at)
         at += _COUNT.size
         delivered = array("q", struct.unpack_from(f">{count}q", note, at))

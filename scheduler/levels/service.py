@@ -62,9 +62,9 @@ _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
 """Units looked at in one part if the record of each may have to be read."""
 _UNSEEN_MS: Final = 2000
-"""If the wall clock is this far ahead of its last reading when a message arrives, the levels read it again."""
+"""Lead of the wall clock over its last reading, in ms, at which the levels read it again when a message arrives."""
 _MAX_UNNOTED_MS: Final = 60_000
-"""A running broker that stores messages notes the clock and the end of the log more often than this."""
+"""Most ms between two notes of the clock and the end of the log, by a running broker that stores messages."""
 _MOST_RUNS: Final = 1000
 """Limit of a level's runs found at a start, since each step looks at each run."""
 _HAND_OVER_UNITS: Final = 4096
@@ -92,8 +92,8 @@ def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
 
 
 def reached(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> dict[int, int]:
-    """The queue offset up to which each level was read: by the checkpoint, or by delayOffset.json (`saved`) if RocketMQ
-    had the store last. Empty if neither tells."""
+    """Return the queue offset up to which each level was read, according to the checkpoint, or to delayOffset.json
+    (`saved`) if RocketMQ had the store last. Empty if neither tells."""
     note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
     if note is not None:
         return {level: max(run.cursor for run in found) for level, found in note.runs.items()}
@@ -134,12 +134,12 @@ class LevelQueues:
         self._file = file
         self._watch = ClockWatch(now)
         self._jump_ms = 0
-        """By how many ms the wall clock was set, as far as the levels do not follow it yet."""
+        """Change of the wall clock, in ms, as far as the levels do not follow it yet."""
         self._seen_end = store.log.end
         """The end of the commitlog at the last reading of the clock that found no change: records before it were stored
         before any change found later."""
         self._seen = now
-        """The last reading of the clock."""
+        """The last reading of the clock, with both times."""
         self._is_awaited = is_awaited
         self._wake = wake
         self._batches = Batches(store)
@@ -279,7 +279,7 @@ class LevelQueues:
             self._batches.set_delivered(self._delivered_ahead())
 
     def _delivered_ahead(self) -> NDArray[np.int64]:
-        """The messages that recovery found delivered and no cursor has passed: physical offsets."""
+        """Return the physical offsets of messages that recovery found delivered and no cursor has passed."""
         found = [np.empty(0, np.int64)]
         for level in self.levels.values():
             for run in level.runs:
@@ -293,7 +293,7 @@ class LevelQueues:
         return np.concatenate(found)
 
     def _first_waiting(self) -> int:
-        """The physical offset of the first waiting record, or that behind all delivered ones if none waits; 0 if
+        """Return the physical offset of the first waiting record, or that behind all delivered ones if none waits; 0 if
         recovery found none delivered."""
         if not self._batches.delivered_end:
             return 0
@@ -355,9 +355,9 @@ class LevelQueues:
             level.split(boundary)
 
     def _set_back_meanwhile(self, now_ms: int, seen: Seen | None) -> int:
-        """The shift in ms for a clock that was set back while the broker was down, by at least that much: neither a
-        record nor a reading of the clock can be from the future. Records before the last reading do not count, as the
-        runs already include changes of the clock since they were stored."""
+        """Return the shift in ms for a clock that was set back while the broker was down, by at least that much:
+        neither a record nor a reading of the clock can be from the future. Records before the last reading do not
+        count, as the runs already include changes of the clock since they were stored."""
         newest = self._store.appender.last_store_timestamp
         if seen is not None and self._store.log.end <= seen.end:
             newest = seen.wall_ms
@@ -381,8 +381,8 @@ class LevelQueues:
             except (OSError, NotInMemory):
                 run.due_ms = now_ms  # the step tries again, and logs a failure
             self._wake()
-        # Into the file at once: if RocketMQ took over this store after a crash, it would rebuild the unit before it
-        # knows its levels.
+        # The unit goes into the file at once: if RocketMQ took over this store after a crash, it would rebuild the unit
+        # before it knows its levels.
         with contextlib.suppress(OSError):  # the next checkpoint tries again, and logs a failure
             queue.write_tail()
 
@@ -434,15 +434,15 @@ class LevelQueues:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When something is to be done next, ms since the epoch; None if only a message or a result can change that."""
+        """The time of the next work, ms since the epoch; None if only a message or a result can change that."""
         times = [time_ms for level in self.levels.values() for time_ms in self.delivery.next_times(level)]
         return min(times, default=None)
 
     # --- delivery
 
     def step(self, now: Moment, budget: Budget) -> int | None:
-        """Deliver due messages until the budget is spent. Return when to call again, ms since the epoch; None for "when
-        a message or a result comes"."""
+        """Deliver due messages until the budget is spent. Return the time of the next call, ms since the epoch; None if
+        only a message or a result can give more to do."""
         try:
             self.watch_clock(now)
             while self._round(now.wall_ms, budget):
@@ -491,14 +491,14 @@ class LevelQueues:
         return not is_passed(self.levels[message.queue_id + 1].appended(), message.queue_offset)
 
     def _has_gone_out(self, message: StoredMessage) -> bool:
-        """Whether a stored message of a level has no unit, or was delivered by its unit's mark or by what recovery
-        found; cursors are not considered."""
+        """Whether a stored message of a level has no unit, or was delivered according to its unit's mark or to the
+        records that recovery read; cursors are not considered."""
         size = self._size_or_mark(message)
         return size is None or size == DELIVERED_SIZE or self._batches.delivered(message.physical_offset)
 
     def _size_or_mark(self, message: StoredMessage) -> int | None:
-        """The size in the unit of a stored message, or the mark in its place; None if its level's queue has no unit of
-        the message."""
+        """Return the size in the unit of a stored message, or the mark in its place; None if its level's queue has no
+        unit of the message."""
         level = self.levels.get(message.queue_id + 1)
         unit = level.queue.unit(message.queue_offset) if level is not None else None
         return unit[1] if unit is not None and unit[0] == message.physical_offset else None
@@ -567,19 +567,19 @@ class LevelQueues:
         return self._wants_checkpoint
 
     def note(self) -> bytes:
-        """The note, in the format of `runs`."""
-        delivered = self._batches.delivered_from(self._first_waiting())  # first of all, as it may read
+        """Return the note, in the format of `runs`."""
+        delivered = self._batches.delivered_from(self._first_waiting())  # comes first, as it may read
         self._wants_checkpoint = False
         offsets = {str(level.number): level.appended_offset for level in self.levels.values()}
         self._noted_table = {**self._extra, OFFSET_TABLE: offsets}
         levels = {level.number: level.appended() for level in self.levels.values()}
-        # The clock to which the runs' shifts refer: the former one, while a jump is still to be followed.
+        # The runs' shifts refer to this clock: the former one, while a jump is still to be followed.
         wall_ms, monotonic, boot_id = self._seen
         seen = Seen(self._seen_end, wall_ms - self._jump_ms, round(monotonic * 1000), boot_id)
         return runs.encode(self._table_crc, levels, delivered, seen)
 
     def is_noted(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint has the present table: then no message follows another one after a crash."""
+        """Whether a checkpoint has the present table: then no waiting message follows another table after a crash."""
         note = runs.decode(checkpoint.notes.get(NAME, b""))
         return not self._wants_checkpoint and note is not None and note.table_crc == self._table_crc
 
@@ -592,7 +592,7 @@ class LevelQueues:
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         """Return a job that saves the progress of the last note for RocketMQ, if that changed and is due. It runs when
-        all that was appended before the note is durable. It raises OSError."""
+        all records appended before the note are durable. It raises OSError."""
         table = self._noted_table
         is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
         if table == self._saved_table or not is_due:
@@ -610,7 +610,8 @@ class LevelQueues:
         return lambda: None
 
     def needed_from(self) -> int:
-        """The end of the commitlog: recovery reads nothing for the levels before the checkpoint's recovery offset."""
+        """Return the end of the commitlog: recovery reads nothing for the levels before the checkpoint's recovery
+        offset."""
         return self._store.log.end
 
     def keep_some(self, limit: int, now: Moment) -> None:
@@ -623,7 +624,7 @@ class LevelQueues:
             self._wake()
 
     def to_json(self) -> dict[str, Any]:
-        """The present progress in the form of delayOffset.json and GET_ALL_DELAY_OFFSET."""
+        """Return the present progress in the form of delayOffset.json and GET_ALL_DELAY_OFFSET."""
         return {**self._extra, OFFSET_TABLE: {str(level.number): level.offset for level in self.levels.values()}}
 
     # --- RocketMQ
@@ -656,7 +657,7 @@ class LevelQueues:
     # --- for operators
 
     def report(self, now: Moment) -> None:
-        """Compute rates, and log late levels with the reason. To be called about once a second."""
+        """Compute rates, and log late levels with the reason. Must be called about once a second."""
         now_ms, monotonic, _ = now
         if self._jump_ms or self._watch.has_jumped(now):
             self._wake()
@@ -682,9 +683,9 @@ class LevelQueues:
                 )
 
     def describe(self, level: Level, now_ms: int) -> str:
-        """One line for tools, as of now: messages waiting, when the first is due (ms since the epoch, - without one),
-        its lateness, the lateness of the last delivery, messages delivered per second, and since start the numbers
-        delivered and skipped."""
+        """Return one line for tools, as of now: messages waiting, when the first is due (ms since the epoch, - without
+        one), its lateness, the lateness of the last delivery, messages delivered per second, and since start the
+        numbers delivered and skipped."""
         late_ms = self.lateness_ms(level, now_ms)
         return (
             f"pending={level.waiting} nextDue={level.due_ms if level.due_ms is not None else '-'} "
@@ -694,6 +695,6 @@ class LevelQueues:
 
     @staticmethod
     def lateness_ms(level: Level, now_ms: int) -> int:
-        """For how many ms the first undelivered message of a level has been due; 0 if none is."""
+        """Return for how many ms the first undelivered message of a level has been due; 0 if none is."""
         since_ms = level.late_since_ms
         return max(0, now_ms - since_ms) if since_ms is not None else 0

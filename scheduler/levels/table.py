@@ -7,7 +7,7 @@ from typing import Final
 
 DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
-"""RocketMQ's delay for a level that is not in the table, as an older store may have."""
+"""RocketMQ's delay, in ms, for a level that is not in the table, as an older store may have."""
 
 _UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -35,29 +35,29 @@ class DelayLevels:
 
     @property
     def delays_ms(self) -> list[int]:
-        """The delays, from level 1 on."""
+        """The delays in ms, from level 1 on."""
         return list(self._delays_ms)
 
     def cap(self, level: int) -> int:
-        """The level, or the highest one if it is beyond that."""
+        """Return the level, or the highest one if the level is beyond that."""
         return min(level, len(self._delays_ms))
 
     def delay_ms(self, level: int) -> int:
-        """The delay of a level, ms."""
+        """Return the delay of a level, ms."""
         if 1 <= level <= len(self._delays_ms):
             return self._delays_ms[level - 1]
         return UNKNOWN_LEVEL_DELAY_MS
 
     def level_of(self, delay_ms: int) -> int | None:
-        """The first level with this delay, or None."""
+        """Return the first level with this delay, or None."""
         return self._delays_ms.index(delay_ms) + 1 if delay_ms in self._delays_ms else None
 
     def deliver_time(self, level: int, store_timestamp: int) -> int:
-        """When a message of a level is due, ms since the epoch, from its store time. A level beyond the table counts
-        as the highest, as for a send."""
+        """Return when a message of a level is due, ms since the epoch, from its store time. A level beyond the table
+        counts as the highest, as for a send."""
         return store_timestamp + self.delay_ms(self.cap(level))
 
 
 def queue_id_of(level: int) -> int:
-    """The queue of the schedule topic that holds a level."""
+    """Return the queue of the schedule topic that holds a level."""
     return level - 1

@@ -1,4 +1,4 @@
-"""When the messages of a level are due, by the table and clock in force when they were stored."""
+"""Computes when the messages of a level are due, by the table and clock in force when they were stored."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class LevelTimes:
             run.due_ms = now_ms if run.cursor < end else None
 
     def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
-        """When the first untried message of a run is due; None without one."""
+        """Return when the first untried message of a run is due; None without one."""
         unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
         return self.due_ms(level, run, *unit, now_ms) if unit is not None else None
 
     def due_ms(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
-        """When a unit's message is due; `now_ms` for padding and where a needed record is missing."""
+        """Return when a unit's message is due; `now_ms` for padding and where a needed record is missing."""
         if size == PADDING_SIZE:
             return now_ms
         # Withdrawn units have a time too: the binary search reads them.
@@ -51,13 +51,14 @@ class LevelTimes:
         due = code + run.shift_ms
         limit = run.delay_limit_ms
         if limit is not None:
-            # RocketMQ's correctDeliverTimestamp: the table was shortened. RocketMQ delivers such a message at once.
+            # As RocketMQ's correctDeliverTimestamp does after the table was shortened; RocketMQ delivers such a message
+            # at once.
             stored = self._store_timestamp(physical, size)
             return min(due, stored + run.shift_ms + limit) if stored is not None else now_ms
         return due
 
     def due_count(self, level: Level, run: OpenRun, units: NDArray[Any], now_ms: int) -> int:
-        """Number of due units at the beginning of `units`, which follow one another in a run."""
+        """Return the number of due units at the beginning of `units`, which follow one another in a run."""
         codes = units["tags_code"]
         if run.delay_limit_ms is None:
             late = (codes > now_ms - run.shift_ms) | (codes <= EXT_ADDRESS_MAX)
@@ -77,9 +78,9 @@ class LevelTimes:
         return low
 
     def first_after(self, level: Level, seen_end: int, is_after: Callable[[int], bool]) -> int:
-        """The queue offset of the first message of a level that was stored after the clock was set: its record lies at
-        or behind `seen_end`, the end of the commitlog when the clock was last read, and `is_after` holds for its store
-        time, ms."""
+        """Return the queue offset of the first message of a level that was stored after the clock was set: its record
+        lies at or behind `seen_end`, the end of the commitlog when the clock was last read, and `is_after` holds for
+        its store time, ms."""
         offset = level.queue.next_offset
         while (unit := level.queue.unit(offset - 1)) is not None and unit[0] >= seen_end:
             if unit[1] != PADDING_SIZE:

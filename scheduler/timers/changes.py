@@ -56,7 +56,7 @@ class TimerChanges:
     """Changes messages that wait in the wheel or, if there are levels, in a level. As for a send, the caller holds its
     answer until the appended records are as durable as the flush mode asks.
 
-    A message is named by the physical offset of its first record, whose id its sender was given, or by that of the
+    A message is named by the physical offset of its first record, whose id its sender got, or by the offset of the
     record by which it waits now."""
 
     def __init__(
@@ -71,7 +71,8 @@ class TimerChanges:
         expect: Callable[[int], None],
         levels: LevelQueues | None,
     ) -> None:
-        """`expect`: called with the deliver time, ms, of each message just before it is appended."""
+        """Prepare the changes. `expect`: called with the deliver time, ms, of each message just before it is
+        appended."""
         self._store = store
         self._enqueuer = enqueuer
         self._slots = slots
@@ -92,23 +93,23 @@ class TimerChanges:
     # --- one message, by its place
 
     def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
-        """Cancel a message that waits with a timer or a level. Return None, and do nothing, if `ids` must be complete
-        to tell what became of it. Raises StoreError, OSError."""
+        """Cancel a message that waits with a timer or a level. Return None, and do nothing, if the result depends on
+        `ids` and these are not complete. Raises StoreError, OSError."""
         return self._take_out(
             physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms)
         )
 
     def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
         """Give a message that waits with a timer or a level another time; a past one means "at once". Return CANCELLED
-        if that was done, None as `cancel`. Raises StoreError, OSError."""
+        if that was done, None as `cancel` does. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
         return self._take_out(
             physical_offset, now_ms, lambda message, _, position: self._append_again(message, position, due_ms, now_ms)
         )
 
     def record_of(self, physical_offset: int) -> StoredMessage | None:
-        """The record at a physical offset, or if it is gone the message's newest one, as far as `ids` know it; None
-        without any. Raises OSError."""
+        """Return the record at a physical offset, or if it is gone the message's newest one, as far as `ids` know it;
+        None without any. Raises OSError."""
         message = self._store.message_at(physical_offset)
         newest = self.ids.newest(physical_offset) if message is None else None
         return self._store.message_at(newest) if newest is not None else message
@@ -146,8 +147,8 @@ class TimerChanges:
         self, message: StoredMessage | None, physical_offset: int, now_ms: int
     ) -> _Place | StoredMessage | Cancelled:
         """Return the place in the wheel at which a message waits by the record at a physical offset, or the message
-        itself if it waits in a level; otherwise what became of it. If it was appended again: CANCELLED_BEFORE, or
-        NO_LONGER_WAITS if nothing is left to tell that. Raises OSError."""
+        itself if it waits in a level; otherwise the reason why it does not wait. If it was appended again:
+        CANCELLED_BEFORE, or NO_LONGER_WAITS if nothing is left to tell that. Raises OSError."""
         if message is None:
             return Cancelled.NO_LONGER_WAITS if physical_offset < self._store.log.begin else Cancelled.UNKNOWN
         if message.topic == SCHEDULE_TOPIC:
@@ -172,7 +173,7 @@ class TimerChanges:
         first = self._slots.log.first()
         if first is None:
             return False
-        # Units are written in the order of records, and know the second in which they were written. Both are compared:
+        # Units are written in the order of records, and have the second in which they were written. Both are compared:
         # the first unit may be a later unit of an old message, which only its time tells, or be written by a clock that
         # was set back, which only its record tells.
         is_before = int(first["write_ms"]) < message.store_timestamp // PRECISION_MS * PRECISION_MS
@@ -233,19 +234,20 @@ class TimerChanges:
     # --- all messages of a key
 
     def replaced_by(self, topic: str, key: str, now_ms: int) -> list[Range]:
-        """Offset and size of the records of messages that the next one of a topic and key may replace: all that it will
-        replace, and perhaps some with other keys. The census must be complete (`Timers.is_counted`). Raises OSError."""
+        """Return offset and size of the records of messages that the next one of a topic and key may replace: all that
+        it will replace, and perhaps some with other keys. The census must be complete (`Timers.is_counted`). Raises
+        OSError."""
         units = [self._slots.log.read(position, 1) for position in self._with_key(topic, key, now_ms)]
         return [unit[["physical_offset", "record_size"]][0].item() for unit in units]
 
     def _with_key(self, topic: str, key: str, now_ms: int) -> list[int]:
-        """The positions of the units with the tag of a topic and key, the newest first. Raises OSError."""
+        """Return the positions of the units with the tag of a topic and key, the newest first. Raises OSError."""
         self._enqueuer.enqueue_all(now_ms)
         return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
 
     def to_replace(self, topic: str, key: str, now_ms: int) -> list[_Place]:
-        """The messages that the next one of a topic and key replaces. To be passed to `replace` before anything else
-        happens: everything that needs to be read is read here. Raises StoreError, OSError."""
+        """Return the messages that the next one of a topic and key replaces. They must be passed to `replace` before
+        anything else happens: everything that needs to be read is read here. Raises StoreError, OSError."""
         assert self._slots.census.is_complete
         places = []
         for position in self._with_key(topic, key, now_ms):
@@ -258,14 +260,16 @@ class TimerChanges:
     def replace(
         self, places: list[_Place], unique_key: str | None, due_ms: int, now_ms: int, stage: Callable[[int], None]
     ) -> int:
-        """Write a message in place of those that it replaces (`to_replace`). Return the number of replaced messages.
-        `stage` is called to stage the message, with the origin that it must store as prepared-transaction offset
-        together with TIMER_ROLL_TIMES, so that the one record also withdraws; 0 if no message is replaced. Nothing else
-        may be staged before. Reads nothing. Raises the errors of `stage`, StoreError; then nothing was replaced."""
+        """Write a message in place of the messages that it replaces (`to_replace`). Return the number of replaced
+        messages. `stage` is called to stage the message, with the origin that it must store as prepared-transaction
+        offset together with TIMER_ROLL_TIMES, so that the one record also withdraws; 0 if no message is replaced.
+        Nothing else may be staged before. Reads nothing. Raises the errors of `stage`, StoreError; then nothing was
+        replaced."""
         stage((places[0].message.physical_offset or ORIGIN_ZERO) if places else 0)
         for place in places:
-            # For Apache's broker, and for the second and further replaced messages. Not for one with the same UNIQ_KEY,
-            # as after a client's retry: the deletion would make Apache's broker delete the new message as well.
+            # The deletion is for Apache's broker, and for the second and further replaced messages. A message with the
+            # same UNIQ_KEY, as after a client's retry, gets none: the deletion would make Apache's broker delete the
+            # new message as well.
             if place.message.get_property(properties.UNIQ_KEY) != unique_key:
                 self._records.stage_deletion(place.message, place.due_ms, now_ms)
         self._expect(due_ms)
@@ -275,7 +279,7 @@ class TimerChanges:
         return len(places)
 
     def _place_at(self, position: int) -> _Place | None:
-        """The place of the message whose unit is at a position; None if it does not wait. Raises OSError."""
+        """Return the place of the message whose unit is at a position; None if it does not wait. Raises OSError."""
         units = self._slots.log.read(position, 1)
         physical_offset, size = units[["physical_offset", "record_size"]][0].item()
         second = int(seconds_of(units)[0])
@@ -308,7 +312,8 @@ class TimerChanges:
     def _keep_before(self, limit: int) -> Iterator[bool | ColdRead]:
         count, slots = 0, self._slots
         begin = slots.log.begin
-        # To the log's end at each step: messages that get another slot in the meantime have their units there.
+        # Each step goes to the log's present end: messages that get another slot in the meantime have their units
+        # there.
         while (part := (yield from patiently(partial(slots.log.part, begin, slots.log.end)))) is not None:
             position, units = part
             begin = position + len(units) * UNIT.itemsize

@@ -37,7 +37,7 @@ class TimerCheckpoint:
         topics: TimerTopics,
         wake: Callable[[], None],
     ) -> None:
-        """`wake`: called when deliveries that had to wait for the checkpoint may go on."""
+        """Prepare the checkpoints. `wake`: called when deliveries that had to wait for the checkpoint may go on."""
         self._store = store
         self._enqueuer = enqueuer
         self._slots = slots
@@ -67,11 +67,11 @@ class TimerCheckpoint:
         return note, check
 
     def topic_names(self) -> dict[str, int]:
-        """The topics in timermetrics, each with its number of waiting messages. Raises OSError."""
+        """Return the topics in timermetrics, each with its number of waiting messages. Raises OSError."""
         return formats.load_topics(self._store.files, self._metrics_path)
 
     def begin(self) -> None:
-        """Prepare for the first checkpoint. To be called when `slots` are loaded."""
+        """Prepare for the first checkpoint. Call this when `slots` are loaded."""
         self._synced = self._slots.log.begin
 
     # --- the note
@@ -95,7 +95,7 @@ class TimerCheckpoint:
         ).encode()
 
     def _note_on_disk(self) -> TimerNote | None:
-        """The note of the checkpoint on the disk, which recovery would use; None without one."""
+        """Return the note of the checkpoint on the disk, which recovery would use; None without one."""
         known = self._store.checkpoint
         return None if known.is_foreign else formats.decode_note(known.notes.get("timers", b""))
 
@@ -105,7 +105,7 @@ class TimerCheckpoint:
         note = self._note_on_disk()
         if note is None:  # the next start would read all of the commitlog
             return 0
-        # `TimerChanges.keep_some` finds waiting messages by the wheel, and so none that are not in it yet.
+        # `TimerChanges.keep_some` finds waiting messages by the wheel, and so no messages that are not in it yet.
         return min(note.since, self._enqueuer.needed_from)
 
     @property
@@ -117,8 +117,8 @@ class TimerCheckpoint:
 
     def _bound_since(self, now: Moment) -> bool:
         """Do a part of the work that bounds how much recovery reads: all records since the current second's turn began.
-        They would be many while nothing is due, while the clock is set back to long before the second, or while the
-        second has so many messages that they take long. Return whether there is more to do."""
+        Without this work they would be many while nothing is due, while the clock is set back to long before the
+        second, or while the second has so many messages that they take long. Return whether there is more to do."""
         slots = self._slots
         if not slots.is_handing_on:
             if slots.second != self._turn_seen[0]:
@@ -189,7 +189,7 @@ class TimerCheckpoint:
         return sync
 
     def check(self) -> TimerCheck:
-        """The present contents of timercheck."""
+        """Return the present contents of timercheck."""
         check = self._check
         return TimerCheck(
             self._slots.second * PRECISION_MS,

@@ -10,7 +10,7 @@ from duemq.scheduler.timers.files.log import DEFAULT_SEGMENT_SIZE
 
 DAY_SECONDS: Final = 86_400
 OVERDUE_MS: Final = 10_000
-"""A message later than this counts as overdue, not just as delayed by a busy moment."""
+"""Lateness, in ms, beyond which a message counts as overdue, not just as delayed by a busy moment."""
 
 
 @dataclass

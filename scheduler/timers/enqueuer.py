@@ -33,11 +33,12 @@ log = structlog.get_logger(__name__)
 _UNITS: Final = 4096
 _FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
 _LOOK_BYTES: Final = 1 << 20
-"""About how many bytes of records are read at once, where units do not tell enough: so many that it takes a few ms."""
+"""Approximate number of bytes of records that are read at once, where units do not tell enough. Reading them takes a
+few ms."""
 
 
 class Enqueuer:
-    """Puts the messages of the queue into the wheel, and knows how far it is. Messages behind that place that recovery
+    """Puts the messages of the queue into the wheel, and notes its progress. Messages behind that place that recovery
     found delivered, withdrawn, or already in the timer log do not wait again."""
 
     def __init__(
@@ -52,7 +53,7 @@ class Enqueuer:
         self.next_offset = 0
         """The next queue offset to put into the wheel."""
         self._replayed_to = 0
-        """The end of the queue at the start: recovery knows nothing of messages from this queue offset on."""
+        """The end of the queue at the start: recovery has no information on messages from this queue offset on."""
         self.messages = 0
         """Messages put into the wheel since start."""
         self.refused_ms: int | None = None
@@ -60,7 +61,7 @@ class Enqueuer:
         did not fail."""
 
     def load(self, next_offset: int) -> None:
-        """Begin at a queue offset. To be called when `slots` are loaded."""
+        """Begin at a queue offset. Call this when `slots` are loaded."""
         self.next_offset = next_offset
         self._replayed_to = self._queue.next_offset
         self._note_replayed()
@@ -76,8 +77,8 @@ class Enqueuer:
 
     @property
     def needed_from(self) -> int:
-        """The physical offset of the first message that is not in the wheel yet; the end of the commitlog if all are.
-        Raises OSError."""
+        """The physical offset of the first message that is not in the wheel yet; the end of the commitlog if all are in
+        it. Raises OSError."""
         first = max(self.next_offset, self._queue.min_offset)
         if first >= self._queue.next_offset:
             return self._store.log.end
@@ -85,7 +86,8 @@ class Enqueuer:
         return unit[0] if unit is not None else self._store.log.begin
 
     def behind_for(self, second: int, now_ms: int) -> int:
-        """Number of messages not yet in the wheel that, as of now, will get the slot of a second. Raises OSError."""
+        """Return the number of messages not yet in the wheel that, as of now, will get the slot of a second. Raises
+        OSError."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)
         due = slot_second_of(units["tags_code"].astype(np.int64))
         return int((self._slots.slots_for(due, now_ms) == second).sum())
@@ -143,7 +145,7 @@ class Enqueuer:
             self.refused_ms = int(waits["due"].min()) if len(waits) else None
             raise
         self.refused_ms = None
-        self.next_offset += count  # the messages are in the wheel now, whatever happens below
+        self.next_offset += count  # the messages are in the wheel now, even if the lines below fail
         if len(waits):
             is_message = magic == NORMAL
             self._topics.count(waits[is_message], 1)
@@ -155,17 +157,17 @@ class Enqueuer:
         return True
 
     def newest(self) -> Range | None:
-        """Physical offset and size of the record of the message last put into the wheel; None without one. Raises
-        OSError."""
+        """Return physical offset and size of the record of the message last put into the wheel; None without one.
+        Raises OSError."""
         unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
         return unit[:2] if unit is not None else None
 
     def _look(self, units: NDArray[Any]) -> _ReadUnits:
-        """The messages of units whose topics or deliver times only the records tell: of as many units, from the first
-        on, as are read in one piece. Raises OSError."""
+        """Return the messages of units whose topics or deliver times only the records tell. Covers the units, from the
+        first one on, whose records are read in one piece. Raises OSError."""
         codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
         physical = units["physical_offset"].astype(np.int64)
-        # duemq's records: the unit tells the deliver time, and the record is in the commitlog.
+        # In duemq's records the unit tells the deliver time, and the record is in the commitlog.
         is_usual = (codes > MAX_HASH) & (sizes > 0) & (sizes != PADDING_SIZE)
         is_usual &= (physical >= self._store.log.begin) & (physical + sizes <= self._store.log.end)
         special = np.flatnonzero(~is_usual)
@@ -217,7 +219,7 @@ class Enqueuer:
 
 
 def _were_again(records: Records) -> NDArray[np.bool_]:
-    """Whether each record is one by which its message was appended again."""
+    """Return, for each record, whether it is one by which its message was appended again."""
     result = np.zeros(len(records), bool)
     if _FIRST_ID in bytes(records.data):
         origins = records.heads["prepared_transaction_offset"].tolist()

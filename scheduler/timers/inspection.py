@@ -1,6 +1,6 @@
 """Reads the timers' files before a start changes anything. A file that cannot be read stops the start, and so does
 anything but a file in place of the wheel, timercheck or timermetrics. `timers.recovery` compares checksums later, and
-rebuilds what is lost or wrong.
+rebuilds lost and wrong files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _READ_SIZE: Final = 1 << 18
 """Bytes per read: few enough that the buffer stays in the processor's cache."""
 _ZEROS: Final = bytes(_READ_SIZE)
 _FREE: Final = 1 << 20
-"""Bytes: this many zeros behind the noted end of the log end it for `TimerLog.recover`, which reads on from there in
+"""Number of zero bytes behind the noted end of the log that end it for `TimerLog.recover`, which reads on from there in
 parts that are no longer than this."""
 
 

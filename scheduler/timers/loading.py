@@ -27,7 +27,7 @@ class Loading:
     """Loads the messages of a second from the timer log: one part of its chain at a time, the newest part first."""
 
     def __init__(self, slots: Slots, second: Second, last: int) -> None:
-        """`last`: the position of the second's last unit."""
+        """Begin to load. `last`: the position of the second's last unit."""
         self._slots = slots
         self._second = second
         self._chain = slots.log.chain(last)
@@ -45,7 +45,7 @@ class Loading:
             return False
         if self._part.learn(self._slots, self._second.number):
             return True
-        # From here on nothing is read, so nothing fails half way.
+        # From here on nothing is read, so no error can leave the work half done.
         waits, magic, delivered = self._part.waits, self._part.magic, self._part.delivered
         self._part = None
         if self._second.removed:  # taken out while the part was being read
@@ -72,7 +72,7 @@ class Loading:
         self._second.found_done.append(waits["physical"][done])
         delivered = waits[uncounted]
         if not kept.all():
-            # Apache's broker would deliver those that are not marked.
+            # Apache's broker would deliver unmarked ones.
             self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
             waits, magic = picked(waits, kept), magic[kept]
         return _Part(waits, magic, delivered)
@@ -100,7 +100,7 @@ class _Part:
 
 class Deleting:
     """Takes out of a loaded second the messages that its deleting records name: by topic and unique key, or by the key
-    alone as in records of older brokers."""
+    alone, as records of older brokers do."""
 
     def __init__(self, store: MessageStore, slots: Slots, second: Second) -> None:
         self._store = store

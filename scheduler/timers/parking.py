@@ -2,8 +2,9 @@
 
 A message that is due while its topic is paused gets another unit, with its present deliver time, in a slot about as far
 ahead as slots may be (`timerRollWindowSlot`). So a pause costs 52 bytes of the timer log and 16 bytes of memory for
-each message, and nothing while it lasts, except for another unit if it lasts longer than that. All messages of an hour
-go to the same slot, up to `SLOT_UNITS`, then to the next one: so a slot is read in a few pieces, and none is large.
+each message, and nothing while it lasts, except for another unit if it lasts longer than that window. All messages of
+an hour go to the same slot, up to `SLOT_UNITS`, then to the next one: so a slot is read in a few pieces, and none is
+large.
 
 When the pause ends, the parked messages get units in the current second: some at a time, in the order of their deliver
 times, as soon as that second has few messages left. Messages that come due in the meantime are parked behind them, so
@@ -31,19 +32,20 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.slots import Slots
 
 SLOT_UNITS: Final = 65_536
-"""About the most messages parked in one slot."""
+"""Approximate limit of messages parked in one slot."""
 _GROUPS: Final = 4
-"""Slots are filled one after the other from the beginning of an hour, or of the window divided by this if shorter."""
+"""Divisor of the window. Slots are filled one after the other from the beginning of an hour, or of the window divided
+by this if that is shorter."""
 
 IsPaused = Callable[[int], bool]
-"""Whether a topic with this hash is paused."""
+"""Returns whether a topic with this hash is paused."""
 
 
 class Parking:
-    """The slots with parked messages, and the one whose messages are being brought back. Owned by one thread."""
+    """The slots with parked messages, and the slot whose messages are being brought back. Owned by one thread."""
 
     def __init__(self, slots: Slots, is_shared: Callable[[int], bool]) -> None:
-        """`is_shared`: whether several topics may have this hash."""
+        """Begin without parked messages. `is_shared`: returns whether several topics may have this hash."""
         self._slots = slots
         self._is_shared = is_shared
         self._seconds: dict[int, set[int]] = {}
@@ -74,7 +76,7 @@ class Parking:
         self._seconds.setdefault(topic_hash, set()).add(second)
 
     def second_for(self, now_ms: int) -> int:
-        """The second in whose slot messages that are due now are to be parked. Raises OSError."""
+        """Return the second in whose slot messages that are due now are to be parked. Raises OSError."""
         slots = self._slots
         end = slots.base(now_ms) + slots.window
         group = max(1, min(HOUR, slots.window // _GROUPS))
@@ -101,7 +103,7 @@ class Parking:
     # --- bringing back
 
     def going_on(self, is_paused: IsPaused) -> list[int]:
-        """The hashes of topics that are not paused and may have parked messages."""
+        """Return the hashes of topics that are not paused and may have parked messages."""
         if not self._seconds:
             return []
         # Messages in a slot that is loaded or past are delivered like all others of the slot.
@@ -115,11 +117,11 @@ class Parking:
         return [topic_hash for topic_hash in self._seconds if not is_paused(topic_hash)]
 
     def is_busy(self, is_paused: IsPaused) -> bool:
-        """Whether `next_messages` has something to do."""
+        """Whether `next_messages` has work."""
         return self._next(is_paused) is not None
 
     def _next(self, is_paused: IsPaused) -> tuple[int, int] | None:
-        """Second and hash of the parked messages to be brought back next; None without any."""
+        """Return second and hash of the parked messages to be brought back next; None without any."""
         going_on = self.going_on(is_paused)
         of = self._of
         if of is not None and of[0] > self._slots.preloaded and (of[1] in going_on or of in self._asked):
@@ -135,8 +137,9 @@ class Parking:
         return min(places, default=None)
 
     def next_messages(self, limit: int, is_paused: IsPaused) -> Waits | None:
-        """The next messages to be brought back, at most `limit`. Empty if this call only read units or finished a slot;
-        None if no messages are left. Returns the same ones until `finished`. Raises OSError; then nothing changed."""
+        """Return the next messages to be brought back, at most `limit`. The result is empty if this call only read
+        units or finished a slot; None if no messages are left. Returns the same messages until `finished`. Raises
+        OSError; then nothing changed."""
         place = self._next(is_paused)
         if place is None:
             self._of = None

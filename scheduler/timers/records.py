@@ -24,7 +24,7 @@ _REPLACED: Final = (
     properties.REAL_TOPIC,
     properties.REAL_QID,
 )
-"""Properties that a message appended again gets new values for, or loses."""
+"""Properties that get new values, or are removed, when a message is appended again."""
 _SPARED: Final = (
     properties.TIMER_FIRST_ID,
     properties.CLUSTER,
@@ -34,8 +34,8 @@ _SPARED: Final = (
     properties.TIMER_DELIVER_MS,
     properties.TIMER_FROM_LEVEL,
 )
-"""Properties that a message appended again loses, one after the other, while its properties are too long: all of them
-were added by brokers. Each waiting message must fit, or no file before it could expire."""
+"""Properties that a message appended again loses, one after the other, while its properties are too long. Brokers added
+all of them. Each waiting message must fit, or no file before it could expire."""
 _DELETE_BODY: Final = b"0"
 _DELETE_TAG: Final = "_RECALL_TAG_"
 
@@ -59,7 +59,7 @@ class TimerRecords:
             raise
 
     def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """As `delete`, but only staged: the caller's `Appender.commit` writes the record."""
+        """Stage the record of `delete`: the caller's `Appender.commit` writes the record."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -86,7 +86,7 @@ class TimerRecords:
 
     def again(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_as_promised: bool = False) -> int:
         """Append a waiting message again, to wait in the wheel until `due_ms`. Return the physical offset of the new
-        record. `is_as_promised`: whether that is the time that its sender was promised, by a delay level if it has one.
+        record. `is_as_promised`: whether that is the time promised to its sender, by a delay level if it has one.
         Raises StoreError."""
         before, origin = message.properties_text, message.physical_offset
         topic = properties.get(before, properties.REAL_TOPIC) or ""
@@ -137,6 +137,6 @@ class TimerRecords:
 
 
 def _joined(kept: str, added: dict[str, str]) -> bytes:
-    """Properties as they are, followed by added ones."""
+    """Return properties as they are, followed by added ones."""
     more = properties.format_properties(added)
     return (f"{kept}{properties.PROPERTY_END}{more}" if kept else more).encode()

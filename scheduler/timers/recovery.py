@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _NEAR_SECONDS: Final = 60
-"""Slots no further ahead than this are not searched for parked messages: their turn comes soon."""
+"""Lead, in seconds, of slots that are not searched for parked messages: their turn comes soon."""
 _MAX_NAMED: Final = 20
 """Most paths that a warning names."""
 
@@ -58,24 +58,24 @@ class Start(NamedTuple):
     queue_offset: int
     waiting: dict[int, int]
     counted_at: int = 0
-    """For the slot of `second`, `waiting` does not count messages delivered by records before this physical offset."""
+    """Physical offset: for the slot of `second`, `waiting` does not count messages delivered by records before it."""
     found: Found = Found()
-    """The messages found delivered, withdrawn or moved: by records, and by the last start."""
+    """The messages that records, and the last start, show to be delivered, withdrawn or moved."""
     parked: frozenset[tuple[int, int]] = frozenset()
     """Slots that may have parked messages: second, and hash of the topic."""
     enqueued: Offsets = NO_OFFSETS
-    """Messages from `queue_offset` on that already have units in the timer log: physical offsets, ascending."""
+    """Physical offsets, ascending, of messages from `queue_offset` on that already have units in the timer log."""
     enqueued_to: int = 0
     """The queue offset behind the last message in `enqueued`."""
 
     @property
     def done(self) -> Offsets:
-        """The delivered messages in `found`: physical offsets, ascending."""
+        """Physical offsets, ascending, of the delivered messages in `found`."""
         return self.found.done
 
     @property
     def withdrawn(self) -> Offsets:
-        """The withdrawn messages in `found`: physical offsets, ascending."""
+        """Physical offsets, ascending, of the withdrawn messages in `found`."""
         return self.found.withdrawn
 
     @property
@@ -116,7 +116,7 @@ class TimerRecovery:
         """Why the log cannot be used."""
 
     def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
-        """Recover by the note, or by timercheck where RocketMQ had the store last. Raises StoreFormatError, OSError."""
+        """Recover by the note, or by timercheck if RocketMQ had the store last. Raises StoreFormatError, OSError."""
         has_wheel = self._open_wheel()
         has_log = self._open_log()
         if not self._queue.next_offset:
@@ -196,8 +196,8 @@ class TimerRecovery:
         )
 
     def _found(self, second: int, before: Found, *more: Origins) -> Found:
-        """The messages found delivered and withdrawn: by the origins that recovery read, by `more`, and by the last
-        start (`before`)."""
+        """Return the messages found delivered and withdrawn, by the origins that recovery read, by `more`, and by the
+        last start (`before`)."""
         origins = (self._recovered.origins, *more)
         return waits.found_since(
             second,
@@ -225,8 +225,8 @@ class TimerRecovery:
             self._wheel.clear()
             hours = np.ones(HOURS, bool)
         has_to_fill = bool(hours.any())
-        # Only withdrawals since the checkpoint: recovery may have read from further back, and the noted sums include
-        # the marks of earlier ones.
+        # Only withdrawals since the checkpoint count: recovery may have read from further back, and the noted sums
+        # include the marks of earlier ones.
         since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
         check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
@@ -249,10 +249,10 @@ class TimerRecovery:
         return True
 
     def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
-        """Note the slots of parked messages among some units. Those that were delivered by records behind the note were
-        brought back by units that are cut off: they are noted as superseded."""
+        """Note the slots of parked messages among some units. Messages that were delivered by records behind the note
+        were brought back by units that are cut off: their units are noted as superseded."""
         seconds = seconds_of(units)
-        # Indexes first: hardly any unit is parked, and picking units before that is known would copy all of them.
+        # Indexes come first: hardly any unit is parked, and picking units before that is known would copy all of them.
         at = np.flatnonzero((seconds > second) & waits.is_parked(units, seconds))
         if not len(at):
             return
@@ -280,7 +280,7 @@ class TimerRecovery:
             log.warning("files_not_removed", first=paths[0], reason=str(error))
 
     def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
-        """As `_check_files`, by the note of an earlier version, which has no checksums of files."""
+        """Do the work of `_check_files` by the note of an earlier version, which has no checksums of files."""
         if self._log.crc(note.log_end) != note.log_crc:
             self._reason = "the end of the timer log is not as it was written: its checksum differs"
             return False
@@ -328,8 +328,8 @@ class TimerRecovery:
         """Put those units into the wheel whose slots are in the given hours. Return the topic hashes of the units that
         stand for messages in slots of `second` or later."""
         seconds = seconds_of(units)
-        # Past units too, as they tell what became of a message, unless the slot holds a later second: after a long stop
-        # the current second is far behind, and a slot may be nearly a whole turn of the wheel ahead.
+        # Past units count too, as they tell how a message ended, unless the slot holds a later second: after a long
+        # stop the current second is far behind, and a slot may be nearly a whole turn of the wheel ahead.
         known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS)
         past = np.flatnonzero(known & (seconds < second))
         if len(past):
@@ -375,9 +375,9 @@ class TimerRecovery:
         )
 
     def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
-        """The messages from a queue offset on that have units in the log (physical offsets), and the queue offset
-        behind the last of them: RocketMQ's timercheck is up to a second behind the log. A message that was due when it
-        came has no unit, and may not have been delivered."""
+        """Return the messages from a queue offset on that have units in the log (physical offsets), and the queue
+        offset behind the last of them: RocketMQ's timercheck is up to a second behind the log. A message that was due
+        when it came has no unit, and may not have been delivered."""
         queue = self._queue
         first = queue.unit(queue_offset)
         if first is None:
@@ -390,7 +390,8 @@ class TimerRecovery:
         return found, queue.first_where(queue_offset, queue.next_offset, lambda physical, size, code: physical > last)
 
     def _offset_behind_last(self) -> int | None:
-        """The queue offset behind the message of the log's last unit; None if there is none in the timer topic."""
+        """Return the queue offset behind the message of the log's last unit; None if that message is not in the timer
+        topic, or there is no unit."""
         last = self._log.last()
         if last is None:
             return None

@@ -1,7 +1,7 @@
 """Searches the timer log for waiting messages: for one of them by its unit, for all, or for a part at a time.
 
 A unit of the log says where a message was put, not whether it still waits there: a unit in a past slot stands for no
-message, of the current second only the messages in memory count, and recovery knows messages that were delivered.
+message, only messages in memory count for the current second, and recovery has found messages that were delivered.
 """
 
 from __future__ import annotations
@@ -65,15 +65,16 @@ class TimerSearch:
         return second is None or not second.is_loaded or second.has(waits)
 
     def _left(self, waits: Waits, seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each message, by its unit in a slot that is not past, is still to be delivered as far as recovery
-        knows. `seconds`: of the slots."""
+        """Return, for each message with a unit in a slot that is not past, whether it is still to be delivered as far
+        as recovery tells. `seconds`: the seconds of the slots."""
         start = self._slots.start
         return decided.left_of(
             waits["physical"], waits["position"], waits["magic"], waits["due"], seconds, start.second, start.found
         ).kept
 
     def wait_at(self, position: int, number: int) -> Waits:
-        """The message of the unit at a position, in the slot of second `number`: an array of one. Raises OSError."""
+        """Return the message of the unit at a position, in the slot of second `number`: an array of one. Raises
+        OSError."""
         slots = self._slots
         waits = waits_of(self._log.read(position, 1), np.array([position]))
         if waits["due"][0] == 0:
@@ -99,9 +100,9 @@ class TimerSearch:
             self._passes.remove(this)
 
     def by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
-        """As `units_waiting`, but in the order of the messages' records, and only of records between two physical
-        offsets, both excluded. A message keeps its place if it gets another unit in the meantime, or before a search
-        goes on."""
+        """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
+        physical offsets, both excluded. A message keeps its place if it gets another unit in the meantime, or before a
+        search goes on."""
         while after + 1 < end and (found := (yield from patiently(partial(self._slots.places.after, after)))):
             positions, units, after = found
             waits, seconds = self._waiting_of(positions, units)
@@ -122,8 +123,8 @@ class TimerSearch:
             self._slots.learn(waits, at, int(seconds[at]))
 
     def _waiting_of(self, positions: Positions, units: Units) -> tuple[Waits, NDArray[np.int64]]:
-        """The messages that wait by these units, and the seconds of their slots. The deliver time is 0 if Apache's
-        broker wrote the unit. `positions`: of the units in the log."""
+        """Return the messages that wait by these units, and the seconds of their slots. The deliver time is 0 if
+        Apache's broker wrote the unit. `positions`: the positions of the units in the log."""
         slots = self._slots
         seconds = seconds_of(units)
         at = np.flatnonzero(decided.is_live(units, seconds, slots.second))
@@ -153,8 +154,9 @@ class TimerSearch:
         return True
 
     def look_on(self, start: int, limit: int, end: int | None = None) -> tuple[Waits, NDArray[np.int64], int] | None:
-        """As `_waiting_of`, for at most `limit` units from a position on, with the position behind them. Fewer units if
-        Apache's broker wrote many of them. None at `end`, by default the end of the log."""
+        """Return the messages that wait by at most `limit` units from a position on, the seconds of their slots, and
+        the position behind the units. Covers fewer units if Apache's broker wrote many of them. Returns None at `end`,
+        by default the end of the log."""
         start, end = max(start, self._log.begin), self._log.end if end is None else end
         for position, found in self._log.scan(start, min(end, start + limit * UNIT.itemsize)):
             unknown = np.flatnonzero(found["due_ms"] == 0)
@@ -165,5 +167,5 @@ class TimerSearch:
 
 
 def _following(position: int, units: Units) -> Positions:
-    """The positions of adjacent units from a position on."""
+    """Return the positions of adjacent units from a position on."""
     return position + np.arange(len(units)) * UNIT.itemsize

@@ -35,18 +35,20 @@ WAIT: Final = np.dtype(
 """A waiting message: physical offset of its record, deliver time (ms since the epoch), position of its unit in the
 timer log, size of its record, hash of its topic; hash of its key if the next message with that key replaces it
 (`timers.index.keys`), else 0; whether its topic's policy has chosen the time; whether it was appended again; magic
-number of the unit that it was read from, 0 if it was not read from one."""
+number of the unit from which it was read, 0 if it was not read from a unit."""
 NO_WAITS: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _NEVER_MS: Final = 2**62
 _RUN: Final = 32_768
 """Number of messages sorted at once."""
 _RATIO: Final = 4
-"""A new run is merged with the run before it while that is shorter than this many times the new one, and than _RUN."""
+"""Ratio of lengths: a new run is merged with the run before it while that is shorter than this many times the new one,
+and than _RUN."""
 _TAKEN: Final = 64
-"""A run is compacted when more messages than this, plus one in this many of all its messages, were taken out."""
+"""Number of taken messages: a run is compacted when more than this, plus one in this many of all its messages, were
+taken out."""
 _MIN_GIVEN: Final = 64
-"""If fewer messages than this can be given from one run, runs are merged instead."""
+"""Least number of messages to give from one run: if a run can give fewer, runs are merged instead."""
 
 
 class Loader(Protocol):
@@ -58,8 +60,8 @@ class Loader(Protocol):
 
 
 class _Run:
-    """Messages sorted by deliver time. The array itself is not rearranged: messages are copied when they are asked
-    for."""
+    """Messages sorted by deliver time. The array itself is not rearranged: messages are copied when they are
+    requested."""
 
     __slots__ = ("_cursor", "_due", "_order", "_taken", "_waits")
 
@@ -87,7 +89,7 @@ class _Run:
         return int(self._due[self._cursor])
 
     def first(self, limit: int) -> Waits:
-        """The first `limit` messages."""
+        """Return the first `limit` messages."""
         part = slice(self._cursor, self._end(limit))
         if not self._taken:
             return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
@@ -95,7 +97,7 @@ class _Run:
         return picked(self._waits, places if self._order is None else self._order[places])
 
     def first_due(self, limit: int) -> NDArray[np.int64]:
-        """The deliver times of the first `limit` messages."""
+        """Return the deliver times of the first `limit` messages."""
         part = slice(self._cursor, self._end(limit))
         return self._due[part] if not self._taken else self._due[self._left(part)]
 
@@ -105,7 +107,7 @@ class _Run:
         self._pass_taken()
 
     def _end(self, count: int) -> int:
-        """The place behind the first `count` messages, or behind all."""
+        """Return the place behind the first `count` messages, or behind all."""
         end = self._cursor + count
         for place in self._taken:
             if place >= end:
@@ -114,7 +116,7 @@ class _Run:
         return min(end, len(self._due))
 
     def _left(self, part: slice) -> NDArray[np.intp]:
-        """The places of a part that begins at the cursor, without the taken ones."""
+        """Return the places of a part that begins at the cursor, without the taken ones."""
         taken = self._taken[: bisect_left(self._taken, part.stop)]
         return np.delete(np.arange(part.start, part.stop), np.array(taken, np.intp) - part.start)
 
@@ -127,18 +129,18 @@ class _Run:
         del self._taken[:passed]
 
     def unordered(self) -> Waits:
-        """All messages of the run, unordered, including those done or taken."""
+        """Return all messages of the run, unordered, including those done or taken."""
         return self._waits
 
     def positions(self) -> NDArray[np.int64]:
-        """The positions of the units of all remaining messages."""
+        """Return the positions of the units of all remaining messages."""
         positions: NDArray[np.int64] = self._waits["position"]
         places = self._left(slice(self._cursor, len(self._due)))
         return positions[places] if self._order is None else positions[self._order[places]]
 
     def find(self, due: int, position: int) -> int | None:
-        """The place of the message with this deliver time and this position of its unit; None if it is not there or is
-        done. Messages due in the same ms are in the order of their units."""
+        """Return the place of the message with this deliver time and this position of its unit; None if it does not
+        exist or is done. Messages due in the same ms are in the order of their units."""
         positions, order = self._waits["position"], self._order
         places = range(
             max(self._cursor, int(self._due.searchsorted(due, "left"))), int(self._due.searchsorted(due, "right"))
@@ -194,11 +196,13 @@ class Second:
     )
 
     def __init__(self, number: int, read_ahead: Callable[[Waits], None] = lambda waits: None) -> None:
-        """`read_ahead`: called with loaded messages, many at once, whose records will be needed in memory."""
+        """Make a second. `read_ahead`: called with loaded messages, many at once, whose records will be needed in
+        memory."""
         self.number = number
         """The second, since the epoch. Its messages are due after it begins, and not after the next one begins."""
         self.loader: Loader | None = None
-        """Loads messages, or takes deleted ones out; None when that is done, before which the second is not over."""
+        """The work that loads messages, or takes deleted ones out; None when that is done. Until then the second is not
+        over."""
         self._read_ahead = read_ahead
         self.again: list[tuple[Waits, Magic]] = []
         """Messages that are due later than this second, with their units' magic numbers: they need another slot."""
@@ -292,12 +296,13 @@ class Second:
                 self._read_ahead(run.unordered())
 
     def remaining(self) -> Waits:
-        """All messages in the order of their deliver times. The cost grows with their number."""
+        """Return all messages in the order of their deliver times. The cost grows with their number."""
         self._take_in()
         return self._merged(sum(map(len, self._runs)))
 
     def positions_between(self, first: int, last: int) -> NDArray[np.int64]:
-        """The positions from `first` to `last` of units of messages, including messages that need another slot."""
+        """Return the positions from `first` to `last` of units of messages, including messages that need another
+        slot."""
         self._take_in()
         parts = [*(run.positions() for run in self._runs), *(waits["position"] for waits, _ in self.again)]
         within = [part[(part >= first) & (part <= last)] for part in parts]
@@ -311,7 +316,7 @@ class Second:
         return is_due_here or any(_at(waits, position) is not None for waits, _ in self.again)
 
     def first(self, limit: int) -> Waits:
-        """Some of the first messages, at most `limit`; empty only if there are none."""
+        """Return some of the first messages, at most `limit`; none only if there are none."""
         self._take_in()
         if not self._runs:
             return NO_WAITS
@@ -329,19 +334,19 @@ class Second:
         return waits[:count]
 
     def _merged(self, limit: int) -> Waits:
-        """The first `limit` messages of all runs."""
+        """Return the first `limit` messages of all runs."""
         if not self._runs:
             return NO_WAITS
         dues = [run.first_due(limit) for run in self._runs]
         order = np.argsort(np.concatenate(dues), kind="stable")[:limit]
         self._given = np.repeat(np.arange(len(dues)), [len(due) for due in dues])[order]
-        # The number of messages of each run among the first of all.
+        # Each count is the number of messages of a run among the first of all.
         counts = np.bincount(self._given, minlength=len(dues)).tolist()
         waits = joined([run.first(count) for run, count in zip(self._runs, counts, strict=True) if count])
         return picked(waits, np.argsort(waits["due"], kind="stable"))
 
     def due(self, now_ms: int, limit: int) -> Waits:
-        """Some of the first due messages, at most `limit`; empty only if none is due."""
+        """Return some of the first due messages, at most `limit`; none only if none is due."""
         waits = self.first(limit)
         return waits[: int(np.searchsorted(waits["due"], now_ms, "right"))]
 
@@ -378,27 +383,29 @@ class Second:
         return NO_WAITS
 
     def __len__(self) -> int:
-        """Number of messages in memory that are to be delivered in this second."""
+        """Return the number of messages in memory that are to be delivered in this second."""
         return sum(map(len, self._runs)) + sum(map(len, self._unsorted)) + self._older_count
 
     @property
     def head_ms(self) -> int | None:
-        """When the first message is due; None without one. While the second is being loaded, only of the messages
-        loaded so far."""
+        """The time when the first message is due; None without one. While the second is being loaded, only messages
+        loaded so far count."""
         self._take_in_older()
         head = min((run.head_ms for run in self._runs), default=_NEVER_MS)
         return min(head, self._unsorted_ms) if self._runs or self._unsorted else None
 
 
 def _at(waits: Waits, position: int) -> int | None:
-    """The index of the message whose unit is at a position, None without one. `waits` is in the order of units."""
+    """Return the index of the message whose unit is at a position, None without one. `waits` is in the order of
+    units."""
     positions = waits["position"]
     at = bisect_left(positions, position)
     return at if at < len(positions) and positions[at] == position else None
 
 
 def joined(parts: list[Waits]) -> Waits:
-    """Concatenate arrays of messages. As bytes, since field by field it would take twenty times as long."""
+    """Concatenate arrays of messages. This is done as bytes, since field by field it would take twenty times as
+    long."""
     waits: Waits = np.concatenate([part.view(_BYTES) for part in parts]).view(WAIT)
     return waits
 
@@ -410,13 +417,13 @@ def picked(waits: Waits, at: NDArray[Any]) -> Waits:
 
 
 def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As `timer_properties.slot_second`, for an array of deliver times."""
+    """Return `timer_properties.slot_second` for an array of deliver times."""
     result: NDArray[np.int64] = (due - 1) // PRECISION_MS
     return result
 
 
 def due_fields(waits: Waits) -> NDArray[np.int64]:
-    """The field deliver time of units: with the hash of the key, and negative where a policy chose the time."""
+    """Return the deliver-time field of units: with the hash of the key, and negative where a policy chose the time."""
     fields: NDArray[np.int64] = waits["due"]
     if waits["key"].any():
         fields = fields | waits["key"].astype(np.int64) << DUE_BITS
@@ -424,7 +431,7 @@ def due_fields(waits: Waits) -> NDArray[np.int64]:
 
 
 def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
-    """The messages of units, as far as the units tell: the deliver time is 0 in units of Apache's broker."""
+    """Return the messages of units, as far as the units tell: the deliver time is 0 in units of Apache's broker."""
     due = units["due_ms"].astype(np.int64)
     waits = np.empty(len(units), WAIT)
     waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]

@@ -14,8 +14,9 @@ later waits in a slot that is a multiple of the window before its own, and gets 
 slot's turn comes; its record stays where it is.
 
 After a crash, the checkpoint's note (`timers.files.formats`) tells which second was the current one, and where the
-timer log ended; units behind that are cut off and made again. The delivered records tell which messages were delivered
-since that second's turn began. So each message is delivered once, though a delivery writes nothing but the message.
+timer log ended; units behind that end are cut off and made again. The delivered records tell which messages were
+delivered since that second's turn began. So each message is delivered once, though a delivery writes nothing but the
+message.
 
 Behaviour after apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
 """
@@ -74,11 +75,11 @@ WARN_AGAIN_SECONDS: Final = 60.0
 _DELIVER_UNITS: Final = 512
 _DROP_UNITS: Final = 128
 _BRING_BACK_UNITS: Final = 4096
-"""Parked messages are brought back while the current second has fewer messages left than this."""
+"""Number of messages left in the current second below which parked messages are brought back."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
 _STALLED_MS: Final = 3000
-"""When enqueuing has failed for this long, messages are refused: they could not be delivered."""
+"""Time, in ms, after which failing enqueuing makes the timers refuse messages, since they could not be delivered."""
 _NO_LIMIT: Final = 2**31 - 1
 """RocketMQ's default of timerCongestNumEachSlot, which stands for no limit."""
 
@@ -87,7 +88,7 @@ class TimerState(NamedTuple):
     """The state of the timers, for tools."""
 
     read_ms: int
-    """commitReadTimeMs: every slot before this time is done, ms since the epoch."""
+    """commitReadTimeMs: the time, ms since the epoch, before which every slot is done."""
     queue_offset: int
     """The next queue offset of the timer topic to put into the wheel."""
     behind_messages: int
@@ -97,7 +98,7 @@ class TimerState(NamedTuple):
     enqueue_tps: float
     dequeue_tps: float
     late_ms: int
-    """For how long the first undelivered message has been due, ms; 0 if none is due."""
+    """Time, in ms, for which the first undelivered message has been due; 0 if none is due."""
 
 
 class Timers:
@@ -114,10 +115,10 @@ class Timers:
         wake: Callable[[], None] = lambda: None,
         wake_later: Callable[[], None] | None = None,
     ) -> None:
-        """Open the files, or make them, and find out which messages wait. `recovered`: the result of opening the store.
-        `wake`: called when `step` has something to do before the time that it returned. `wake_later`: called when
-        messages came that are not due soon, so that `step` may be called some ms later, with more of them. Raises
-        StoreFormatError, OSError."""
+        """Open the files, or make them, and find the waiting messages. `recovered`: the result of opening the store.
+        `wake`: called when `step` has work before the time that it returned. `wake_later`: called when messages came
+        that are not due soon, so that `step` may be called some ms later, with more of them. Raises StoreFormatError,
+        OSError."""
         self._store = store
         self.config = config
         """The settings in force; read where they are used."""
@@ -185,9 +186,9 @@ class Timers:
     # --- arriving messages
 
     def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
-        """Why a message with this deliver time, which is not past, is refused now; None if it is not. To be called for
-        each message before it is stored. May read if slots are limited (`is_limited`); then raises OSError,
-        NotInMemory."""
+        """Return why a message with this deliver time, which is not past, is refused now; None if it is not refused.
+        Call this for each message before it is stored. May read if slots are limited (`is_limited`); then raises
+        OSError, NotInMemory."""
         config = self.config
         if deliver_ms < self._soonest_ms:  # noqa: PLR1730, runs for each message: a call of min costs twice as much
             self._soonest_ms = deliver_ms
@@ -224,8 +225,8 @@ class Timers:
                 self._enqueuer.enqueue_some(now_ms)
 
     def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
-        """Note that a message for a topic was staged at a queue offset of `queue`. To be called right after the
-        staging. `key`: the hash (`timers.index.keys.key_hash`) of the key by which it is to be replaced, 0 without
+        """Note that a message for a topic was staged at a queue offset of `queue`. Call this right after the staging.
+        `key`: the hash (`timers.index.keys.key_hash`) of the key by which it is to be replaced, 0 without
         one."""
         self._topics.staged(queue_offset, topic, key)
 
@@ -254,8 +255,8 @@ class Timers:
     # --- time
 
     def step(self, now: Moment, budget: Budget) -> int | None:
-        """Do the work that is due, until the budget is spent. Return when to call again, ms since the epoch; None for
-        "when a message comes"."""
+        """Do the work that is due, until the budget is spent. Return the time of the next call, ms since the epoch;
+        None if only a message can give more to do."""
         self._is_called = self._is_called_soon = False
         self._soonest_ms = _NEVER_MS
         now_ms = now.wall_ms
@@ -295,8 +296,8 @@ class Timers:
         return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms, self._wake))
 
     def _work_on_second(self, now_ms: int) -> bool:
-        """Do a part of the current second, or give the next one its turn. Return whether there was anything to do.
-        Raises StoreError, OSError; then the part is still to be done."""
+        """Do a part of the current second's work, or give the next second its turn. Return whether there was anything
+        to do. Raises StoreError, OSError; then the part is still to be done."""
         if self._slots.advance(now_ms):
             return True
         second = self._slots.current
@@ -306,7 +307,7 @@ class Timers:
             self._slots.delete_by_key(second)
             return True
         if second.again:
-            newest = self._enqueuer.newest()  # before anything moves, as a failed read behind it would not be repeated
+            newest = self._enqueuer.newest()  # before any move, as a failed read behind it would not be repeated
             if self._slots.put_again(second, now_ms):
                 self._slots.mark_newest(newest, now_ms)
             return True
@@ -318,7 +319,7 @@ class Timers:
         if not len(waits):
             return False
         if self._store.health.verdict is not Verdict.HEALTHY:
-            # Nothing can be appended, and the records that tell the topics would be read in vain at each try.
+            # Nothing can be appended now, and the records that tell the topics would be read in vain at each try.
             raise self._store.health.error()
         queued = self._slots.parking.going_on(self.policies.is_paused)
         if self.policies or queued:
@@ -403,7 +404,8 @@ class Timers:
 
     def _cancel(self, waits: Waits, now_ms: int) -> None:
         """Append records that delete messages dropped by policies; `_drop` follows. Raises StoreError, OSError."""
-        # If anything fails, all of it is tried again: a second deleting record does no harm, while a second unit would.
+        # If anything fails, all of this is tried again: a second deleting record does no harm, while a second unit
+        # would.
         try:
             for physical, size in waits[["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
@@ -448,7 +450,7 @@ class Timers:
             second.put_back(split.now)
 
     def _is_cold(self, waits: Waits) -> bool:
-        """Whether the records of messages are not in memory; then have a thread read them."""
+        """Whether the records of messages are not in memory; if so, a thread is told to read them."""
         if self._read_cold is None or self._is_warm or not len(waits):
             return False
         if self._store.is_cached(waits[["physical", "size"]].tolist()):
@@ -478,7 +480,7 @@ class Timers:
         self._read_cold(self._batches.warm(units), done)
 
     def _next_ms(self, now_ms: int) -> int | None:
-        """When there will be something to do, ms since the epoch; None if only a message or a read can change that."""
+        """Return when there will be work, ms since the epoch; None if only a message or a read can change that."""
         config, times = self.config, []
         if self._slots.census.is_begun and not self._slots.census.is_complete:
             times.append(self._counting.at_ms)
@@ -511,7 +513,8 @@ class Timers:
         return self._slots.census.counts
 
     def count(self, then: Callable[[], None] | None = None) -> None:
-        """Begin the census, unless it was begun before. `then`: called by the next `step` behind its end."""
+        """Begin the census, unless it was begun before. `then`: the first `step` after the census is complete calls
+        this."""
         census = self._slots.census
         if not census.is_begun:
             census.begin(self._slots.log.begin)
@@ -527,7 +530,7 @@ class Timers:
         return self._enqueuer.next_offset
 
     def state(self, now_ms: int) -> TimerState:
-        """The state of the timers as of now."""
+        """Return the state of the timers as of now."""
         head = self._slots.current.head_ms
         first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
         late_ms = max(0, now_ms - first)
@@ -536,7 +539,7 @@ class Timers:
         return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
 
     def checkpoint_body(self) -> bytes:
-        """The 56 bytes of timercheck, the body of the answer to GET_TIMER_CHECK_POINT."""
+        """Return the 56 bytes of timercheck, the body of the answer to GET_TIMER_CHECK_POINT."""
         return self._checkpoint.check().encode()
 
     def is_alone(self, topic: str) -> bool:
@@ -544,11 +547,11 @@ class Timers:
         return self._topics.is_alone(topic)
 
     def metrics(self) -> dict[str, int]:
-        """Number of waiting messages by topic. See `TimerTopics.metrics`."""
+        """Return the number of waiting messages by topic. See `TimerTopics.metrics`."""
         return self._topics.metrics()
 
     def report(self, now: Moment) -> None:
-        """Compute rates, and log lateness. To be called about once a second."""
+        """Compute rates, and log lateness. Must be called about once a second."""
         monotonic = now.monotonic
         seconds = max(monotonic - self._sampled[2], 0.001)
         enqueued, dequeued = self._enqueuer.messages, self.dequeued
@@ -570,7 +573,7 @@ class Timers:
             )
 
     def _reason(self) -> str | None:
-        """Why messages are late, if some work fails or waits for the disk; else None."""
+        """Return why messages are late, if some work fails or waits for the disk; else None."""
         reasons = (each.reason for each in (self._dequeuing, self._enqueuing, self._preloading))
         return next((reason for reason in reasons if reason is not None), self._trouble)
 
@@ -591,7 +594,7 @@ class Timers:
         # a crash.
         if not slots.is_replayed and self._enqueuer.enqueue_some(now_ms):
             return True
-        # No further than the present second: where the clock was set back, messages not due yet would come late.
+        # The slots end at the present second: where the clock was set back, messages not due yet would come late.
         beyond = min(slots.start.recovered_to, slot_second(now_ms) + 1)
         if slots.has_to_hand_on(beyond):
             slots.hand_on(now_ms, beyond)
@@ -608,7 +611,7 @@ class Timers:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """False: the timers never need a checkpoint at once."""
+        """Whether a checkpoint is needed at once: never for the timers."""
         return False
 
     def note(self) -> bytes:
@@ -657,11 +660,11 @@ class Timers:
 
     @property
     def found(self) -> Found:
-        """The messages that recovery found delivered, withdrawn or moved, as far as it still matters."""
+        """The messages that recovery found delivered, withdrawn or moved, as far as that still matters."""
         return self._slots.start.found
 
     def units_behind(self, start: int, end: int) -> NDArray[Any]:
-        """The units of `queue` between two queue offsets. Raises OSError."""
+        """Return the units of `queue` between two queue offsets. Raises OSError."""
         return self._batches.read(self.queue, start, end - start)
 
     @property

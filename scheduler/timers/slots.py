@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.second import Waits
 
 PRELOAD_SECONDS: Final = 10
-"""Slots are loaded this long before their time."""
+"""Lead, in seconds, with which slots are loaded before their time."""
 _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 
@@ -76,8 +76,8 @@ class Slots:
         config: Callable[[], TimerConfig],
         read_ahead: Callable[[Waits], None],
     ) -> None:
-        """`config` returns the settings in force. `read_ahead`: called with messages whose records will be read soon,
-        many at once."""
+        """Prepare the slots. `config` returns the settings in force. `read_ahead`: called with messages whose records
+        will be read soon, many at once."""
         root = store.config.root
         self._store = store
         self._topics = topics
@@ -97,7 +97,7 @@ class Slots:
         self.preloaded = 0
         """The last second that is loaded, or being loaded, or has no messages."""
         self.start = Start(0, 0, 0, 0, {})
-        """What recovery found, as long as it matters."""
+        """The facts that recovery found, as long as they matter."""
         self._met_offsets: list[NDArray[np.int64]] = []
         """Physical offsets in `start.found` that do not matter any more."""
         self.is_replayed = False
@@ -105,13 +105,13 @@ class Slots:
         self.is_handing_on = False
         """Whether the remaining messages of the current second are being moved to the next one."""
         self.held_to = 0
-        """No later second has a message whose time a policy chose."""
+        """Second after which no slot has a message whose time a policy chose."""
         self.read_ahead = read_ahead
         """Called with messages whose records will be read soon, many at once."""
         self._passes: list[Pass] = []
         """Searches through the log in progress, which are told of messages that get newer units."""
         self.census = Census()
-        """The waiting messages by due second and by key, once they were asked for."""
+        """The waiting messages by due second and by key, once a caller has begun the census."""
         self.search = TimerSearch(self)
         """Finds waiting messages."""
         self.parking = Parking(self, topics.is_shared)
@@ -125,11 +125,11 @@ class Slots:
         self.parking.found(start.parked)
 
     def was_replayed(self) -> None:
-        """All messages are in the wheel that there were when the store opened."""
+        """Note that all messages stored when the store opened are in the wheel."""
         self.is_replayed = True
 
     def note_held(self, second: int) -> None:
-        """A message whose time a policy chose has a slot of this second."""
+        """Note that a message whose time a policy chose has a slot of this second."""
         self.held_to = max(self.held_to, second)
 
     def begin_pass(self, search: Pass) -> None:
@@ -137,32 +137,33 @@ class Slots:
         self._passes.append(search)
 
     def end_pass(self, search: Pass) -> None:
-        """The search is over."""
+        """Note that the search is over."""
         self._passes.remove(search)
 
     # --- putting
 
     @property
     def window(self) -> int:
-        """How far ahead a slot may be, in seconds."""
+        """The farthest distance of a slot, in seconds."""
         return self._config().roll_window
 
     def slot_for(self, second: int, now_ms: int) -> int:
-        """The second whose slot, as of now, takes messages due in `second`."""
+        """Return the second whose slot, as of now, takes messages due in `second`."""
         excess = second - self.base(now_ms) - self.window
         return second if excess <= 0 else second + -(-excess // self.window) * -self.window
 
     def slots_for(self, seconds: NDArray[np.int64], now_ms: int) -> NDArray[np.int64]:
-        """As `slot_for`, for the due seconds of many messages."""
-        # A multiple of the window less, so that the slot can be computed from the deliver time.
+        """Return what `slot_for` returns, for the due seconds of many messages."""
+        # The slot is a multiple of the window earlier, so that it can be computed from the deliver time.
         window = self.window
         excess = np.maximum(seconds - (self.base(now_ms) + window), 0)
         slots: NDArray[np.int64] = seconds - -(-excess // window) * window
         return slots
 
     def base(self, now_ms: int) -> int:
-        """The second from which the window reaches ahead: that of `now_ms` or the current one, whichever is later, but
-        no more than half a turn of the wheel ahead of the current one, which may be far behind after a long stop."""
+        """Return the second from which the window reaches ahead: that of `now_ms` or the current one, the later of the
+        two, but no more than half a turn of the wheel ahead of the current one, which may be far behind after a long
+        stop."""
         return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
     def put(
@@ -212,16 +213,16 @@ class Slots:
                 self._add_resident(waits, magic, seconds)
 
     def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
-        """Read all that `put` will need for the same messages and the same time, so that `put` itself reads nothing. To
-        be called if something is written before `put`. Raises OSError."""
+        """Read all that `put` will need for the same messages and the same time, so that `put` itself reads nothing.
+        Call this if something is written before `put`. Raises OSError."""
         if len(waits):
             self.wheel.prepare(self._seconds_for(waits, now_ms, not_before)[0])
 
     def _seconds_for(
         self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The second in whose slot each message is put: that in which it is due, but not before the current one or
-        `not_before`, and an earlier one beyond the window; and whether it is beyond the window."""
+        """Return the second in whose slot each message is put: that in which it is due, but not before the current one
+        or `not_before`, and an earlier one beyond the window; and whether it is beyond the window."""
         seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
         if not_before is not None:
             seconds = np.maximum(seconds, not_before)
@@ -237,7 +238,7 @@ class Slots:
         kind = magic & NO_MESSAGE
         units["magic"][kind == WITHDRAWN] = withdrawn(units["magic"][kind == WITHDRAWN].astype(np.int32))
         units["due_ms"][kind == NO_MESSAGE] = APPLIED
-        units["due_ms"][kind == DELETE] = 0  # as RocketMQ's broker writes it
+        units["due_ms"][kind == DELETE] = 0  # the value that RocketMQ's broker writes
 
     def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
         """Add messages to seconds in memory."""
@@ -251,8 +252,8 @@ class Slots:
 
     @staticmethod
     def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
-        """Sort messages of a slot into its second by their units' magic numbers: deleting ones, those that need another
-        slot, and those to be delivered, for which `add` is called. Withdrawn ones are left out."""
+        """Sort messages of a slot into its second by their units' magic numbers: deleting messages, messages that need
+        another slot, and messages to be delivered, for which `add` is called. Withdrawn messages are left out."""
         if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
             add(waits)
             return
@@ -287,8 +288,8 @@ class Slots:
     def left_of(
         self, second: Second, waits: Waits, magic: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of units in a second's slot: which are still to be done, which recovery found delivered, and which of these
-        are still counted as waiting. Changes nothing, as searches call it too."""
+        """Return three masks of units in a second's slot: units still to be done, units that recovery found delivered,
+        and those of the latter that are still counted as waiting. Changes nothing, as searches call it too."""
         start = self.start
         left = decided.left_of(
             waits["physical"], waits["position"], magic, waits["due"], second.number, start.second, start.found
@@ -307,7 +308,7 @@ class Slots:
 
     def _count_delivered(self, second: Second) -> None:
         """Subtract the messages of a second that recovery found delivered from the counts, once it is loaded and is the
-        current one: only for the current second can the note tell whether this was done."""
+        current one: the note can tell only for the current second whether this was done."""
         if second.number == self.second and second.is_loaded:
             for waits in second.delivered:
                 self._topics.count(waits, -1)
@@ -355,7 +356,7 @@ class Slots:
     def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
         """Give the next second its turn if the current one is done and over. Return whether a second got its turn.
         Seconds without messages get none, except once an hour, or if `is_idle`: so while nothing happens, nothing
-        changes that a checkpoint would have to note. Raises OSError; then nothing changed."""
+        changes that a checkpoint would note. Raises OSError; then nothing changed."""
         frontier = slot_second(now_ms)
         if self.second >= frontier or not self.current.is_done:
             return False
@@ -366,7 +367,8 @@ class Slots:
         return True
 
     def begin_handing_on(self) -> None:
-        """Deliver nothing of the current second until `end_handing_on`: what is left of it goes to the next one."""
+        """Deliver nothing of the current second until `end_handing_on`: its remaining messages go to the next
+        second."""
         self.is_handing_on = True
 
     def end_handing_on(self) -> None:
@@ -437,9 +439,9 @@ class Slots:
             second.delivered = []
 
     def _turn(self, number: int) -> None:
-        """Give a second, behind the current one, its turn. Deliveries until now need not be known any more, as none was
-        of a message in this slot or a later one. Those that recovery found may be, and are noted separately. Raises
-        OSError; then nothing changed."""
+        """Give a second, behind the current one, its turn. Earlier deliveries need not be known any more, as none was
+        of a message in this slot or a later one. Deliveries that recovery found may be, and are noted separately.
+        Raises OSError; then nothing changed."""
         self.open(number)
         old = self.resident.pop(self.second)
         self.forget(old.found_done)
@@ -469,7 +471,8 @@ class Slots:
         self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
 
     def found(self) -> Found:
-        """What recovery found, as far as it matters now: a part of the note (`timers.files.formats`)."""
+        """Return the facts that recovery found, as far as they matter now: a part of the note
+        (`timers.files.formats`)."""
         self._forget_met()
         found = self.start.found
         if self.current.is_loaded:
@@ -485,7 +488,7 @@ class Slots:
     def move(
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
     ) -> None:
-        """As `put`, for messages that already have units: searches in progress are told."""
+        """Put messages that already have units, as `put` does, and tell the searches in progress."""
         moved, kept = waits.copy(), magic & NO_MESSAGE == 0
         self.put(moved, magic, now_ms, not_before)
         with self._store.health.noting():
@@ -534,8 +537,8 @@ class Slots:
         return following is not None
 
     def next_ms(self, now_ms: int, preload_ms: int = 0) -> int | None:
-        """When there will be something to deliver or to load, ms since the epoch; None if nothing waits. Future seconds
-        are not loaded before `preload_ms`. Raises OSError."""
+        """Return when there will be something to deliver or to load, ms since the epoch; None if nothing waits. Future
+        seconds are not loaded before `preload_ms`. Raises OSError."""
         current, times = self.current, []
         if current.loader is not None or current.again or current.deletes:
             return now_ms
@@ -569,8 +572,8 @@ class Slots:
     # --- the files
 
     def mark_newest(self, newest: Range | None, now_ms: int) -> None:
-        """Append a unit of the newest message, unless the log's last unit is of its record: Apache's broker goes on
-        behind the message of the last unit. `newest`: offset and size of the record, None without one. Raises
+        """Append a unit of the newest message, unless the log's last unit belongs to its record: Apache's broker goes
+        on behind the message of the last unit. `newest`: offset and size of the record, None without one. Raises
         OSError."""
         last = self.log.last_record()
         if last is None or newest is None or last == newest[0]:
@@ -582,9 +585,9 @@ class Slots:
         self.log.append(mark, self.log.positions(1))
 
     def put_past(self, waits: Waits, now_ms: int) -> None:
-        """Write units for messages that were appended again and are delivered, so that a search by id finds them so.
-        They lie behind the units of the messages' earlier records, whose files go first. Raises OSError, MemoryError;
-        then nothing changed."""
+        """Write units for messages that were appended again and are delivered, so that a search by id finds them as
+        delivered. They lie behind the units of the messages' earlier records, whose files go first. Raises OSError,
+        MemoryError; then nothing changed."""
         if not len(waits):
             return
         units = self._units_of_past(waits, now_ms)
@@ -600,7 +603,7 @@ class Slots:
         return units
 
     def _past_units(self, count: int, now_ms: int) -> Units:
-        """New units in a past slot, which is not read any more."""
+        """Return new units in a past slot, which is not read any more."""
         units = np.zeros(count, UNIT)
         units["size"], units["previous"] = UNIT.itemsize, -1
         units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
@@ -626,6 +629,6 @@ class Slots:
 
 
 def due_of(message: StoredMessage) -> int | None:
-    """When a stored message of the timer topic is due, ms since the epoch; None if it is no timer message."""
+    """Return when a stored message of the timer topic is due, ms since the epoch; None if it is no timer message."""
     text, prepared = message.properties_text, message.prepared_transaction_offset
     return timer_properties.due_of(text, message.store_timestamp, prepared)

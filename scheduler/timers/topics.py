@@ -25,12 +25,12 @@ class TimerTopics:
     """Names and hashes of topics, and numbers of waiting messages."""
 
     def __init__(self, topics_of: Callable[[Waits], list[str]]) -> None:
-        """`topics_of`: reads the real topics of messages from their records."""
+        """Begin without topics. `topics_of`: reads the real topics of messages from their records."""
         self._topics_of = topics_of
         self._names: dict[int, list[str]] = {}
         """The names of topics by hash, nearly always one for each."""
         self._shared: dict[int, Counter[str]] = {}
-        """For hashes of several names: the number of waiting messages by topic."""
+        """The number of waiting messages by topic, for hashes of several names."""
         self._hashes: dict[str, int] = {}
         self._staged = array("i")
         """Topic hashes of messages that are staged and not in the wheel yet, one for each queue offset from
@@ -38,7 +38,7 @@ class TimerTopics:
         self._staged_from = 0
         """The queue offset of the first message in `_staged`."""
         self._staged_keys: dict[int, int] = {}
-        """For messages in `_staged` that are replaced by key: the hash of the key, by queue offset. May hold 0."""
+        """The hash of the key, by queue offset, for messages in `_staged` that are replaced by key. May hold 0."""
         self._staged_again: set[int] = set()
         """Queue offsets of messages in `_staged` that were appended again."""
         self._waiting: Counter[int] = Counter()
@@ -57,7 +57,7 @@ class TimerTopics:
             counts[most] += self._waiting[key] - counts.total()
 
     def hash_of(self, topic: str) -> int:
-        """The hash of a topic. Its name is known from now on."""
+        """Return the hash of a topic, and remember its name."""
         found = self._hashes.get(topic)
         if found is None:
             found = self._hashes[topic] = properties.java_hash(topic)
@@ -72,7 +72,7 @@ class TimerTopics:
         return self._names.get(properties.java_hash(topic), []) == [topic]
 
     def is_shared(self, topic_hash: int) -> bool:
-        """Whether messages with this hash may be of more than one topic. True for an unknown hash."""
+        """Whether messages with this hash may belong to more than one topic. True for an unknown hash."""
         return len(self._names.get(topic_hash, ())) != 1
 
     # --- staged messages
@@ -86,7 +86,7 @@ class TimerTopics:
         at = queue_offset - self._staged_from
         if at == len(self._staged):
             self._staged.append(topic_hash)
-        elif 0 <= at < len(self._staged):  # messages that were staged from here on before were not written
+        elif 0 <= at < len(self._staged):  # messages staged earlier from this offset on were not written
             del self._staged[at:]
             self._staged.append(topic_hash)
         else:
@@ -99,20 +99,22 @@ class TimerTopics:
             self._staged_again.discard(queue_offset)
 
     def hashes(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
-        """The topic hashes of messages from a queue offset on; None if some were not staged since the start."""
+        """Return the topic hashes of messages from a queue offset on; None if some were not staged since the start."""
         at = queue_offset - self._staged_from
         if at < 0 or at + count > len(self._staged):
             return None
         return np.array(self._staged[at : at + count], np.int32)
 
     def keys(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
-        """As `hashes`, for the hashes of keys, 0 for a message without one; None if no staged message has a key."""
+        """Return the hashes of keys of messages from a queue offset on, 0 for a message without one; None if no staged
+        message has a key."""
         if not self._staged_keys:
             return None
         return np.fromiter((self._staged_keys.get(queue_offset + at, 0) for at in range(count)), np.int32, count)
 
     def again(self, queue_offset: int, count: int) -> NDArray[np.bool_] | bool:
-        """As `hashes`, whether each message was appended again; False if none of the staged ones was."""
+        """Return, for messages from a queue offset on, whether each was appended again; False if no staged message
+        was."""
         if not self._staged_again:
             return False
         return np.fromiter((queue_offset + at in self._staged_again for at in range(count)), bool, count)
@@ -159,17 +161,17 @@ class TimerTopics:
         return sum(self._waiting.values())
 
     def waiting(self) -> dict[int, int]:
-        """Number of waiting messages by topic hash."""
+        """Return the number of waiting messages by topic hash."""
         return {key: count for key, count in self._waiting.items() if count}
 
     def metrics(self) -> dict[str, int]:
-        """Number of waiting messages by topic, without topics that have none. For topics that share a hash, the numbers
-        are estimates if some records could not be read at once."""
+        """Return the number of waiting messages by topic, without topics that have none. For topics that share a hash,
+        the numbers are estimates if some records could not be read at once."""
         return {topic: count for topic, count in self.numbers().items() if count}
 
     def numbers(self) -> dict[str, int]:
-        """As `metrics`, but with all topics that have the hash of waiting messages, even those with 0: the next start
-        needs their names."""
+        """Return the numbers of `metrics`, but with all topics that have the hash of waiting messages, even those with
+        0: the next start needs their names."""
         counts: dict[str, int] = {}
         for key, count in self._waiting.items():
             if count <= 0:

@@ -32,7 +32,7 @@
     counted at:   `waiting` does not count the second's messages that were delivered by records before this physical
                   offset. It still counts messages of later seconds that were delivered before a crash: those of each
                   second are subtracted when its turn comes
-    The following is what the last start found of the time before it, as far as it still matters:
+    The following are the facts that the last start found about the time before it, as far as they still matter:
     recovered to: no second from this one on has a message that was found delivered
     done:         physical offsets of messages that were delivered, and that are in a slot that is not past or not in
                   the wheel yet; counted: 1 if `waiting` does not count the message, provided it is in the slot of
@@ -42,7 +42,7 @@
                   position of that unit
     runs:         superseded units of the timer log that are not marked yet (`timers.files.superseded`): the position of
                   the first one, and the number of adjacent ones
-    The next start compares the checksums, and rebuilds what differs:
+    The next start compares the checksums, and rebuilds the parts that differ:
     base:         position at which the file begins; for its checksums see `timers.files.sums`
     hours:        number of checksums: one for each hour of the wheel's file, in the order of the file, 0 for an hour
                   that changed and is not written yet
@@ -108,7 +108,7 @@ class TimerCheck(msgspec.Struct):
 
 
 def load_check(files: Files, path: str) -> TimerCheck | None:
-    """Read timercheck; None if the file is missing or too short. Raises OSError."""
+    """Read timercheck; return None if the file is missing or too short. Raises OSError."""
     data = files.read_whole(path)
     if data is None or len(data) < _CHECK.size:
         return None
@@ -131,14 +131,14 @@ class _Metrics(msgspec.Struct):
 
 
 def metrics_json(counts: Mapping[str, int], now_ms: int, version: int) -> bytes:
-    """The text of timermetrics, and the answer to GET_TIMER_METRICS."""
+    """Return the text of timermetrics, and of the answer to GET_TIMER_METRICS."""
     data_version = {"counter": version, "stateVersion": 0, "timestamp": now_ms}
     return msgspec.json.encode(_Metrics(data_version, {name: _Metric(n, now_ms) for name, n in counts.items()}))
 
 
 def load_topics(files: Files, path: str) -> dict[str, int]:
-    """The topics in timermetrics, each with its number of waiting messages; empty if the file is missing or broken,
-    since it holds only statistics. Raises OSError."""
+    """Return the topics in timermetrics, each with its number of waiting messages; none if the file is missing or
+    broken, since it holds only statistics. Raises OSError."""
     data = files.read_whole(path)
     try:
         counts = msgspec.json.decode(data, type=_Metrics).timingCount if data else {}
@@ -148,7 +148,7 @@ def load_topics(files: Files, path: str) -> dict[str, int]:
 
 
 class Found(NamedTuple):
-    """What a start found of the time before it. Arrays of physical offsets, ascending."""
+    """The facts that a start found about the time before it. Arrays of physical offsets, ascending."""
 
     recovered_to: int = 0
     done: Offsets = NO_OFFSETS
@@ -157,7 +157,7 @@ class Found(NamedTuple):
     withdrawn: Offsets = NO_OFFSETS
     moved: Offsets = NO_OFFSETS
     moved_by: Offsets = NO_OFFSETS
-    """For each offset in `moved`, the position of the newer unit in the timer log."""
+    """Positions in the timer log: for each offset in `moved`, the position of the newer unit."""
 
     def encode(self) -> bytes:
         """Encode for the note; the module draws the layout."""
@@ -226,7 +226,7 @@ class TimerNote(msgspec.Struct, eq=False):
     superseded: bytes = b""
     """The superseded units, as `Superseded.encode` returns them."""
     sums: Sums | None = None
-    """None in a note of version 1 or 2."""
+    """The checksums; None in a note of version 1 or 2."""
     log_crc: int = 0
     """CRC-32 of the log's last units (`TimerLog.crc`), in notes of version 1 and 2 only."""
 
@@ -289,14 +289,14 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
 
 
 def log_end_of(notes: Mapping[str, bytes]) -> int | None:
-    """The end of the timer log by the notes of a checkpoint; None without a note of the timers."""
+    """Return the end of the timer log according to the notes of a checkpoint; None without a note of the timers."""
     note = decode_note(notes.get("timers", b""))
     return note.log_end if note is not None else None
 
 
 def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
-    """The queue offset up to which the timer topic's queue was read: by the checkpoint, or by timercheck in `directory`
-    if RocketMQ had the store last; 0 if neither says. Raises OSError."""
+    """Return the queue offset up to which the timer topic's queue was read, according to the checkpoint, or to
+    timercheck in `directory` if RocketMQ had the store last; 0 if neither says. Raises OSError."""
     if checkpoint.is_foreign:
         check = load_check(files, f"{directory}/timercheck")
         return check.queue_offset if check is not None else 0
@@ -305,7 +305,7 @@ def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
 
 
 def needed_from(notes: Mapping[str, bytes]) -> int | None:
-    """The physical offset from which recovery by the notes of a checkpoint will read the commitlog for the timers; None
-    without a note of the timers."""
+    """Return the physical offset from which recovery by the notes of a checkpoint will read the commitlog for the
+    timers; None without a note of the timers."""
     note = decode_note(notes.get("timers", b""))
     return note.since if note is not None else None

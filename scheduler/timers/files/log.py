@@ -13,7 +13,7 @@
                   one by which the message was appended again. RocketMQ reads 2 and 4: it passes over a unit with 4 and
                   without 2 whose record deletes nothing; at a start it cuts the log at the first unit with any bit
                   other than these four
-    write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
+    write time:   time of the unit's write, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the name of the message's real topic
     deliver time: 0 in RocketMQ; in duemq the lower 43 bits hold the exact time (up to the year 2248), the 20 bits above
                   hold a hash of the key if the next message with that key replaces this one (`timers.index.keys`); the
@@ -61,7 +61,8 @@ _CRC_UNITS: Final = 64
 _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
 _DENSE: Final = 32
-"""Blocks get longer while at least one in this many of their units belongs to the second that is read."""
+"""Ratio of units: blocks get longer while at least one in this many of their units belongs to the second that is
+read."""
 
 
 class TimerLog:
@@ -99,7 +100,7 @@ class TimerLog:
 
     def load(self) -> list[str]:
         """Find the files; `recover` finds the end. Return the paths in the directory that are none of its files, which
-        are left alone. Raises StoreFormatError."""
+        stay as they are. Raises StoreFormatError."""
         others = self._segments.load(passes_over_others=True)
         self.end = self._segments.end
         return others
@@ -134,7 +135,7 @@ class TimerLog:
         self._last_record = None
 
     def positions(self, count: int) -> Positions:
-        """The positions of the next `count` units."""
+        """Return the positions of the next `count` units."""
         size = self._segments.segment_size
         base, at = divmod(self.end, size)
         first = base * (self._room // UNIT_SIZE) + min(at, self._room) // UNIT_SIZE
@@ -171,13 +172,13 @@ class TimerLog:
         return self._units(position, data)
 
     def _units(self, position: int, data: bytes) -> Units:
-        """The units in bytes read at a position, with their present marks."""
+        """Return the units in bytes read at a position, with their present marks."""
         units = np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
         return self.superseded.over(position, units)
 
     def crc(self, end: int) -> int:
-        """The checksum in notes of earlier versions: CRC-32 of up to 64 units before a position, within its file, with
-        0 for their magic, which may change."""
+        """Return the checksum in notes of earlier versions: CRC-32 of up to 64 units before a position, within its
+        file, with 0 for their magic numbers, which may change."""
         start = max(self._segments.base_of(max(0, end - 1)), end - _CRC_UNITS * UNIT_SIZE)
         data = self._segments.read(start, end - start)
         units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE).copy()
@@ -185,21 +186,21 @@ class TimerLog:
         return zlib.crc32(units.tobytes())
 
     def last(self) -> np.void | None:
-        """The last unit, None in an empty log. Raises OSError."""
+        """Return the last unit, None in an empty log. Raises OSError."""
         base = self._segments.base_of(self.end)
         position = self.end - UNIT_SIZE if self.end > base else base - self.segment_size + self._room - UNIT_SIZE
         units = self.read(max(position, self.begin), 1)
         return units[0] if len(units) else None
 
     def last_record(self) -> int | None:
-        """The physical offset of the last unit's record, None in an empty log. Reads only if nothing was appended since
-        the start or since the log was cut. Raises OSError."""
+        """Return the physical offset of the last unit's record, None in an empty log. Reads only if nothing was
+        appended since the start or since the log was cut. Raises OSError."""
         if self._last_record is None and (last := self.last()) is not None:
             self._last_record = int(last["physical_offset"])
         return self._last_record
 
     def first(self) -> np.void | None:
-        """The first unit, None in an empty log. Raises OSError."""
+        """Return the first unit, None in an empty log. Raises OSError."""
         units = self.read(self.begin, 1)
         return units[0] if len(units) else None
 
@@ -210,7 +211,7 @@ class TimerLog:
         return self._chunks(start, min(end, self.end))
 
     def part(self, start: int, end: int) -> tuple[int, Units] | None:
-        """The first part of `scan(start, end)`, None if it is empty."""
+        """Return the first part of `scan(start, end)`, None if there is none."""
         return next(self.scan(start, end), None)
 
     def _chunks(self, position: int, end: int) -> Iterator[tuple[int, Units]]:
@@ -232,7 +233,7 @@ class TimerLog:
             position += len(units) * UNIT_SIZE
 
     def chain(self, last: int) -> Chain:
-        """The units of a second, from its last one on backwards. See `Chain`."""
+        """Return the units of a second, from its last one on backwards. See `Chain`."""
         return Chain(self, last)
 
     def withdraw(self, position: int, magic: int) -> None:
@@ -252,7 +253,7 @@ class TimerLog:
         return self._marks.plan(self.end)
 
     def files_between(self, start: int, end: int) -> list[File]:
-        """The files with units between two positions."""
+        """Return the files with units between two positions."""
         return self._segments.files_between(start, end)
 
     def drop_before(self, position: int) -> list[str]:
@@ -263,7 +264,7 @@ class TimerLog:
         return paths
 
     def file_ends(self) -> list[int]:
-        """The end positions of the full files, oldest first."""
+        """Return the end positions of the full files, oldest first."""
         size = self._segments.segment_size
         return list(range(self.begin + size, self.end + 1, size))
 
@@ -310,12 +311,13 @@ class Chain:
 
     @staticmethod
     def _runs(base: int, block: Units) -> tuple[list[tuple[int, int]], int]:
-        """The units of a block that belong to the chain ending with the block's last unit, as runs of adjacent units
-        (first and last index), from the end on; and the position of the chain's next unit before the block, -1 without
-        one."""
+        """Return the units of a block that belong to the chain ending with the block's last unit, as runs of adjacent
+        units (first and last index), from the end on; and the position of the chain's next unit before the block, -1
+        without one."""
         numbers = np.arange(len(block))
         previous = block["previous"].astype(np.int64)
-        # A run goes on while each unit is linked to the one right before it; the block's first unit begins one anyway.
+        # A run goes on while each unit is linked to the one right before it; the block's first unit begins a run in any
+        # case.
         is_first = previous != base + (numbers - 1) * UNIT_SIZE
         is_first[0] = True
         first_of = np.maximum.accumulate(np.where(is_first, numbers, 0)).tolist()

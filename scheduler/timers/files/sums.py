@@ -5,7 +5,7 @@ over all units, of a hash of position and magic number: for a change the old has
 RocketMQ's bit 2 is left out: a withdrawn unit loses it, and the deliver time says the same.
 
 Most numpy calls cost as much for one unit as for a thousand. So units are collected until there are enough of them, or
-until a sum is asked for.
+until a sum is needed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LogSums:
         sums, last = dict(self._by_file), dict(self._last)
         for base, each in groupby(self._waiting, lambda run: run[0] - run[0] % self._segment_size):
             runs = list(each)
-            # Joined as bytes, since numpy would join them field by field.
+            # The units are joined as bytes, since numpy would join them field by field.
             plain = np.frombuffer(bytearray().join([units.data for _, units in runs]), runs[0][1].dtype)
             # A superseded unit is either listed in the note or marked in its file; the sum must be the same for both.
             plain["magic"][is_superseded(plain)] &= ~_DELETE
@@ -134,7 +134,7 @@ def is_superseded(units: Units) -> NDArray[np.bool_]:
 
 
 def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """The hash of each position and magic number, without RocketMQ's bit 2."""
+    """Return the hash of each position and magic number, without RocketMQ's bit 2."""
     magic = magic & ~_ROLL
     both = positions.astype(np.uint64) * np.uint64(_POSITION) ^ magic.astype(np.uint64) * np.uint64(_MAGIC)
     both = (both ^ both >> np.uint64(29)) * np.uint64(_MIX)

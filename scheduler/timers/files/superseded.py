@@ -53,7 +53,7 @@ class Superseded:
         starts = np.flatnonzero(np.concatenate(([True], blocks[1:] != blocks[:-1]))) if len(blocks) else blocks
         for number, part in zip(blocks[starts].tolist(), np.split(positions, starts[1:]), strict=False):
             known = self._blocks.get(number)
-            # Never changed in place: a checkpoint that is being made keeps the earlier arrays.
+            # Arrays are never changed in place: a checkpoint that is being made keeps the earlier ones.
             self._blocks[number] = part if known is None else joined([known, part])
 
     def over(self, position: int, units: Units) -> Units:
@@ -89,9 +89,9 @@ class Superseded:
         self._noted = dict(self._blocks)
 
     def plan(self) -> Callable[[], None]:
-        """Return a job that marks the units listed by that checkpoint and makes the marks durable. To be run, by any
-        thread, when the checkpoint is durable. The job raises OSError, NotDurable; then the next checkpoint lists the
-        units again."""
+        """Return a job that marks the units listed by that checkpoint and makes the marks durable. Any thread may run
+        it, when the checkpoint is durable. The job raises OSError, NotDurable; then the next checkpoint lists the units
+        again."""
         self._planned = _Marking(self._segments, self._noted)
         return self._planned.run
 
@@ -136,7 +136,7 @@ class _Marking:
 
 
 def positions_of(data: bytes) -> Positions:
-    """The positions listed in a note, ascending."""
+    """Return the positions listed in a note, ascending."""
     runs = [position + np.arange(count) * _UNIT_SIZE for position, count in np.frombuffer(data, RUN).tolist()]
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
 
@@ -152,7 +152,8 @@ def marked(position: int, units: Units, superseded: Positions) -> Units:
 
 
 def _runs(blocks: dict[int, Positions]) -> NDArray[Any]:
-    """Positions as runs. No run spans two files, since no unit begins right behind the last one of another file."""
+    """Return positions as runs. No run spans two files, since no unit begins right behind the last one of another
+    file."""
     if not blocks:
         return np.empty(0, RUN)
     positions = np.concatenate([blocks[number] for number in sorted(blocks)])

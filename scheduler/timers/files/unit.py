@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Units = NDArray[Any]
-    """Units as UNIT."""
+    """Array of units, with the type UNIT."""
 
 M = TypeVar("M", int, "NDArray[np.int32]")
 
@@ -30,12 +30,12 @@ UNIT: Final = np.dtype(
 UNIT_SIZE: Final = 52
 assert UNIT.itemsize == UNIT_SIZE
 NORMAL: Final = 1
-"""Set in a unit whose record is the first record of its message."""
+"""Magic bit of a unit whose record is the first record of its message."""
 ROLL: Final = 2
 DELETE: Final = 4
 WITHDRAWN: Final = 8
 NO_MESSAGE: Final = DELETE | WITHDRAWN
-"""A unit with any of these bits stands for no waiting message."""
+"""Magic bits: a unit with any of them stands for no waiting message."""
 APPLIED: Final = -1
 """The deliver time of units that stand for no message: duemq's deleting units, which have already taken effect and
 which RocketMQ knows by their magic, and units appended only so that RocketMQ finds them last in the log."""
@@ -46,12 +46,12 @@ _SLOT_MS: Final = 1000
 
 
 def withdrawn(magic: M) -> M:
-    """The magic numbers of units whose messages are withdrawn: RocketMQ takes such units for deleting ones, and finds
-    nothing to delete in their records."""
+    """Return the magic numbers of units whose messages are withdrawn: RocketMQ takes such units for deleting ones, and
+    finds nothing to delete in their records."""
     return (magic & ~ROLL) | WITHDRAWN | DELETE
 
 
 def seconds_of(units: Units) -> NDArray[np.int64]:
-    """The seconds, since the epoch, in whose slots the units lie."""
+    """Return the seconds, since the epoch, in whose slots the units lie."""
     seconds: NDArray[np.int64] = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // _SLOT_MS
     return seconds

@@ -9,8 +9,8 @@
 The cost of inserting or finding a second's messages does not depend on how many messages wait. Above the wheel of
 seconds is a wheel of hours, which knows the hours with a slot in use: so the next slot is found without looking at
 empty ones. In memory are the slots of the current and the next hour, and of each hour that was used lately.
-`write_some` writes the changed hours into the file and then releases the others. So the file is as of some time during
-the last write, and recovery brings it in line with the timer log.
+`write_some` writes the changed hours into the file and then releases the others. So the file shows the state at some
+time during the last write, and recovery makes it agree with the timer log.
 
 Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precision is a second.
 """
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     counts: Integers
     slots: Integers
     hours: Integers
-    """The hour of each second. As it is in the plan, `put` needs no memory."""
+    """The hour of each second. As the plan holds it, `put` needs no memory."""
 
 
 class _Column:
@@ -99,8 +99,8 @@ class TimerWheel:
     # --- the file
 
     def open(self) -> bool:
-        """Open the file. Return whether there is one; without one, fill the slots and call `establish`. Raises
-        StoreFormatError for a file of another size, OSError."""
+        """Open the file. Return whether there is one; without one, the caller fills the slots and calls `establish`.
+        Raises StoreFormatError for a file of another size, OSError."""
         if not self._files.exists(self._path):
             return False
         file = self._files.open(self._path)
@@ -134,7 +134,7 @@ class TimerWheel:
         those slots lies before `end`, a position in the timer log."""
         is_right = True
         for hour in range(HOURS):
-            if self._is_resident[hour]:  # `take_back` may have changed it, and the file does not have that yet
+            if self._is_resident[hour]:  # the file may lack changes by `take_back`
                 seconds, last = self._part(self._second, hour), self._part(self._last, hour)
             else:
                 slots = self._read(hour)
@@ -300,12 +300,12 @@ class TimerWheel:
         return taken
 
     def last(self, second: int) -> int:
-        """Position of the last unit of a second, -1 without one. Raises OSError."""
+        """Return the position of the last unit of a second, -1 without one. Raises OSError."""
         slot = self._slot(second)
         return int(self._last.values[slot]) if self._second.values[slot] == second else -1
 
     def count(self, second: int) -> int:
-        """Number of units of a second, delivered or not. Raises OSError."""
+        """Return the number of units of a second, delivered or not. Raises OSError."""
         slot = self._slot(second)
         return int(self._count.values[slot]) if self._second.values[slot] == second else 0
 
@@ -316,7 +316,7 @@ class TimerWheel:
         return slot
 
     def next_second(self, start: int, end: int) -> int | None:
-        """The first second in [start, end) that has units, None without one. Looks only at hours in use. Raises
+        """Return the first second in [start, end) that has units, None without one. Looks only at hours in use. Raises
         OSError."""
         end = min(end, start + SLOTS)
         for hour in range(start // HOUR, (end - 1) // HOUR + 1):

@@ -122,7 +122,7 @@ class Census:
         self.counts = DueCounts()
         self.keys = KeyIndex()
         self.reached = _NOT_BEGUN
-        """The units of the timer log before this position have been looked at."""
+        """Position in the timer log before which all units have been looked at."""
 
     @property
     def is_begun(self) -> bool:

@@ -1,4 +1,4 @@
-"""An index from the id that a message's sender was given to the newest record of the message.
+"""An index from the id that a message's sender got to the newest record of the message.
 
 A message that gets another time, or whose commitlog file expires while it waits, is appended again. The id that its
 sender got names its first record. Each later record has that id in TIMER_FIRST_ID (`timer_properties`), and the magic
@@ -37,12 +37,12 @@ _ALL: Final = 2**63 - 1
 
 
 def given_id(message: StoredMessage) -> str:
-    """The id that the sender of a waiting message was given."""
+    """Return the id that the sender of a waiting message got."""
     return _first(message)[0]
 
 
 def first_place(message: StoredMessage) -> int:
-    """The physical offset of a waiting message's first record."""
+    """Return the physical offset of a waiting message's first record."""
     return _first(message)[1]
 
 
@@ -64,7 +64,7 @@ class TimerIds:
         self._enqueuer = enqueuer
         self._newest = SortedPairs(lambda: store.log.begin)
         self._reached = _NOT_BEGUN
-        """The units of the timer log before this position have been looked at."""
+        """Position in the timer log before which all units have been looked at."""
         self._was_read = False
         """Whether a thread has read the records needed next."""
 
@@ -74,8 +74,8 @@ class TimerIds:
         return self._reached == _ALL
 
     def newest(self, first: int) -> int | None:
-        """The physical offset of a message's newest record, by that of its first record, or of the record before the
-        newest one. None if the given one is the newest, as far as the timer log goes back."""
+        """Return the physical offset of a message's newest record, by that of its first record, or of the record before
+        the newest one. Return None if the given record is the newest, as far as the timer log goes back."""
         return self._newest.find(first)
 
     def appended(self, message: StoredMessage, physical_offset: int) -> None:
@@ -112,7 +112,7 @@ class TimerIds:
             self._was_read = False
             self._reached = position + behind * UNIT_SIZE
             return None
-        # The end of a file, or of the log.
+        # The end of a file, or of the log, is reached.
         file_end = start - start % self._log.segment_size + self._log.segment_size
         self._reached = file_end if file_end < self._log.end else _ALL
         return None

@@ -25,18 +25,18 @@ _EMPTY: Final = -1
 
 
 def key_hash(key: str) -> int:
-    """The hash of a key in a unit: 1 to 2**20 - 1."""
+    """Return the hash of a key in a unit: 1 to 2**20 - 1."""
     return zlib.crc32(key.encode(errors="surrogatepass")) & ((1 << KEY_BITS) - 1) or 1
 
 
 def key_of(text: str) -> int:
-    """The hash of the key by which a stored message with these properties is to be replaced; 0 without one."""
+    """Return the hash of the key by which a stored message with these properties is to be replaced; 0 without one."""
     key = stored_key(text)
     return key_hash(key) if key is not None else 0
 
 
 def tag_of(topic_hash: int, hashed_key: int) -> int:
-    """The tag of a topic, by Java's hash of its name, and a key, by `key_hash`."""
+    """Return the tag of a topic, by Java's hash of its name, and a key, by `key_hash`."""
     return (topic_hash & 0xFFFFFFFF) << KEY_BITS | hashed_key
 
 
@@ -50,13 +50,13 @@ class KeyIndex:
         return sum(table.used for table in self._tables.values())
 
     def find(self, tag: int) -> list[int]:
-        """The positions of a tag, the newest first."""
+        """Return the positions of a tag, the newest first."""
         mixed = tag * _MIX & _MASK_64
         table = self._tables.get(mixed >> 64 - _TABLES_BITS)
         return sorted(table.find(tag, mixed), reverse=True) if table is not None else []
 
     def add(self, tag: int, position: int) -> None:
-        """Add an entry, unless it is there."""
+        """Add an entry, unless it exists."""
         mixed = tag * _MIX & _MASK_64
         number = mixed >> 64 - _TABLES_BITS
         table = self._tables.get(number)
@@ -65,7 +65,7 @@ class KeyIndex:
         table.add(tag, mixed, position)
 
     def remove(self, tag: int, position: int) -> None:
-        """Remove an entry, if it is there."""
+        """Remove an entry, if it exists."""
         mixed = tag * _MIX & _MASK_64
         number = mixed >> 64 - _TABLES_BITS
         table = self._tables.get(number)

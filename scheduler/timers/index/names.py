@@ -30,7 +30,7 @@ class RealTopics:
         self._store = store
 
     def of(self, waits: Waits) -> list[str]:
-        """The real topic of each message; an empty text if its record is gone. Raises NotInMemory, OSError."""
+        """Return the real topic of each message; an empty text if its record is gone. Raises NotInMemory, OSError."""
         return self._read(waits, _real_topic)
 
     def _read(self, waits: Waits, topic_in: Callable[[bytes], str]) -> list[str]:
@@ -52,13 +52,13 @@ class RealTopics:
         return [topic_in(message.properties_text.encode()) if message is not None else "" for message in messages]
 
     def with_policies(self, waits: Waits) -> list[str]:
-        """As `of`, but also an empty text for a message to which its topic's policy does not apply, since it waits for
-        a delay level's time (TIMER_FROM_LEVEL)."""
+        """Return the topics as `of` does, but also an empty text for a message to which its topic's policy does not
+        apply, since it waits for a delay level's time (TIMER_FROM_LEVEL)."""
         return self._read(waits, _topic_with_policies)
 
     def _more_than(self, missing: NotInMemory, waits: Waits) -> NotInMemory:
-        """The same error with a read that covers the next records too, as they may also be missing: read one by one
-        where memory is short, the first would be dropped from memory before the last is read."""
+        """Return the same error with a read that covers the next records too, as they may also be missing: read one by
+        one where memory is short, the first would be dropped from memory before the last is read."""
         count = max(1, int(np.searchsorted(np.cumsum(waits["size"], dtype=np.int64), _AT_ONCE_BYTES, "right")))
         ranges: list[tuple[int, int]] = sorted(waits[:count].tolist())
         return NotInMemory("the commitlog", missing.place, ColdRead(self._store.log, ranges).run)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.files.unit import Units
 
 BLOCK_UNITS: Final = 512
-"""Most units that are read to find one."""
+"""Most units that are read to find one unit."""
 _BLOCK: Final = BLOCK_UNITS * UNIT_SIZE
 _MAX_COLLECTED: Final = 4096
 _PART_BLOCKS: Final = 16
@@ -40,12 +40,12 @@ class UnitPlaces:
     def __init__(self, timer_log: TimerLog) -> None:
         self._log = timer_log
         self._firsts, self._starts = array("q"), array("q")
-        """For each block with units in the order of their records: the first such record (physical offset), and the
-        position of its unit, both ascending."""
+        """For each block with units in the order of their records, the physical offset of the first such record
+        (`_firsts`), and the position of its unit (`_starts`), both ascending."""
         self._moved = SortedPairs(lambda: timer_log.begin)
-        """The other units: records (physical offsets) and positions."""
+        """Physical offsets of records, and positions, of the other units."""
         self._last = -1
-        """The last record (physical offset) whose unit is in order."""
+        """Physical offset of the last record whose unit is in order."""
         self._waiting: list[tuple[Positions, Units]] = []
         """Units not in the index yet: adding one costs as much as adding many."""
         self._count = 0
@@ -63,12 +63,12 @@ class UnitPlaces:
     def _settle(self) -> None:
         if not self._waiting:
             return
-        # If memory runs out half way, all are added again; a unit that is there twice does no harm.
+        # If memory runs out half way, all are added again; duplicates do no harm.
         if len(self._waiting) == 1:
             self._add(*self._waiting[0])
         else:
             positions, units = zip(*self._waiting, strict=True)
-            # Joined as bytes, since numpy would join units field by field.
+            # The units are joined as bytes, since numpy would join them field by field.
             self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
         self._waiting, self._count = [], 0
 
@@ -97,7 +97,7 @@ class UnitPlaces:
             del self._starts[:gone], self._firsts[:gone]
 
     def _block_of(self, positions: Positions) -> NDArray[np.int64]:
-        """The beginning of the block of each position; positions are ascending. No block spans two files."""
+        """Return the beginning of the block of each position; positions are ascending. No block spans two files."""
         size = self._log.segment_size
         base = int(positions[0]) // size * size if len(positions) else 0
         # Positions in one file, the usual case, cost one division less.
@@ -105,7 +105,7 @@ class UnitPlaces:
         return positions - (positions - base if is_one_file else positions % size) % _BLOCK
 
     def find(self, physical_offset: int) -> tuple[int, Units] | None:
-        """The position of the newest unit of a record, and the unit (an array of one); None without one. Raises
+        """Return the position of the newest unit of a record, and the unit (an array of one); None without one. Raises
         OSError."""
         self._settle()
         moved = self._moved.find(physical_offset)
@@ -123,9 +123,9 @@ class UnitPlaces:
         return start + int(hits[-1]) * UNIT_SIZE, units[hits[-1] :][:1]
 
     def after(self, physical_offset: int) -> tuple[Positions, Units, int] | None:
-        """Some messages behind a physical offset, in the order of their records, each with its newest unit: positions,
-        units, and the physical offset from which to go on. None if the log has no more. A search that goes on in this
-        way finds each message once, whatever units they get in the meantime. Raises OSError."""
+        """Return some messages behind a physical offset, in the order of their records, each with its newest unit:
+        positions, units, and the physical offset from which to go on. Return None if the log has no more. A search that
+        goes on in this way finds each message once, whatever units they get in the meantime. Raises OSError."""
         self._settle()
         oldest = bisect_left(self._starts, self._log.begin)
         at = max(oldest, bisect_right(self._firsts, physical_offset) - 1)
@@ -160,7 +160,8 @@ class UnitPlaces:
         return newest[kept], result[kept], int(together[-1])
 
     def _in_order(self, number: int) -> tuple[Positions, Units]:
-        """The units of a block, by the block's number, that are in the order of their records, and their positions."""
+        """Return the units of a block, by the block's number, that are in the order of their records, and their
+        positions."""
         start, first = self._starts[number], self._firsts[number]
         units = self._log.read(start, self._units_from(start))
         physical = np.where(units["due_ms"] != APPLIED, units["physical_offset"].astype(np.int64), -1)
@@ -169,7 +170,7 @@ class UnitPlaces:
         return start + at * UNIT_SIZE, units[at]
 
     def _units_from(self, start: int) -> int:
-        """The number of units from a position to the end of its block."""
+        """Return the number of units from a position to the end of its block."""
         return (int(self._block_of(np.array([start]))[0]) + _BLOCK - start) // UNIT_SIZE
 
     def _read(self, positions: Positions) -> Units:

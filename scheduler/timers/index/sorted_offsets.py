@@ -1,5 +1,5 @@
 """Membership in ascending arrays of offsets, by binary search: the cost grows with the number of values looked up, not
-with the length of the array. And the distinct values of arrays: numpy's own function for them imports numpy.ma at its
+with the length of the array. Also the distinct values of arrays: numpy's own function for them imports numpy.ma at its
 first call, which takes 15 ms of a start or of the event loop."""
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def places_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool_]]:
-    """The index of each value in an ascending array, and whether it is there; if not, its index means nothing."""
+    """Return the index of each value in an ascending array, and whether the array has it; if not, its index means
+    nothing."""
     if not len(found):
         return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
     at = np.minimum(np.searchsorted(found, values), len(found) - 1)
@@ -26,7 +27,7 @@ def places_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool
 
 
 def is_among(values: Offsets, found: Offsets) -> NDArray[np.bool_]:
-    """Whether each value is in an ascending array."""
+    """Return, for each value, whether it is in an ascending array."""
     return places_of(values, found)[1]
 
 
@@ -37,7 +38,7 @@ def has(found: Offsets, value: int) -> bool:
 
 
 def joined(parts: Sequence[array[int] | Offsets]) -> Offsets:
-    """The values of all arrays, each once, ascending."""
+    """Return the values of all arrays, each once, ascending."""
     ordered = np.sort(np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in parts)]))
     return ordered[_is_first(ordered)]
 

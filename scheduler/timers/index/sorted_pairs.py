@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 _MAX_UNSORTED: Final = 4096
-"""New pairs are collected unsorted up to this many."""
+"""Most new pairs that are collected unsorted."""
 _MOST_SORTED: Final = 1 << 17
-"""Runs are not merged beyond this many pairs, for which a merge takes some ms."""
+"""Most pairs to which runs are merged; a merge of that many takes some ms."""
 
 
 class _Run(NamedTuple):
@@ -32,8 +32,8 @@ class SortedPairs:
     """The pairs. Of pairs with the same first number, only the one added last counts."""
 
     def __init__(self, least: Callable[[], int]) -> None:
-        """`least`: returns the second number below which pairs are not needed any more; these are dropped when others
-        are sorted."""
+        """Begin without pairs. `least`: returns the second number below which pairs are not needed any more; these are
+        dropped when others are sorted."""
         self._least = least
         self._unsorted: dict[int, int] = {}
         self._runs: list[_Run] = []
@@ -70,7 +70,8 @@ class SortedPairs:
         self._runs = [run for run in runs if len(run.firsts)]
 
     def newest(self, firsts: Integers, seconds: Integers) -> Integers:
-        """The second number for each first number; the one in `seconds` where there is none. `firsts` is ascending."""
+        """Return the second number for each first number; the one in `seconds` where there is none. `firsts` is
+        ascending."""
         result = seconds.copy()
         fresh = np.array(sorted(self._unsorted.items()), np.int64).reshape(-1, 2)
         for known, theirs in (*((run.firsts, run.seconds) for run in self._runs), (fresh[:, 0], fresh[:, 1])):
@@ -82,7 +83,7 @@ class SortedPairs:
         return result
 
     def between(self, low: int, high: int, limit: int) -> Integers:
-        """The first numbers between `low` and `high`, both excluded, ascending, at most `limit`."""
+        """Return the first numbers between `low` and `high`, both excluded, ascending, at most `limit`."""
         parts = [run.firsts for run in self._runs]
         parts.append(np.sort(np.fromiter(self._unsorted, np.int64, len(self._unsorted))))
         found = []
@@ -92,7 +93,7 @@ class SortedPairs:
         return np.unique(np.concatenate(found))[:limit]
 
     def find(self, first: int) -> int | None:
-        """The second number for a first number; None without one."""
+        """Return the second number for a first number; None without one."""
         if first in self._unsorted:
             return self._unsorted[first]
         for run in reversed(self._runs):
@@ -103,7 +104,8 @@ class SortedPairs:
 
 
 def _sorted(firsts: Integers, seconds: Integers, least: int) -> _Run:
-    # Stable, so that the last of equal first numbers stays the last; and two runs are merged, in a tenth of the time.
+    # The sort is stable, so that the last of equal first numbers stays the last; it also merges two runs in a tenth of
+    # the time.
     order = np.argsort(firsts, kind="stable")
     firsts, seconds = firsts[order], seconds[order]
     kept = np.append(firsts[1:] != firsts[:-1], True)[: len(firsts)] & (seconds >= least)

@@ -1,9 +1,9 @@
-"""The policy `timer.catch.up=newest`: of overdue messages, only the newest of each key is delivered (see
+"""The policy `timer.catch.up=newest`: only the newest of the overdue messages of each key is delivered (see
 `timers.policy.policies`).
 
 The first overdue message of a topic with this policy begins a search: the timer log tells which messages of the topic
-are overdue, their records tell the keys, and of each key the message with the latest deliver time is kept, or the one
-stored last if two have the same. In the meantime the messages of the topic are put off: they get other slots, with
+are overdue, their records tell the keys, and for each key the message with the latest deliver time is kept, or the one
+stored last if two have the same time. In the meantime the messages of the topic are put off: they get other slots, with
 their present deliver times. So a crash leaves them as they were, and the search begins again. Other topics go on.
 
 All messages are put off to the same slot, or to a later one if the search takes longer. The result is applied when that
@@ -51,22 +51,23 @@ _SCAN_UNITS: Final = 4096
 _SORTED_AT_ONCE: Final = 8192
 _FIRST_HOLD: Final = 2
 _MAX_HOLD: Final = 30
-"""Most seconds for which messages are put off at a time; at first it is _FIRST_HOLD."""
+"""Most seconds for which messages are put off at a time; the first time it is _FIRST_HOLD seconds."""
 _PLACE_BITS: Final = 63
 
 
 class Verdict(NamedTuple):
-    """Which of some due messages of a topic are dropped or put off; the others are delivered."""
+    """A decision on some due messages of a topic: which are dropped, and which are put off; the others are
+    delivered."""
 
     dropped: Mask
     held: Mask
-    """The messages that are put off."""
+    """Mask of the messages that are put off."""
     second: int
     """The second to whose slot they are put off."""
 
 
 class _Hold:
-    """How the messages of a topic are put off: since when (ms), and to the slot of which second."""
+    """How the messages of a topic are put off: since which time (ms), and to the slot of which second."""
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
@@ -77,9 +78,9 @@ class _Result(NamedTuple):
     """The result of a search for one topic."""
 
     horizon_ms: int
-    """The search looked at messages that were due until this time."""
+    """Time, ms since the epoch: the search looked at messages that were due until then."""
     second: int
-    """The second to whose slot messages were put off. Messages due before it ask for no further search."""
+    """The second to whose slot messages were put off. Messages due before it start no further search."""
     older: Offsets
     """The records of messages that are not the newest of their key."""
 
@@ -129,7 +130,7 @@ class CatchUp:
         """Topics with a search requested or in progress."""
         self._search: _Search | None = None
         self._is_stale = False
-        """Whether the search in progress has to be repeated."""
+        """Whether the search in progress must be repeated."""
         self._results: dict[str, _Result] = {}
         self._is_reading = False
         self._on_read: Callable[[], None] = lambda: None
@@ -154,8 +155,8 @@ class CatchUp:
             return Verdict(dropped, none, 0) if dropped.any() else None
         if current >= hold.second:
             first, last = (max(now_ms // PRECISION_MS, current) + seconds for seconds in (_FIRST_HOLD, _MAX_HOLD))
-            # Behind all slots to which messages may have been put off before a crash, and as far ahead as the search
-            # has taken so far.
+            # The slot lies behind all slots to which messages may have been put off before a crash, and as far ahead as
+            # the search has taken so far.
             wanted = max(first, self._slots.held_to + 1, first + (now_ms - hold.since_ms) // PRECISION_MS)
             hold.second = min(wanted, last)
         return Verdict(none, ~none, hold.second)
@@ -207,7 +208,7 @@ class CatchUp:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """Whether `step` has work."""
         return bool(self._asked) and not self._is_reading and self._slots.is_replayed
 
     def _was_read(self) -> None:
@@ -219,8 +220,8 @@ class _Search:
     """One search. A part that cannot be read is tried again."""
 
     def __init__(self, store: MessageStore, slots: Slots, topics: list[str], horizon_ms: int) -> None:
-        """`topics`: the topics whose messages due until `horizon_ms` are looked at. Messages of other topics with the
-        same hash are looked at too, which does no harm: a key belongs to one topic."""
+        """Begin a search. `topics`: the topics whose messages due until `horizon_ms` are looked at. Messages of other
+        topics with the same hash are looked at too, which does no harm: a key belongs to one topic."""
         self._store = store
         self._slots = slots
         self.names = topics
@@ -228,7 +229,7 @@ class _Search:
         self.horizon_ms = horizon_ms
         self.newest = _Newest()
         self._position, self._end = slots.log.begin, slots.log.end
-        """Positions in the timer log: of the next unit to look at, and behind the last one."""
+        """Positions in the timer log: `_position` of the next unit to look at, and `_end` behind the last one."""
         self._passed: list[Waits] = []
         """Messages that got other slots before the search came to their units."""
         self._part: Waits | None = None
@@ -244,7 +245,7 @@ class _Search:
             self._passed.append(waits[mine])
 
     def wants(self) -> list[Range] | None:
-        """The records that a thread has to read from the disk before the next step; None if there are none. Once
+        """Return the records that a thread must read from the disk before the next step; None if there are none. Once
         returned, they count as read."""
         if self._part is None or not len(self._part) or self._is_warm:
             return None
@@ -279,7 +280,7 @@ class _Search:
         return True
 
     def _first(self) -> Waits:
-        """The first messages of the part, as many as are looked at in one piece."""
+        """Return the first messages of the part, as many as are looked at in one piece."""
         assert self._part is not None
         count = max(1, int(np.searchsorted(np.cumsum(self._part["size"][:_LOOK_UNITS]), _LOOK_BYTES, "right")))
         return self._part[:count]
@@ -306,12 +307,12 @@ class _Newest:
         self.older = Offsets()
         self.looked = self.keys = self.beyond = 0
         self._tables: list[dict[bytes, int]] = [{} for _ in range(256)]
-        """By hash of the key, the deliver time of the newest message with its physical offset in the lower 63 bits. One
+        """Deliver time and physical offset (in the lower 63 bits) of the newest message, by the hash of the key. One
         table for each first byte of the hash, so that none gets large."""
 
     def take(self, text: str, due_ms: int, physical: int) -> None:
-        """Compare a message with the newest of its key. Messages without a key are left out, and so are those that wait
-        for a delay level's time (TIMER_FROM_LEVEL)."""
+        """Compare a message with the newest of its key. Messages without a key are left out, and so are messages that
+        wait for a delay level's time (TIMER_FROM_LEVEL)."""
         self.looked += 1
         keys = properties.get(text, properties.KEYS)
         if not keys or properties.get(text, properties.TIMER_FROM_LEVEL) is not None:

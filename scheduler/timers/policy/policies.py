@@ -1,14 +1,14 @@
 """The policies of topics: attributes that change when the messages with a timer are delivered.
 
-    timer.release.rate     deliver at most this many messages per second, evenly; more due ones wait for their turn
+    timer.release.rate     deliver at most this many messages per second, evenly; other due messages wait for their turn
     timer.spread.seconds   deliver each message up to this much later than it is due: a burst becomes a stream of that
                            length
     timer.paused           true: deliver none, until it is false again
-    timer.catch.up         what to do with messages that are overdue because the broker was down or stopped:
+    timer.catch.up         the handling of messages that are overdue because the broker was down or stopped:
                            all               deliver them at once (the default)
-                           drop:SECONDS      cancel those that are overdue by more than this
+                           drop:SECONDS      cancel messages that are overdue by more than this
                            spread:SECONDS    deliver them over this time
-                           newest            of each key deliver only the message that is due last
+                           newest            deliver only the message of each key that is due last
                            (`timers.policy.catch_up`)
 
 Other topics are not affected, not even those whose names have the same hash: if a unit has the hash of a topic with a
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Waits = NDArray[Any]
 
 Judge = Callable[[str, "Waits", int], Verdict | None]
-"""See `timers.policy.catch_up.CatchUp.judge`."""
+"""The type of `timers.policy.catch_up.CatchUp.judge`."""
 
 RATE: Final = "timer.release.rate"
 SPREAD: Final = "timer.spread.seconds"
@@ -58,16 +58,16 @@ class TimerPolicy(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Due messages by what is to be done with them."""
+    """Due messages, divided by their treatment."""
 
     now: Waits
     """Messages to be delivered now."""
     later: Waits
     """Messages to be delivered later, with their new deliver times."""
     held: Waits
-    """Messages to be put off unchanged, until it is known which are the newest of their keys."""
+    """Messages to be put off unchanged, until the newest of their keys are known."""
     held_seconds: NDArray[np.int64]
-    """For each message in `held`, the second to whose slot it is put off."""
+    """The second to whose slot each message in `held` is put off."""
     parked: Waits
     """Messages to be parked until their topic goes on."""
     moved: Waits
@@ -75,11 +75,11 @@ class Split(NamedTuple):
     dropped: Waits
     """Messages to be cancelled."""
     turns: dict[str, float]
-    """For each topic with a rate, when the message behind these has its turn, ms since the epoch."""
+    """The time, ms since the epoch, of the turn of the message behind these, for each topic with a rate."""
 
 
 def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
-    """The policy in a topic's attributes; None if it has none. Raises ValueError with the wrong attribute."""
+    """Return the policy in a topic's attributes; None if it has none. Raises ValueError with the wrong attribute."""
     if not any(name in attributes for name in ATTRIBUTES):
         return None
     paused = attributes.get(PAUSED, "false").lower()
@@ -109,8 +109,8 @@ class Policies:
     """The policies of all topics, and the next turns by their rates."""
 
     def __init__(self, topics_of: Callable[[Waits], list[str]], judge: Judge) -> None:
-        """`topics_of`: reads the topics of messages, an empty text for a message to which no policy applies. `judge`:
-        decides about due messages of topics with the policy `newest`."""
+        """Begin without policies. `topics_of`: reads the topics of messages, an empty text for a message to which no
+        policy applies. `judge`: decides about due messages of topics with the policy `newest`."""
         self._topics_of = topics_of
         self._judge = judge
         self._policies: dict[str, TimerPolicy] = {}
@@ -139,8 +139,8 @@ class Policies:
         self._paused = frozenset(map(properties.java_hash, paused))
 
     def concerns(self, waits: Waits) -> NDArray[np.bool_]:
-        """Whether each message may be subject to a policy, as far as its unit tells: `split` reads the records of these
-        messages."""
+        """Return, for each message, whether it may be subject to a policy, as far as its unit tells: `split` reads the
+        records of these messages."""
         hashes, result = waits["hash"], np.zeros(len(waits), bool)
         for key in set(hashes.tolist()) & self._by_hash.keys():
             mine = hashes == key
@@ -150,9 +150,9 @@ class Policies:
         return result
 
     def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
-        """Decide what to do with due messages; None if all are to be delivered unchanged. A result counts for the rates
-        only when it is given to `carried_out`; until then this may be called again. `queued`: hashes of topics with
-        parked messages that come first; other messages of these are parked behind them. Raises OSError."""
+        """Divide due messages by their treatment; return None if all are to be delivered unchanged. A result counts for
+        the rates only when it is given to `carried_out`; until then this may be called again. `queued`: hashes of
+        topics with parked messages that come first; other messages of these are parked behind them. Raises OSError."""
         is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
         asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
         if not len(asked) and not is_parked.any():
@@ -208,7 +208,8 @@ class Policies:
         now_ms: int,
         turns: dict[str, float],
     ) -> NDArray[np.int64]:
-        """When messages of a topic are to be delivered, ms since the epoch. Puts the topic's next turn into `turns`."""
+        """Return when messages of a topic are to be delivered, ms since the epoch. Puts the topic's next turn into
+        `turns`."""
         release: NDArray[np.int64] = waits["due"].copy()
         if policy.spread_ms:
             release += _scattered(waits, policy.spread_ms)
@@ -224,7 +225,7 @@ class Policies:
 
 
 def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:
-    """A number below `range_ms` for each message, always the same for the same record."""
+    """Return a number below `range_ms` for each message, always the same for the same record."""
     mixed = waits["physical"].astype(np.uint64) * np.uint64(_MIX)
     numbers: NDArray[np.int64] = ((mixed >> np.uint64(32)) * np.uint64(range_ms) >> np.uint64(32)).astype(np.int64)
     return numbers
