@@ -120,7 +120,7 @@ class Turns:
         """When the current turn ends, by `time.perf_counter`; None if none has been opened."""
         self._sharing: list[asyncio.Future[Budget]] = []
         self._shares = self.work("coroutines")
-        self._shares.start(self._share_out)
+        self._shares.start(self._divide_budget)
 
     def work(self, name: str) -> Work:
         """Make a kind of work; it gets no turns before both it and the turns are started."""
@@ -135,7 +135,7 @@ class Turns:
         self._shares.wake()
         return await part
 
-    def _share_out(self, _: Moment, budget: Budget) -> None:
+    def _divide_budget(self, _: Moment, budget: Budget) -> None:
         sharing, self._sharing = self._sharing, []
         for waiting in sharing:
             if not waiting.done():

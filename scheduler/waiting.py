@@ -22,6 +22,8 @@ message may be delivered twice:
     deletions       units that delete other messages, each only in its own slot             `is_deletion`
 
 Offsets are physical or queue offsets, as named; positions are those of the timer log; seconds count from the epoch.
+
+Keeps invariant 27 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

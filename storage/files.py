@@ -157,11 +157,11 @@ class Lock(Protocol):
     """A held lock."""
 
     @property
-    def was_theirs(self) -> bool:
+    def is_last_owner_rocketmq(self) -> bool:
         """Whether RocketMQ held the lock since duemq last claimed it."""
 
     @property
-    def was_ours(self) -> bool:
+    def is_last_owner_duemq(self) -> bool:
         """Whether no other process held the lock since duemq last claimed it."""
 
     def claim(self) -> None:
@@ -630,12 +630,12 @@ class OsLock:
         self._text = os.pread(self._fd, 16, 0)
 
     @property
-    def was_theirs(self) -> bool:
+    def is_last_owner_rocketmq(self) -> bool:
         """See Lock."""
         return self._text.startswith(self._THEIRS)
 
     @property
-    def was_ours(self) -> bool:
+    def is_last_owner_duemq(self) -> bool:
         """See Lock."""
         return self._text == self._OURS
 

@@ -177,8 +177,8 @@ class MessageStore:
             files.require_file(os.path.join(root, name))
         self._lock = files.lock(os.path.join(root, "lock"))
         self._hold_commitlog()
-        self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.was_ours)
-        if self._lock.was_theirs:
+        self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.is_last_owner_duemq)
+        if self._lock.is_last_owner_rocketmq:
             # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell that it had the
             # store.
             self.checkpoint = self.checkpoint.without_ours()

@@ -134,7 +134,7 @@ def _timers(note: TimerNote) -> Iterator[str]:
         logSince=note.log_since,
         logEnd=note.log_end,
         queueOffset=note.queue_offset,
-        heldTo=note.held_to,
+        heldTo=note.policy_end,
         countedAt=note.counted_at,
     )
     for topic_hash, count in note.waiting.items():

@@ -2,6 +2,8 @@
 
 The memory that they may hold is bounded, for one connection and for all together. Beyond that no request is refused:
 the connection's next request waits in the bytes already read from the socket, and the socket is not read further.
+
+Keeps invariant 11 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ than it is filled. A search through more files than this reads each of them only
 _MAX_PLACES: Final = 10_000
 
 
-class Repeats:
+class RereadCounter:
     """Counts the repeated reads of one piece of work."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class ColdReads:
 
     async def run(self, look: Callable[..., T], *arguments: Any) -> T:
         """Look, repeatedly if something has to be read first. Raises whatever `look` raises, OSError for example."""
-        repeats = Repeats()
+        repeats = RereadCounter()
         while not repeats.are_too_many:
             try:
                 return self.at_once(look, *arguments)
@@ -89,7 +89,7 @@ class ColdReads:
 
     def step(self, step: Step, wake: Callable[[], None]) -> Step:
         """Return a step that ends early instead of waiting for the disk; `wake` is called when a thread has read."""
-        has_failed, repeats, under_way = False, Repeats(), set[Hashable]()
+        has_failed, repeats, under_way = False, RereadCounter(), set[Hashable]()
 
         def read(place: Hashable, error: Exception | None) -> None:
             nonlocal has_failed

@@ -3,6 +3,8 @@
 Only stalled connections count: those whose write buffer is above its high mark. Beyond the limit, one of the
 connections that hold most is closed so that all others go on. Clients that take nothing are closed before a client that
 reads slowly, and a client that was just given much has some seconds to read it.
+
+Keeps invariant 11 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

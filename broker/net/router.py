@@ -7,6 +7,8 @@ to wait is a coroutine function and costs a task; the memory of such requests is
 
 Sends are staged by their handler (see `storage.log.append`) and written here, once for each series of consecutive sends
 in a read. Their answers are sent afterwards; with SYNC_FLUSH, once the records are on the disk.
+
+Keeps invariants 9 and 10 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from typing import TypeVar
 
 from duemq.broker.errors import Refused
-from duemq.broker.net.cold_reads import ColdReads, Repeats
+from duemq.broker.net.cold_reads import ColdReads, RereadCounter
 from duemq.protocol.codes import ResponseCode
 from duemq.storage.budget import SPENT, Budget
 from duemq.storage.queues.pull import ColdRead
@@ -51,7 +51,7 @@ class Slices:
 
     def _at_once(self, steps: Iterable[T | ColdRead | None]) -> Iterator[T | ColdRead | None]:
         """Yield the steps' results; no step may wait for the disk."""
-        iterator, repeats = iter(steps), Repeats()
+        iterator, repeats = iter(steps), RereadCounter()
         while True:
             try:
                 found = next(iterator) if repeats.are_too_many else self._reads.at_once(next, iterator)

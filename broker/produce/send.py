@@ -251,11 +251,11 @@ class SendHandlers:
         if asked.replace_key is not None:
             self._replacements.take(connection, request, asked, at_once=at_once)
             return None
-        message = self._understood(connection, request, topic, asked, text, is_retry=is_retry, at_once=at_once)
+        message = self._message_of(connection, request, topic, asked, text, is_retry=is_retry, at_once=at_once)
         queue_offset = self._staging.stage(message, request.now_ms)
         return self._answers.staged(request, message, queue_offset, self._appender.last_physical_offset)
 
-    def _understood(
+    def _message_of(
         self,
         connection: Connection,
         request: Request[SendMessage],

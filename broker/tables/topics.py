@@ -1,4 +1,7 @@
-"""The broker's topics: config/topics.json, and what the hot path needs of each."""
+"""The broker's topics: config/topics.json, and what the hot path needs of each.
+
+Keeps invariant 8 of ARCHITECTURE.md.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Sync: after a put, the level waits for its result. Async: further puts follow while results are awaited, up to a limit;
 they are settled in order. If results are not awaited (ASYNC_FLUSH), each is known at once.
+
+Keeps invariant 13 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

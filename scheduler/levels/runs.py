@@ -19,6 +19,8 @@ deliveries that recovery finds behind that offset, the note tells exactly which 
     the run's number in its level; then the end of the log when the clock was last read, the wall time, the monotonic
     time, and the boot id that the latter counts from (zeros if unknown). Notes of earlier versions end before the
     monotonic time, before that offset, or before the limits. All integers are big-endian.
+
+Keeps invariants 15 and 16 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ Nothing polls: the head of each queue tells when the next step is due, and an ap
 has the two paths by which a batch is delivered.
 
 Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
+
+Keeps invariants 7 and 17 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Computes when the messages of a level are due, by the table and clock in force when they were stored."""
+"""Computes when the messages of a level are due, by the table and clock in force when they were stored.
+
+Keeps invariant 12 of ARCHITECTURE.md.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@ are appended again because their commitlog file expires.
 
 Each change is one record in the timer topic, which names the record that it replaces (`timers.records`), and a mark at
 the message's unit, so that it is not delivered. The record decides: if a crash loses the mark, recovery sets it again.
+
+Keeps invariant 20 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class TimerCheckpoint:
             slots.log_since,
             slots.log.end,
             self._enqueuer.next_offset,
-            slots.held_to,
+            slots.policy_end,
             slots.counted_at,
             self._topics.waiting(),
             slots.found(),

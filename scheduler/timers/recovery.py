@@ -10,6 +10,8 @@ made again from the queue of the timer topic.
     differ from the note                                 whole commitlog
     Apache's broker had the store last                   by timercheck and the log, as Apache's broker does: at least
                                                          once. Without them, by the queue as above
+
+Keeps invariant 19 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Loader(Protocol):
         step tries it again."""
 
 
-class _Run:
+class _SortedRun:
     """Messages sorted by deliver time. The array itself is not rearranged: messages are copied when they are
     requested."""
 
@@ -218,7 +218,7 @@ class Second:
         """Physical offsets of all messages that recovery found delivered, in the loaded part of the second."""
         self.is_touched = False
         """Whether the slot has unmarked units of messages that are delivered or have newer units."""
-        self._runs: list[_Run] = []
+        self._runs: list[_SortedRun] = []
         """The runs. Of messages due in the same ms, those of an earlier run come first."""
         self._unsorted: list[Waits] = []
         """Messages that arrived and are in no run yet."""
@@ -272,10 +272,10 @@ class Second:
         self._take_in_older()
         if not self._unsorted:
             return
-        run, runs = _Run(joined(self._unsorted)), list(self._runs)
+        run, runs = _SortedRun(joined(self._unsorted)), list(self._runs)
         while runs and len(runs[-1]) < min(_RATIO * len(run), _RUN):
             older = runs.pop()
-            run = _Run(joined([older.first(len(older)), run.first(len(run))]))
+            run = _SortedRun(joined([older.first(len(older)), run.first(len(run))]))
         runs.append(run)
         # Assigned last: where memory runs out before, nothing has changed.
         self._runs, self._unsorted, self._unsorted_ms = runs, [], _NEVER_MS
@@ -284,7 +284,7 @@ class Second:
         if self._older:
             waits = joined(self._older[::-1])
             self._read_ahead(waits)
-            self._runs.insert(0, _Run(waits))
+            self._runs.insert(0, _SortedRun(waits))
             self._older, self._older_count = [], 0
 
     def read_again(self, given: int) -> None:

@@ -173,7 +173,7 @@ class Timers:
         note, check = self._checkpoint.load(recovered)
         recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
         start = recovery.run(note, check)
-        slots.load(start, recovery.places, note.held_to if note is not None else 0)
+        slots.load(start, recovery.places, note.policy_end if note is not None else 0)
         enqueuer.load(start.queue_offset)
         self._topics.load(self._checkpoint.topic_names(), start.waiting)
         slots.open(slots.second)

@@ -3,6 +3,8 @@
 A message has one unit in a slot that is not past, or is not in the wheel yet. Units in past slots, and withdrawn ones,
 stand for no message. The messages of the current second, and of the next seconds that were loaded ahead, are in memory,
 in the order of their deliver times.
+
+Keeps invariant 18 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Slots:
         """Whether all messages that were stored when the store opened are in the wheel."""
         self.is_handing_on = False
         """Whether the remaining messages of the current second are being moved to the next one."""
-        self.held_to = 0
+        self.policy_end = 0
         """Second after which no slot has a message whose time a policy chose."""
         self.read_ahead = read_ahead
         """Called with messages whose records will be read soon, many at once."""
@@ -117,9 +119,9 @@ class Slots:
         self.parking = Parking(self, topics.is_shared)
         """The parked messages."""
 
-    def load(self, start: Start, places: UnitPlaces, held_to: int) -> None:
+    def load(self, start: Start, places: UnitPlaces, policy_end: int) -> None:
         """Begin with the state that recovery found."""
-        self.start, self.places, self.held_to = start, places, held_to
+        self.start, self.places, self.policy_end = start, places, policy_end
         self.second, self.since, self.log_since = start.second, start.since, start.log_since
         self.preloaded = start.second
         self.parking.found(start.parked)
@@ -130,7 +132,7 @@ class Slots:
 
     def note_held(self, second: int) -> None:
         """Note that a message whose time a policy chose has a slot of this second."""
-        self.held_to = max(self.held_to, second)
+        self.policy_end = max(self.policy_end, second)
 
     def begin_pass(self, search: Pass) -> None:
         """Tell a search, until `end_pass`, of messages that get other slots."""
@@ -457,9 +459,9 @@ class Slots:
         offsets."""
         self._met_offsets += [offsets for offsets in done if len(offsets)]
         if sum(map(len, self._met_offsets)) * 4 > len(self.start.done):
-            self._forget_met()
+            self._drop_settled_findings()
 
-    def _forget_met(self) -> None:
+    def _drop_settled_findings(self) -> None:
         if not self._met_offsets:
             return
         found = self.start.found
@@ -473,7 +475,7 @@ class Slots:
     def found(self) -> Found:
         """Return the facts that recovery found, as far as they matter now: a part of the note
         (`timers.files.formats`)."""
-        self._forget_met()
+        self._drop_settled_findings()
         found = self.start.found
         if self.current.is_loaded:
             found = found._replace(counted=found.done)

@@ -6,6 +6,8 @@
 
 The summary states what was read: the SHA-256 of each range of the commitlog, and of all of them together in order. It
 has a digest of itself, and a signature (Ed25519) if a key is given; `verify` checks both.
+
+Keeps invariant 25 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ it.
 
 A written file is not changed. The manifest is replaced once all others are on the disk, and files that it no longer
 names are removed after that: a run that is killed leaves the earlier results intact.
+
+Keeps invariant 28 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ point before it, and offset 0 is free to mean "no record".
 Memory: arrays of delivered messages (8 bytes each), of messages waiting in the wheel (60 bytes each), of keys (41 bytes
 for each message of a keyed topic), and for an index file up to 1.2 GB (60 bytes for each key); everything else takes a
 few MiB in each task.
+
+Keeps invariant 26 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

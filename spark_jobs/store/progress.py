@@ -203,7 +203,7 @@ def _in_later_slots(store: StoreFiles, books: Books) -> Integers:
             live = waits.is_live(units, seconds_of(units), books.second)
             # Where a policy, or a topic's pause, chose the time, the unit does not tell the slot that the record says.
             due_second = (_due_ms(units) - 1) // PRECISION_MS
-            is_chosen = (units["due_ms"] < 0) | (due_second <= books.note.held_to)
+            is_chosen = (units["due_ms"] < 0) | (due_second <= books.note.policy_end)
             found.append(units["physical_offset"][live & (is_chosen | (due_second < books.second))].astype(np.int64))
     elif books.has_log:
         # RocketMQ puts no message into a later slot, but duemq may have had the store before.

@@ -1,4 +1,7 @@
-"""The records of a range of the commitlog, one after the other."""
+"""The records of a range of the commitlog, one after the other.
+
+Keeps invariant 24 of ARCHITECTURE.md.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ synced. An interrupted run leaves the target as it was, and its remains are remo
     <target>.partial/            the new store
     <target>.partial/.scratch/   files that tasks leave for each other; removed before the end
     <target>.partial.lock        locked while a run writes there
+
+Keeps invariant 23 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

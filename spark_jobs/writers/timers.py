@@ -74,7 +74,16 @@ def write(
         old = timers.note
         sums = formats.Sums(log.sums.by_file, wheel.sums)
         note = formats.TimerNote(
-            old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, found, sums=sums
+            old.second,
+            log_end,
+            log.end,
+            log.end,
+            old.queue_offset,
+            old.policy_end,
+            log_end,
+            waiting,
+            found,
+            sums=sums,
         )
     log.close()
     wheel.close()

@@ -8,6 +8,8 @@
                anew, which reads the bytes on the disk, helps.
 
 POISONED changes to no other verdict but CLOSED, when the process lets go of the store.
+
+Keeps invariant 5 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ space is allocated ahead in a third.
 
 An operation that fails for lack of room, descriptors or memory is tried again, and is reported as done only after it
 succeeded. A failed sync, and any other error of a write, poisons the store.
+
+Keeps invariants 6 and 21 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -265,7 +267,7 @@ class Durability:
         self._flush_again(now)
         self._checkpoint(now, budget)
         if not (self._is_stopping or self._is_over):
-            self._expire(now, budget, machine_ms)
+            self._run_retention(now, budget, machine_ms)
         return self._wait(now)
 
     @property
@@ -411,7 +413,7 @@ class Durability:
             self._retry_at = now.monotonic + RETRY_SECONDS
             self._failed("writing the consume queues", error)
             self._tell_if_poisoned()
-            self._look_at_tails(error)
+            self._note_unwritten_queues(error)
             if self._is_stopping and not self._is_over:
                 self._end(error)
             return
@@ -423,7 +425,7 @@ class Durability:
             self._stage = _Stage.IDLE
             self._retry_at = now.monotonic + RETRY_SECONDS
             waits = OSError(errno.EBUSY, "former files of a topic are still there")
-            self._look_at_tails(waits)
+            self._note_unwritten_queues(waits)
             if self._is_stopping:
                 self._end(waits)
             return
@@ -441,7 +443,7 @@ class Durability:
         """Whether units of records before a physical offset are still in memory, in queues that are held."""
         return any(queue.tail and UNIT.unpack_from(queue.tail)[0] < position for queue in self._store.dirty)
 
-    def _look_at_tails(self, error: OSError) -> None:
+    def _note_unwritten_queues(self, error: OSError) -> None:
         """Refuse messages once too many units that cannot be written wait in memory."""
         if sum(len(queue.tail) for queue in self._store.dirty) > MAX_TAIL_BYTES:
             self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
@@ -568,7 +570,7 @@ class Durability:
         if health.verdict is not before:
             log.warning("store_state", refusing=health.reason or "nothing")
 
-    def _expire(self, now: Moment, budget: Budget, machine_ms: int) -> None:
+    def _run_retention(self, now: Moment, budget: Budget, machine_ms: int) -> None:
         try:
             if self._expiring is None:
                 if now.monotonic < self._expire_at:

@@ -18,6 +18,8 @@ file on that is missing or differs, a queue is made again from the commitlog, wi
 that position; a warning names the files, and the reason. Where there is no such note (RocketMQ's store, a store of an
 earlier version) and a record does not follow its queue's last unit, units before the position are missing: then all
 consume queues are made anew from the whole commitlog.
+
+Keeps invariant 6 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ may happen to the store: the code that stages runs to `commit` without waiting f
 A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue. That
 holds for every error, also where memory runs out in the middle of the staging: then the batch is torn, and is not
 written.
+
+Keeps invariant 4 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ A record (see `protocol.records.record`) never crosses files: when it and the 8 
 the rest of a file, the rest is an end marker and the record starts the next file. Physical offsets count bytes over all
 files.
 
-Invariants: begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only
+Always begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only
 `note_flushed` and recovery move `flushed`.
 The bytes from `end` on are zeros, so that recovery, which reads until the first byte that is no record, stops there.
 
 Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is RocketMQ's and frozen.
+
+Keeps invariants 1 and 2 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ lose the message: it is gone, with nothing in its place. So a mark waits in memo
 its record is durable. The job that makes the next checkpoint, which lies behind the record, puts the mark into the
 file. Recovery needs no mark before that: it sees the records behind the older checkpoint, which name the
 withdrawn messages.
+
+Keeps invariant 22 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The scheduled messages that are done, according to later records: a record that delivers a message, or takes it back,
-names the record that scheduled it in its prepared-transaction offset (see `copies`)."""
+names the record that scheduled it in its prepared-transaction offset (see `copies`).
+
+Keeps invariant 14 of ARCHITECTURE.md.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ from the commitlog, so a crash loses no messages with them. Consumers that keep 
 
 Invariants: every unit's record lies before the commitlog's end; physical offsets ascend.
 Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is RocketMQ's and frozen.
+
+Keeps invariant 3 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

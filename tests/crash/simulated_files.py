@@ -457,11 +457,11 @@ class SimulatedLock:
             files.write_whole(path, b"", durable=False)
 
     @property
-    def was_theirs(self) -> bool:
+    def is_last_owner_rocketmq(self) -> bool:
         return bytes(self._files.names[self._path].data).startswith(b"lock")
 
     @property
-    def was_ours(self) -> bool:
+    def is_last_owner_duemq(self) -> bool:
         return bytes(self._files.names[self._path].data) == b"duemq"
 
     def claim(self) -> None:

@@ -544,15 +544,15 @@ class DiskLock:
         self._text = disk.read_whole(path) or b""
 
     @property
-    def was_theirs(self) -> bool:
+    def is_last_owner_rocketmq(self) -> bool:
         return self._text.startswith(b"lock")
 
     @property
-    def was_ours(self) -> bool:
+    def is_last_owner_duemq(self) -> bool:
         return self._text == b"duemq"
 
     def claim(self) -> None:
-        if not self.was_ours:
+        if not self.is_last_owner_duemq:
             self._disk.write_whole(self._path, b"duemq")
             self._text = b"duemq"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -198,6 +199,17 @@ def test_nothing_reads_a_clock_below_the_broker() -> None:
                 elif isinstance(node, ast.ImportFrom) and node.module == "time":
                     read.append(f"{path.relative_to(ROOT)}:{node.lineno} from time")
     assert [each for each in read if not each.startswith("storage/clock.py:")] == []
+
+
+def test_each_invariant_is_cited_by_the_code_that_keeps_it() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Invariants")[2].partition("## Formats")[0]
+    numbered = {int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)}
+    cited = set[int]()
+    for package in ALLOWED:
+        for path in modules(package):
+            for numbers in re.findall(r"[Ii]nvariants? ([\d, and]+) of ARCHITECTURE", path.read_text()):
+                cited |= {int(number) for number in re.findall(r"\d+", numbers)}
+    assert cited == numbered == set(range(1, len(numbered) + 1))
 
 
 def test_every_setting_says_what_it_is_for() -> None:

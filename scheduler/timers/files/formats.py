@@ -218,7 +218,7 @@ class TimerNote(msgspec.Struct, eq=False):
     log_since: int
     log_end: int
     queue_offset: int
-    held_to: int
+    policy_end: int
     counted_at: int
     waiting: dict[int, int]
     """Number of messages in the wheel, by topic hash."""
@@ -239,7 +239,7 @@ class TimerNote(msgspec.Struct, eq=False):
             self.log_since,
             self.log_end,
             self.queue_offset,
-            self.held_to,
+            self.policy_end,
             self.counted_at,
             len(self.waiting),
         )
@@ -254,7 +254,7 @@ def decode_note(data: bytes) -> TimerNote | None:
         return _decode_earlier(data)
     if len(data) < _NOTE.size or data[0] not in (_NOTE_VERSION, _WITHOUT_RUNS):
         return None
-    _, second, since, log_since, log_end, queue_offset, held_to, counted_at, count = _NOTE.unpack_from(data)
+    _, second, since, log_since, log_end, queue_offset, policy_end, counted_at, count = _NOTE.unpack_from(data)
     end = _NOTE.size + count * _WAITING.size
     if len(data) < end:
         return None
@@ -272,7 +272,17 @@ def decode_note(data: bytes) -> TimerNote | None:
         return None
     waiting = dict(_WAITING.iter_unpack(data[_NOTE.size : end]))
     return TimerNote(
-        second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, found[0], superseded, sums
+        second,
+        since,
+        log_since,
+        log_end,
+        queue_offset,
+        policy_end,
+        counted_at,
+        waiting,
+        found[0],
+        superseded,
+        sums,
     )
 
 
@@ -280,12 +290,12 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
     head = _NOTE_1 if data[0] == 1 else _NOTE_2
     if len(data) < head.size:
         return None
-    _, second, since, log_since, log_end, log_crc, queue_offset, held_to, *rest, count = head.unpack_from(data)
+    _, second, since, log_since, log_end, log_crc, queue_offset, policy_end, *rest, count = head.unpack_from(data)
     if len(data) != head.size + count * _WAITING.size:
         return None
     counted_at = rest[0] if rest else _NO_END
     waiting = dict(_WAITING.iter_unpack(data[head.size :]))
-    return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, log_crc=log_crc)
+    return TimerNote(second, since, log_since, log_end, queue_offset, policy_end, counted_at, waiting, log_crc=log_crc)
 
 
 def log_end_of(notes: Mapping[str, bytes]) -> int | None:

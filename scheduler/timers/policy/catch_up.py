@@ -55,7 +55,7 @@ _MAX_HOLD: Final = 30
 _PLACE_BITS: Final = 63
 
 
-class Verdict(NamedTuple):
+class CatchUpDecision(NamedTuple):
     """A decision on some due messages of a topic: which are dropped, and which are put off; the others are
     delivered."""
 
@@ -137,13 +137,13 @@ class CatchUp:
 
     # --- due messages
 
-    def judge(self, topic: str, waits: Waits, now_ms: int) -> Verdict | None:
+    def judge(self, topic: str, waits: Waits, now_ms: int) -> CatchUpDecision | None:
         """Decide which due messages of a topic are dropped or put off; None if all of them are delivered."""
         result, due = self._results.get(topic), waits["due"]
         none = np.zeros(len(waits), bool)
         current = self._slots.second
         if result is not None and current < result.second:
-            return Verdict(none, ~none, result.second)
+            return CatchUpDecision(none, ~none, result.second)
         is_overdue = now_ms - due > OVERDUE_MS
         if result is not None:
             is_overdue &= due > result.second * PRECISION_MS
@@ -152,14 +152,14 @@ class CatchUp:
         hold = self._asked.get(topic)
         if hold is None:
             dropped = (due <= result.horizon_ms) & result.older.has(waits["physical"]) if result is not None else none
-            return Verdict(dropped, none, 0) if dropped.any() else None
+            return CatchUpDecision(dropped, none, 0) if dropped.any() else None
         if current >= hold.second:
             first, last = (max(now_ms // PRECISION_MS, current) + seconds for seconds in (_FIRST_HOLD, _MAX_HOLD))
             # The slot lies behind all slots to which messages may have been put off before a crash, and as far ahead as
             # the search has taken so far.
-            wanted = max(first, self._slots.held_to + 1, first + (now_ms - hold.since_ms) // PRECISION_MS)
+            wanted = max(first, self._slots.policy_end + 1, first + (now_ms - hold.since_ms) // PRECISION_MS)
             hold.second = min(wanted, last)
-        return Verdict(none, ~none, hold.second)
+        return CatchUpDecision(none, ~none, hold.second)
 
     def repeated(self, old: int, new: int) -> None:
         """Note that a message was appended again: its record was at `old`, the new one is at `new`."""

@@ -25,14 +25,14 @@ import numpy as np
 
 from duemq.protocol.records import properties
 from duemq.scheduler.timers.config import OVERDUE_MS
-from duemq.scheduler.timers.policy.catch_up import Verdict
+from duemq.scheduler.timers.policy.catch_up import CatchUpDecision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Waits = NDArray[Any]
 
-Judge = Callable[[str, "Waits", int], Verdict | None]
+Judge = Callable[[str, "Waits", int], CatchUpDecision | None]
 """The type of `timers.policy.catch_up.CatchUp.judge`."""
 
 RATE: Final = "timer.release.rate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import beat, notices
 from tests.unit.broker.test_config import value_for
+
+
+BROKER = Path(__file__).parents[3] / "broker"
 
 
 def update(text: str) -> Command:
@@ -144,6 +148,13 @@ async def test_every_live_property_has_an_effect(broker: UnboundBroker) -> None:
     an effect."""
     assert broker.settings.followed | READ_WHERE_USED == LIVE
     assert not broker.settings.followed & (READ_WHERE_USED - {"brokerPermission"})
+    sources = [path.read_text() for path in BROKER.rglob("*.py") if path.parent.name != "settings"]
+    unread = {
+        name
+        for name in READ_WHERE_USED
+        if not any(re.search(rf"config\.{FIELDS[name].name}\b", source) for source in sources)
+    }
+    assert unread == set()
 
 
 # --- over the wire

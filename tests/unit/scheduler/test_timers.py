@@ -471,7 +471,7 @@ def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: py
 
     def encode(note: TimerNote) -> bytes:
         head = struct.pack(">Bqqqq", version, note.second, note.since, note.log_since, note.log_end)
-        head += struct.pack(">Iqq", world.timers._slots.log.crc(note.log_end), note.queue_offset, note.held_to)
+        head += struct.pack(">Iqq", world.timers._slots.log.crc(note.log_end), note.queue_offset, note.policy_end)
         head += struct.pack(">q", note.counted_at) if version > 1 else b""
         head += struct.pack(">I", len(note.waiting))
         return head + b"".join(struct.pack(">iq", *item) for item in note.waiting.items())

@@ -90,13 +90,13 @@ def test_a_lock_is_seen_by_another_process(tmp_path: Path) -> None:
 
 def test_the_lock_tells_whether_rocketmq_had_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    for before, was_theirs in ((None, False), (b"lock", True), (b"lockq", True), (b"duemq", False)):
+    for before, is_last_owner_rocketmq in ((None, False), (b"lock", True), (b"lockq", True), (b"duemq", False)):
         if before is not None:
             path.write_bytes(before)
         lock = OsFiles().lock(str(path))
-        assert lock.was_theirs == was_theirs
+        assert lock.is_last_owner_rocketmq == is_last_owner_rocketmq
         lock.claim()
-        assert not lock.was_theirs
+        assert not lock.is_last_owner_rocketmq
         lock.release()
         assert path.read_bytes() == b"duemq"
 
