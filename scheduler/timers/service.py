@@ -397,7 +397,7 @@ class Timers:
         return True
 
     def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
-        """Note that messages get slots for times that policies chose: `Slots.held_to` covers them."""
+        """Note that messages get slots for times that policies chose: `Slots.policy_end` covers them."""
         if len(waits):
             latest = np.maximum(slot_second_of(waits["due"]), not_before)
             self._slots.note_held(int(latest.max()))

@@ -25,7 +25,6 @@ from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import beat, notices
 from tests.unit.broker.test_config import value_for
 
-
 BROKER = Path(__file__).parents[3] / "broker"
 
 
