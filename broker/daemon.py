@@ -231,7 +231,7 @@ class Broker:
             ports.append(config.nameserver_port)
         try:
             for port in ports:
-                self._sockets.append(_bound(config.host, port))
+                self._sockets.append(_listening_socket(config.host, port))
         except BaseException:
             self._close_sockets()
             raise
@@ -685,7 +685,7 @@ def _descriptor_limit() -> int:
     return min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket bound to a port. Raises ConfigError if the port is taken or cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)

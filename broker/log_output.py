@@ -20,7 +20,7 @@ CLOSE_S: Final = 2.0
 Write = Callable[[int, bytes], int]
 
 
-class TellLost(Protocol):
+class DescribeLost(Protocol):
     """Makes the line that reports left-out lines."""
 
     def __call__(self, lost: int, why: str) -> str:
@@ -31,11 +31,11 @@ class LogOutput:
     """A text file for loggers, over a descriptor. `write` never fails and never waits."""
 
     def __init__(
-        self, descriptor: int, tell_lost: TellLost, *, max_waiting: int = MAX_WAITING, write: Write = os.write
+        self, descriptor: int, describe_lost: DescribeLost, *, max_waiting: int = MAX_WAITING, write: Write = os.write
     ) -> None:
         """`write` is called like os.write. Starts the thread; raises RuntimeError if there can be none."""
         self._descriptor = descriptor
-        self._tell_lost = tell_lost
+        self._describe_lost = describe_lost
         self._max_waiting = max_waiting
         self._write = write
         self._lines: deque[str] = deque()
@@ -91,7 +91,7 @@ class LogOutput:
                 lost, why = self._lost, self._why
             try:
                 if lost:
-                    self._write_all(self._tell_lost(lost, why))
+                    self._write_all(self._describe_lost(lost, why))
                     with self._change:
                         self._lost -= lost
                 self._write_all(text)

@@ -21,13 +21,13 @@ def logging_to(descriptor: int, log_format: str) -> Iterator[None]:
     for the last lines."""
     processors = _processors(log_format, colors=os.isatty(descriptor))
 
-    def tell_lost(lost: int, why: str) -> str:
+    def describe_lost(lost: int, why: str) -> str:
         event: Any = {"event": "log_lines_lost", "lines": lost, "reason": why}
         for processor in processors:
             event = processor(None, "warning", event)
         return f"{event}\n"
 
-    output = LogOutput(descriptor, tell_lost)
+    output = LogOutput(descriptor, describe_lost)
 
     class Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]
         """A logger that never fails: its caller may be half-way through a change."""

@@ -112,7 +112,7 @@ class Turns:
         self.loop = loop
         self._clock = clock
         self._budget = budget
-        self._all: list[Work] = []
+        self._kinds: list[Work] = []
         self._ready: dict[Work, None] = {}
         self._is_called = False
         self._is_running = False
@@ -125,15 +125,15 @@ class Turns:
     def work(self, name: str) -> Work:
         """Make a kind of work; it gets no turns before both it and the turns are started."""
         made = Work(self, name)
-        self._all.append(made)
+        self._kinds.append(made)
         return made
 
     async def share(self) -> Budget:
         """Wait for the next turn, and return the calling coroutine's part of its budget."""
-        mine: asyncio.Future[Budget] = self.loop.create_future()
-        self._sharing.append(mine)
+        part: asyncio.Future[Budget] = self.loop.create_future()
+        self._sharing.append(part)
         self._shares.wake()
-        return await mine
+        return await part
 
     def _share_out(self, _: Moment, budget: Budget) -> None:
         sharing, self._sharing = self._sharing, []
@@ -148,7 +148,7 @@ class Turns:
     def start(self) -> None:
         """Begin with one step of each kind of work."""
         self._is_running = True
-        for work in self._all:
+        for work in self._kinds:
             self.ready(work)
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class Turns:
         for waiting in self._sharing:
             waiting.cancel()
         self._ready.clear()
-        for work in self._all:
+        for work in self._kinds:
             work.cancel_timer()
 
     def ready(self, work: Work) -> None:
@@ -173,7 +173,7 @@ class Turns:
         """Give each ready kind of work one slice, in the order in which the kinds were made: an equal part of the
         remaining budget."""
         self._is_called = False
-        ready = [work for work in self._all if work in self._ready]
+        ready = [work for work in self._kinds if work in self._ready]
         self._ready = {}
         left = len(ready)
         end = self._end or time.perf_counter() + TURN_SECONDS

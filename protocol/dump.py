@@ -222,7 +222,7 @@ def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
         if body:
             yield f"body {shown(body, None if with_bodies else _SHOWN)}"
         return
-    yield f"{_what(command)}, {sizes}"
+    yield f"{_headline(command)}, {sizes}"
     yield fields(
         opaque=command.opaque,
         flag=command.flag,
@@ -236,7 +236,7 @@ def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
     yield from _body(command, with_bodies=with_bodies)
 
 
-def _what(command: Command) -> str:
+def _headline(command: Command) -> str:
     codes: type[RequestCode] | type[ResponseCode] = ResponseCode if command.is_response else RequestCode
     kind = "answer" if command.is_response else "one-way request" if command.is_oneway else "request"
     try:

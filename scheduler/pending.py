@@ -186,7 +186,7 @@ class Pending:
             for found in self._places_before(selection, now_ms, after, end):
                 if not isinstance(found, ColdRead) and found[1] is not None:
                     come_to = found[0]
-                    missed.told(found[1].physical_offset)
+                    missed.found(found[1].physical_offset)
                 yield found
             # Last, since their new records lie behind all others.
             for physical, due_ms in missed.take():

@@ -35,7 +35,7 @@ _CALLING: Final = "An error occurred while calling "
 _CLASS: Final = re.compile(r"^: (?:(?:\w+\.)+[\w$]+: )?")
 
 
-def told(error: BaseException) -> str | None:
+def advice(error: BaseException) -> str | None:
     """Return the text of an exception raised through Spark that a user can act on; None for every other exception."""
     if _is_of_dead_java(error):
         return _ENDED
@@ -56,9 +56,9 @@ def told(error: BaseException) -> str | None:
 
 
 def summary(error: BaseException) -> str | None:
-    """Return the text as `told`, or Spark's own message in one line. None for exceptions that are not Spark's, and if
+    """Return the text as `advice`, or Spark's own message in one line. None for exceptions that are not Spark's, and if
     the whole text is to be shown."""
-    found = told(error)
+    found = advice(error)
     if found is not None:
         return found
     if not _is_of_spark(error) or os.environ.get(TRACEBACK):
@@ -98,17 +98,17 @@ def _is_of_dead_java(error: BaseException) -> bool:
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Raise Spark's exceptions that have a `told` text as JobError with that text."""
+    """Raise Spark's exceptions that have an `advice` text as JobError with that text."""
     try:
         yield
     except Exception as error:
-        found = told(error)
+        found = advice(error)
         if found is None or os.environ.get(TRACEBACK):
             raise
         raise JobError(found) from None
 
 
-def shortly(function: Callable[P, T]) -> Callable[P, T]:
+def with_short_errors(function: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function that Spark calls: errors that a user can act on lose the frames below this one, since Spark shows
     the whole traceback to the user."""
 
@@ -123,8 +123,8 @@ def shortly(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
-def shortly_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """As `shortly`, for a generator."""
+def with_short_errors_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """As `with_short_errors`, for a generator."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

@@ -43,7 +43,7 @@ def collect(sources: Sources) -> dict[str, str]:
     config, store, stats = sources.settings.config, sources.store, sources.stats
     log, appender = store.log, store.appender
     oldest = read_record(log, log.begin, check_crc=False)
-    yesterday, today = stats.mornings()
+    yesterday, today = stats.day_starts()
     size = appender.appended_bytes
     now_ms = sources.messages_clock.now_ms()
     timers = sources.timers.state(now_ms)

@@ -54,7 +54,7 @@ class Stats:
         self._groups_before: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=6)
         """The same for each of the previous six periods of ten seconds, with the period's begin."""
         self._groups_since = clock.monotonic()
-        self._mornings = [(0, 0), (0, 0)]
+        self._day_starts = [(0, 0), (0, 0)]
         self._day = self.start_ms // _DAY_MS
         self.sample()
 
@@ -73,7 +73,7 @@ class Stats:
         key = (header.topic, header.consumer_group)
         self._by_group[key] = self._by_group.get(key, 0) + found.count
 
-    def wrote(self, seconds: float) -> None:
+    def add_write(self, seconds: float) -> None:
         """Count a write to the commitlog."""
         if seconds < 0.001:
             self.put_times[0] += 1
@@ -101,7 +101,7 @@ class Stats:
         day = self._clock.now_ms() // _DAY_MS
         if day > self._day:
             self._day = day
-            self._mornings = [self._mornings[1], (self._appender.appended, self.transferred)]
+            self._day_starts = [self._day_starts[1], (self._appender.appended, self.transferred)]
 
     def group_rate(self, topic: str, group: str) -> float:
         """Return the messages per second delivered to a group over the last minute."""
@@ -127,6 +127,6 @@ class Stats:
             return (last.found + last.missed - first.found - first.missed) / elapsed
         return float((getattr(last, field) - getattr(first, field)) / elapsed)
 
-    def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def day_starts(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the messages stored and delivered up to yesterday's morning, and up to today's."""
-        return self._mornings[0], self._mornings[1]
+        return self._day_starts[0], self._day_starts[1]

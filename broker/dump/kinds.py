@@ -26,7 +26,7 @@ _BY_NAME: Final = {
 }
 _BY_DIRECTORY: Final = {"commitlog": _COMMITLOG, "cut": _COMMITLOG, "timerlog": _TIMERS}
 _INDEX_DIGITS: Final = 17
-_BESIDE: Final = (".bak", ".tmp", ".new")
+_SIDE_SUFFIXES: Final = (".bak", ".tmp", ".new")
 """Suffixes of files that will replace others, and of backups."""
 _AT_FIRST: Final = 64
 _PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
@@ -47,7 +47,7 @@ _POSITIONED: Final[dict[str, Callable[[Source, int, int], Iterator[str]]]] = {
 def kind_of(source: Source) -> str:
     """Return the kind of a file, in words. Raises OSError."""
     name = source.name
-    for end in _BESIDE:
+    for end in _SIDE_SUFFIXES:
         name = name.removesuffix(end)
     parents = [*source.parents, "", "", ""]
     if name in _BY_NAME:

@@ -177,12 +177,12 @@ def queue_check(source: Source) -> Iterator[str]:
     try:
         for offset, items in check.blocks(data, segment_size):
             yield f"block {fields(recoveryOffset=offset, size=len(items))}"
-            yield from (f"  {line}" for line in _said(items, segment_size))
+            yield from (f"  {line}" for line in _describe_items(items, segment_size))
     except QueueCheckDamaged as error:
         yield f"damaged: {error}"
 
 
-def _said(items: bytes, segment_size: int) -> Iterator[str]:
+def _describe_items(items: bytes, segment_size: int) -> Iterator[str]:
     found = check.QueueCheck(OsFiles(), "", "", segment_size)
     why: Exception | None = None
     try:

@@ -56,7 +56,7 @@ class Registration:
         """Register with all name servers; the future is done when each has answered or failed. Name servers known to be
         down are tried but not waited for."""
         waiting = [server.register_now() for server in self._servers]
-        return asyncio.ensure_future(_all([each for each in waiting if each is not None]))
+        return asyncio.ensure_future(_wait_for_all([each for each in waiting if each is not None]))
 
     async def stop(self) -> None:
         """Tell the name servers that the broker stops."""
@@ -174,7 +174,7 @@ class _NameServer:
                 ended.set_result(None)
 
 
-async def _all(waiting: list[asyncio.Future[None]]) -> None:
+async def _wait_for_all(waiting: list[asyncio.Future[None]]) -> None:
     for each in waiting:
         await each
 

@@ -154,7 +154,6 @@ class Connection(asyncio.BufferedProtocol):
         "_backlog",
         "_budget",
         "_handler",
-        "_held",
         "_is_held_back",
         "_is_over",
         "_is_queued",
@@ -168,6 +167,7 @@ class Connection(asyncio.BufferedProtocol):
         "_reads",
         "_transport",
         "_turns",
+        "_unfinished_bytes",
         "_waiters",
         "_waits_to_read",
         "born_host",
@@ -192,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         self._output = output
         self._turns = turns
         self._reader = FrameReader()
-        self._held = 0
+        self._unfinished_bytes = 0
         self._is_over = False
         """Whether no more requests are taken."""
         self._large = -1
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         reader = self._reader
         frames = reader.receive_data(data)
-        if reader.buffered != self._held:
+        if reader.buffered != self._unfinished_bytes:
             self._hold(reader.buffered)
         if self._backlog:
             self._backlog += frames
@@ -288,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_closed = True
         self._transport = None
         self._drop_backlog()
-        self._let_go()
+        self._free_frame()
         self._output.release(self)
         self._waiters.clear()
         if self._pending is not None:
@@ -415,7 +415,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once with one log line, to free the memory held for this client."""
         self._handler.complain("connection_dropped", self, reason)
         self.abort()
-        self._let_go()
+        self._free_frame()
 
     # ---
 
@@ -495,8 +495,8 @@ class Connection(asyncio.BufferedProtocol):
         large = size if self._reader.announced >= LARGE_FRAME_BYTES else -1
         self._budget.move(self, self._large, large)
         self._large = large
-        too_large = self._budget.hold(self, self._held, size)
-        self._held = size
+        too_large = self._budget.hold(self, self._unfinished_bytes, size)
+        self._unfinished_bytes = size
         if too_large is not None:
             too_large.drop("the unfinished frames of all clients together are too large")
         if self._large >= 0 and self._budget.is_crowded and not self._waits_to_read:
@@ -504,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
             self._steer()
             self._budget.wait(self)
 
-    def _let_go(self) -> None:
+    def _free_frame(self) -> None:
         """Free the unfinished frame now: transport and connection refer to each other until the garbage collector
         runs."""
         self._reader.close()

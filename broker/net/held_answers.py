@@ -18,7 +18,7 @@ from typing import NamedTuple
 from duemq.broker.net.connection import Connection
 
 
-class _Held(NamedTuple):
+class _HeldAnswer(NamedTuple):
     position: int
     deadline: float
     connection: Connection
@@ -43,7 +43,7 @@ class HeldAnswers:
         self._timeout = timeout
         self._capacity = capacity
         self._want = want
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldAnswer] = deque()
         self._messages = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -76,7 +76,7 @@ class HeldAnswers:
             connection.write_many(on_timeout())
             return
         deadline = self._loop.time() + self._timeout
-        self._held.append(_Held(position, deadline, connection, frames, messages, on_timeout))
+        self._held.append(_HeldAnswer(position, deadline, connection, frames, messages, on_timeout))
         self._count(messages)
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._time_out)

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 OUTPUT_BYTES: Final = 512 * 1024 * 1024
 PATIENCE_SECONDS: Final = 2.0
 """A client that has taken nothing for this long is closed before clients that hold more but had less time."""
-_LOOKS: Final = 32
+_MAX_LOOKED_AT: Final = 32
 """Maximum number of connections that are looked at to find one to close."""
 
 
@@ -132,11 +132,11 @@ class OutputBudget:
                     self._note(holder, account, buffered)
                     if self.used <= self.limit:
                         return None
-                elif now - account.since < PATIENCE_SECONDS and looks < _LOOKS:
+                elif now - account.since < PATIENCE_SECONDS and looks < _MAX_LOOKED_AT:
                     most = most or holder
                     break  # those behind it had no more time either
                 else:
                     return holder
-                if looks >= _LOOKS:
+                if looks >= _MAX_LOOKED_AT:
                     return holder
         return most

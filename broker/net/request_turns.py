@@ -92,8 +92,8 @@ class RequestTurns:
     def __init__(self, turns: Turns, budget: RequestBudget) -> None:
         self._turns = turns
         self._budget = budget
-        self._little: deque[Work] = deque()
-        self._much: deque[Work] = deque()
+        self._light: deque[Work] = deque()
+        self._heavy: deque[Work] = deque()
         self._is_scheduled = False
         self._own = turns.work("requests")
         self._own.start(self._step)
@@ -107,7 +107,7 @@ class RequestTurns:
             budget.renew()
             self._turns.open()
             self._schedule()
-        if not self._much:
+        if not self._heavy:
             return budget.spend
         budget.begin_share()
         return budget.spend_share
@@ -115,7 +115,7 @@ class RequestTurns:
     def add(self, work: Work, *, is_little: bool) -> None:
         """Queue work for its turn; it must not be in a lane yet. Little work that one share does not finish continues
         in the lane for much."""
-        (self._little if is_little else self._much).append(work)
+        (self._light if is_little else self._heavy).append(work)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -125,7 +125,7 @@ class RequestTurns:
 
     def _step(self, _: Moment, turn: Budget) -> float | None:
         self._is_scheduled = False
-        budget, little, much = self._budget, self._little, self._much
+        budget, little, much = self._budget, self._light, self._heavy
         budget.renew()
         while (little or much) and not budget.is_spent():
             for lane in (little, much):

@@ -265,13 +265,13 @@ class Router:
         """Deal with a request whose handler raised: return the frame of an answer, or None if the answer comes later,
         once the missing bytes have been read. Raises NotNow."""
         if isinstance(error, NotInMemory):
-            self.spawn(connection, request, self._reads.run(self._again, route, connection, request))
+            self.spawn(connection, request, self._reads.run(self._handle_admitted, route, connection, request))
             return None
         if isinstance(error, NotNow):
             raise error
         return self.encode(request, self._failed(connection, request, error))
 
-    def _again(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+    def _handle_admitted(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
         """Handle a request that waited for the disk. It is already admitted, so work that its handler spawns is too."""
         self._is_under_way = True
         try:
@@ -384,7 +384,7 @@ class Router:
             code, remark = outcome_of(error)
             answers[start:] = [_replaced(answer, code, remark) for answer in answers[start:]]
             return
-        self._stats.wrote(time.perf_counter() - before)
+        self._stats.add_write(time.perf_counter() - before)
         appended = self._appender.appended - appended
         if self._sync_flush and appended and len(answers) > start:
             held = answers[start:]

@@ -24,7 +24,7 @@ _BATCH: Final = 1 << 15
 MOST: Final = 5_000_000
 """Maximum number of items in a file. A file could hold four times as many, but that would take memory."""
 _UNIQ_KEY, _KEYS = properties.UNIQ_KEY.encode(), properties.KEYS.encode()
-_MATTER: Final = re.compile(rb"(?:^|\x02)(" + _UNIQ_KEY + b"|" + _KEYS + rb")\x01([^\x02]+)")
+_KEY_PROPERTIES: Final = re.compile(rb"(?:^|\x02)(" + _UNIQ_KEY + b"|" + _KEYS + rb")\x01([^\x02]+)")
 
 
 class IndexMaker:
@@ -46,7 +46,7 @@ class IndexMaker:
         """Take the keys of a record. Raises OSError."""
         if record.sys_flag & FLAG_TRANSACTION == TRANSACTION_ROLLBACK:
             return
-        found = dict(_MATTER.findall(record.properties))
+        found = dict(_KEY_PROPERTIES.findall(record.properties))
         if not found:
             return
         place = record.physical_offset, record.store_timestamp

@@ -191,12 +191,12 @@ def repair(
         raise RepairError("a dry run writes nothing: leave out the directory for the new store")
     if to is None:
         _refuse_links(root)
-    with _held(root, is_dry=dry_run) as lock:
+    with _lock_store(root, is_dry=dry_run) as lock:
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="duemq-repair-") as scratch:
                 return _Repair(source, scratch, now, progress, with_index=with_index).run()
         if to is not None:
-            return _beside(source, os.path.abspath(to), now, progress, with_index=with_index)
+            return _repair_beside(source, os.path.abspath(to), now, progress, with_index=with_index)
         assert lock is not None
         return _in_place(source, lock, now, progress, with_index=with_index)
 
@@ -225,7 +225,7 @@ def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, w
     return report
 
 
-def _beside(source: _Source, target: str, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress, *, with_index: bool) -> Report:
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise RepairError(f"{target} exists and is not empty: give another path, or remove it first")
     if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source.root)}/"):
@@ -305,7 +305,7 @@ class _Source:
 
 
 @contextlib.contextmanager
-def _held(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
+def _lock_store(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
     """Keep brokers from opening a store meanwhile. Raises RepairError if one has it open."""
     path = os.path.join(root, "lock")
     if is_dry and not os.path.exists(path):  # no broker ever had the store
@@ -424,7 +424,7 @@ class _Repair:
         self._index = IndexMaker(os.path.join(new, ".items")) if with_index else None
         self._report = Report(source.written_by)
         self._table = DelayLevels(source.config.delay_levels)
-        self._told = set[int]()
+        self._known_levels = set[int]()
         """Levels whose delay is known."""
 
     def run(self) -> Report:
@@ -482,7 +482,7 @@ class _Repair:
             report.lacks_index = not source.is_ours and not files.list(os.path.join(source.root, "index"))
             durability.take_over(self._now)
             report.levels = {number: level.waiting for number, level in sorted(levels.levels.items()) if level.waiting}
-            report.delays_assumed = self._assumed(levels)
+            report.delays_assumed = self._assumed_levels(levels)
             report.timers = timers.state(self._now.wall_ms).pending
             self._add_topics(store, topics, known_topics)
             offsets = {number: level.offset for number, level in levels.levels.items()}
@@ -502,10 +502,10 @@ class _Repair:
         note = runs.decode(ours.notes.get(service.NAME, b""))
         return note or Note(runs.table_crc(self._table.text), {}, array("q"))
 
-    def _assumed(self, levels: LevelQueues) -> list[int]:
+    def _assumed_levels(self, levels: LevelQueues) -> list[int]:
         if self._source.has_table or self._source.is_ours:
             return []
-        return [number for number, level in levels.levels.items() if level.waiting and number not in self._told]
+        return [number for number, level in levels.levels.items() if level.waiting and number not in self._known_levels]
 
     def _deliver_time(self, level: int, stored_ms: int) -> int:
         return self._table.deliver_time(level, stored_ms)
@@ -523,7 +523,7 @@ class _Repair:
             if delay is not None:
                 delays += [delays[-1]] * (int(name) + 1 - len(delays))
                 delays[int(name)] = delay
-                self._told.add(int(name) + 1)
+                self._known_levels.add(int(name) + 1)
         self._table = DelayLevels(" ".join(f"{delay // 1000}s" for delay in delays))
 
     def _queue_check(self) -> QueueCheck:

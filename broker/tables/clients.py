@@ -182,17 +182,19 @@ class Clients:
         """Raise Refused for a heartbeat that would exceed the limits; none of it may be taken over then."""
         limits = self._limits
         if len(data.client_id) > MAX_CLIENT_ID_LENGTH:
-            raise _beyond(f"a client id of {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are taken")
+            raise _over_limit(
+                f"a client id of {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are taken"
+            )
         mine = self._of_connection.get(connection, set())
         wanted = set(_memberships(data))
         for membership in wanted:
             if len(membership.group) > MAX_NAME_LENGTH:
-                raise _beyond(
+                raise _over_limit(
                     f"a group's name of {len(membership.group)} characters: at most {MAX_NAME_LENGTH} are taken"
                 )
         count = len(mine | wanted)
         if count > limits.groups_per_connection:
-            raise _beyond(
+            raise _over_limit(
                 f"{count} groups over one connection, and maxGroupsPerConnection={limits.groups_per_connection}: use "
                 "fewer groups in a process, or raise that setting"
             )
@@ -210,7 +212,7 @@ class Clients:
         """Return how many more entries a group's subscriptions count as after a heartbeat. Raises Refused."""
         subscriptions = consumer.subscription_data_set or ()
         if len(subscriptions) > self._limits.subscriptions:
-            raise _beyond(
+            raise _over_limit(
                 f"the group {consumer.group_name} subscribes to {len(subscriptions)} topics, and "
                 f"maxSubscriptionsPerGroup={self._limits.subscriptions}: use several groups, or raise that setting"
             )
@@ -240,7 +242,7 @@ class Clients:
             changed = group.update(consumer)
             self._entries += group.entries
             if (changed or is_new) and group.name not in quiet:
-                self._tell(group.name)
+                self._notify_later(group.name)
 
     def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
         """Remove a client from its groups."""
@@ -315,14 +317,14 @@ class Clients:
         group = self.consumers[membership.group]
         del group.members[membership.client_id]
         if group.members:
-            self._tell(group.name)
+            self._notify_later(group.name)
         else:
             self._entries -= group.entries
             del self.consumers[membership.group]
 
     # --- telling
 
-    def _tell(self, group: str) -> None:
+    def _notify_later(self, group: str) -> None:
         """Queue a group whose members must rebalance: they are notified once, however many come and go in a turn of the
         loop."""
         if not self._settings.config.notify_consumers:
@@ -357,5 +359,5 @@ def _memberships(data: HeartbeatData) -> Iterator[_Membership]:
     )
 
 
-def _beyond(remark: str) -> Refused:
+def _over_limit(remark: str) -> Refused:
     return Refused(ResponseCode.SYSTEM_ERROR, remark)

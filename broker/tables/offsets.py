@@ -18,7 +18,7 @@ from duemq.storage.config_file import ConfigFile
 SEPARATOR: Final = "@"
 MAX_OFFSET: Final = (2**63 - 1) // 20
 """Consume queue files are named by a 63-bit position in the queue, which has 20 bytes per message."""
-_NONE: Final = -1
+_NO_OFFSET: Final = -1
 """An offset that stands for "none" in RocketMQ's table."""
 
 
@@ -43,9 +43,9 @@ class ConsumerOffsets:
         data = self._file.read()
         for key, offsets in section(self._file, data, "offsetTable", dict[int, int]).items():
             for queue_id, offset in offsets.items():
-                if not (0 <= queue_id < MAX_QUEUES and _NONE <= offset <= MAX_OFFSET):
+                if not (0 <= queue_id < MAX_QUEUES and _NO_OFFSET <= offset <= MAX_OFFSET):
                     refuse(self._file, f"{key}: queue {queue_id} has the offset {offset}, which cannot be")
-            self._table[key] = {queue_id: offset for queue_id, offset in offsets.items() if offset != _NONE}
+            self._table[key] = {queue_id: offset for queue_id, offset in offsets.items() if offset != _NO_OFFSET}
         self._extra = data
         self._changed.update(self._table)
 

@@ -75,7 +75,7 @@ class QueueReader:
         self._complaints = complaints
         self._tracker: OffsetTracker | None = None
         self._committed = -1
-        self._heard = monotonic()
+        self._heard_at = monotonic()
         """When the broker last told something of this queue."""
         self._end: int | None = None
         self._hold = False
@@ -88,7 +88,7 @@ class QueueReader:
     @property
     def is_silent(self) -> bool:
         """Whether the broker was silent for so long that another member may have the queue."""
-        return self._monotonic() - self._heard > self._intervals.expiry
+        return self._monotonic() - self._heard_at > self._intervals.expiry
 
     @property
     def has_to_check(self) -> bool:
@@ -103,7 +103,7 @@ class QueueReader:
         stored = await self._offsets.load(self.queue)
         if stored is not None and not self._committed <= stored <= self._tracker.committable:
             self.dropped = True
-        self._heard = self._monotonic()
+        self._heard_at = self._monotonic()
 
     def offset_to_commit(self, *, even_unchanged: bool) -> int | None:
         """The offset to be stored, or None where there is none, it is stored already, or others may have stored a newer
@@ -186,7 +186,7 @@ class QueueReader:
             offset = await self._find_start()
             log.debug("reading %s from offset %d on", self.queue, offset)
             self._tracker = OffsetTracker(offset)
-            self._heard = self._monotonic()
+            self._heard_at = self._monotonic()
         await self._wait_for_the_slowest(self._tracker)
         await self._inbox.wait_for_room()
         await self._pull(self._tracker)
@@ -214,7 +214,7 @@ class QueueReader:
         await self.check()
         if self.dropped:
             return
-        self._heard = self._monotonic()
+        self._heard_at = self._monotonic()
         if self._end is None:
             self._end = pulled.end_offset
         if pulled.moved:

@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
         """In which codec requests go out now."""
         self._choice = codec
         self._on_request = on_request
-        self._heard = False
+        self._has_answered = False
         self._frames = FrameReader()
         self._pending: PendingRequests[asyncio.Future[Command]] = PendingRequests()
         self._turns = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
     # --------------------------------------------------------------------------------------------------------------
 
     def _why_closed(self, error: Exception | None) -> str:
-        if self._choice == "msgpack" and not self._heard:
+        if self._choice == "msgpack" and not self._has_answered:
             return "closed at a MessagePack header, which only duemq brokers read; use the codec 'auto' or 'json'"
         if self._frames.error is not None:
             return str(self._frames.error)
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         return "closed by the other side"
 
     def _response_received(self, command: Command) -> None:
-        self._heard = True
+        self._has_answered = True
         if self._choice == "auto" and command.language == LANGUAGE:
             self.codec = MSGPACK
         answer = self._pending.take(command.opaque)

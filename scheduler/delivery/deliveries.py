@@ -53,11 +53,11 @@ _REAL, _REAL_QID, _UNIQ_KEY, _DELAY, _OUT_MS = (
         properties.TIMER_OUT_MS,
     )
 )
-_MATTER: Final = re.compile(
+_READ_PROPERTIES: Final = re.compile(
     rb"(?:^|\x02)(" + b"|".join((_REAL, _REAL_QID, _UNIQ_KEY, _DELAY, _OUT_MS)) + rb")\x01([^\x02]+)"
 )
-_DELETES: Final = f"{properties.TIMER_DEL_UNIQKEY}{NAME_END}".encode()
-_AGAIN: Final = f"{properties.TIMER_ROLL_TIMES}{NAME_END}".encode()
+_DELETE_KEY: Final = f"{properties.TIMER_DEL_UNIQKEY}{NAME_END}".encode()
+_ROLL_TIMES: Final = f"{properties.TIMER_ROLL_TIMES}{NAME_END}".encode()
 _BATCH: Final = 1 << 16
 """Number of events that are matched at a time."""
 
@@ -99,12 +99,12 @@ class Deliveries(Origins):
                 if _looks_delivered(record, found):
                     self._event(record, found, waits=False)
                     self.newest_ms = max(self.newest_ms, record.store_timestamp)
-        elif _DELETES in text:
+        elif _DELETE_KEY in text:
             if not is_named:
                 self._deletes.append(record.physical_offset)
         else:
             found = _properties(record)
-            if _AGAIN in text and not is_named:
+            if _ROLL_TIMES in text and not is_named:
                 self._event(record, found, waits=False)
             self._event(record, found, waits=True)
 
@@ -185,7 +185,7 @@ class Deliveries(Origins):
 
 def _properties(record: ScannedRecord) -> dict[bytes, bytes]:
     """The properties of a record that are needed here. If one occurs twice, the last counts, as in RocketMQ."""
-    return dict(_MATTER.findall(record.properties))
+    return dict(_READ_PROPERTIES.findall(record.properties))
 
 
 def _looks_delivered(record: ScannedRecord, found: Mapping[bytes, bytes]) -> bool:

@@ -21,15 +21,15 @@ class Missed:
 
     def __init__(self, is_ahead: IsAhead) -> None:
         self._is_ahead = is_ahead
-        self._again: dict[int, int] = {}
+        self._next_records: dict[int, int] = {}
         """The physical offset of a message's next record, by that of the record before it."""
         self._due_ms: dict[int, int] = {}
         """The deliver time of each missed message, by the physical offset of its newest record."""
 
-    def told(self, physical_offset: int) -> None:
+    def found(self, physical_offset: int) -> None:
         """Note that the search found a message after all, by this record: it was already reading there when the message
         moved."""
-        while (again := self._again.pop(physical_offset, None)) is not None:
+        while (again := self._next_records.pop(physical_offset, None)) is not None:
             self._due_ms.pop(again, None)
             physical_offset = again
 
@@ -46,7 +46,7 @@ class Missed:
         """Note a message that got another record, if the search would miss it. For the arguments see `Moves.add`."""
         old = message.physical_offset
         if self._due_ms.pop(old, None) is not None or self._is_ahead(message, position):
-            self._again[old] = again
+            self._next_records[old] = again
             self._due_ms[again] = due_ms
 
 

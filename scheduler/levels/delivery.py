@@ -130,7 +130,7 @@ class LevelDelivery:
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
-            self._took(level, run, put, units, outcome, now_ms)
+            self._note_outcome(level, run, put, units, outcome, now_ms)
         return True
 
     def _append(self, level: Level, units: NDArray[Any], now_ms: int) -> Outcome:
@@ -141,7 +141,9 @@ class LevelDelivery:
         level.is_warm = False
         return outcome
 
-    def _took(self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
+    def _note_outcome(
+        self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int
+    ) -> None:
         """Note the outcome of a put, or of its first part."""
         put.end = put.start + outcome.units
         if outcome.kind is Kind.COLD:

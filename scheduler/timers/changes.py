@@ -103,7 +103,7 @@ class TimerChanges:
         if that was done, None as `cancel`. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
         return self._take_out(
-            physical_offset, now_ms, lambda message, _, position: self._again(message, position, due_ms, now_ms)
+            physical_offset, now_ms, lambda message, _, position: self._append_again(message, position, due_ms, now_ms)
         )
 
     def record_of(self, physical_offset: int) -> StoredMessage | None:
@@ -326,7 +326,7 @@ class TimerChanges:
                     continue
                 due_ms = due_ms or due_of(message) or second * PRECISION_MS
                 at_unit = int(waits["position"][0])
-                again = self._again(message, at_unit, due_ms, self._now_ms, is_as_promised=True)
+                again = self._append_again(message, at_unit, due_ms, self._now_ms, is_as_promised=True)
                 slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
                 count += 1
@@ -338,14 +338,14 @@ class TimerChanges:
                 continue
             if found is not None:
                 assert self.levels is not None
-                self._again(found[0], None, found[1], self._now_ms, is_as_promised=True)
+                self._append_again(found[0], None, found[1], self._now_ms, is_as_promised=True)
                 self.levels.withdraw(found[0])
                 count += 1
             yield found is not None
         if count:
             log.info("scheduled_messages_rolled", messages=count, before=limit)
 
-    def _again(
+    def _append_again(
         self, message: StoredMessage, position: int | None, due_ms: int, now_ms: int, *, is_as_promised: bool = False
     ) -> int:
         self._expect(due_ms)

@@ -160,7 +160,7 @@ class Enqueuer:
         unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
         return unit[:2] if unit is not None else None
 
-    def _look(self, units: NDArray[Any]) -> _Looked:
+    def _look(self, units: NDArray[Any]) -> _ReadUnits:
         """The messages of units whose topics or deliver times only the records tell: of as many units, from the first
         on, as are read in one piece. Raises OSError."""
         codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
@@ -191,7 +191,7 @@ class Enqueuer:
             count = int(special[LOOK_UNITS])
         for each in special[:LOOK_UNITS].tolist():
             self._look_at(units[each].item(), waits, magic, each)
-        return _Looked(waits[:count], magic[:count])
+        return _ReadUnits(waits[:count], magic[:count])
 
     def _look_at(self, unit: tuple[int, int, int], waits: Waits, magic: NDArray[np.int32], at: int) -> None:
         """Set the message and magic number at index `at` from a unit's record. Leaves them 0, and logs an error, if the
@@ -227,7 +227,7 @@ def _were_again(records: Records) -> NDArray[np.bool_]:
     return result
 
 
-class _Looked(NamedTuple):
+class _ReadUnits(NamedTuple):
     """The messages of units, and their magic numbers: 0 for a unit that stands for nothing."""
 
     waits: Waits

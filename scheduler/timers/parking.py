@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.scheduler.timers.files.wheel import HOUR
-from duemq.scheduler.timers.second import NONE, Second, joined, picked, waits_of
+from duemq.scheduler.timers.second import NO_WAITS, Second, joined, picked, waits_of
 from duemq.scheduler.waiting import is_parked
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Parking:
         self._chain: Chain | None = None
         """The units of that second, while they are being read."""
         self._parts: list[Waits] = []
-        self._waits = NONE
+        self._waits = NO_WAITS
         """The messages left to be brought back, in order, once all units are read."""
         self._withdrawn: set[int] = set()
         """Positions of units that were withdrawn in the meantime."""
@@ -136,19 +136,19 @@ class Parking:
 
     def next_messages(self, limit: int, is_paused: IsPaused) -> Waits | None:
         """The next messages to be brought back, at most `limit`. Empty if this call only read units or finished a slot;
-        None if no messages are left. Returns the same ones until `took`. Raises OSError; then nothing changed."""
+        None if no messages are left. Returns the same ones until `finished`. Raises OSError; then nothing changed."""
         place = self._next(is_paused)
         if place is None:
             self._of = None
             return None
         if place != self._of:
             self._chain = self._slots.log.chain(self._slots.wheel.last(place[0]))
-            self._of, self._parts, self._waits, self._withdrawn = place, [], NONE, set()
+            self._of, self._parts, self._waits, self._withdrawn = place, [], NO_WAITS, set()
             # Nothing more is parked in this slot.
             self._least = max(self._least, place[0] + 1)
         if self._chain is not None:
             self._read(*place)
-            return NONE
+            return NO_WAITS
         if self._withdrawn:
             self._waits = picked(self._waits, ~np.isin(self._waits["position"], list(self._withdrawn)))
             self._withdrawn = set()
@@ -156,7 +156,7 @@ class Parking:
             self._is_over(is_paused)
         return self._waits[:limit]
 
-    def took(self, count: int) -> None:
+    def finished(self, count: int) -> None:
         """Note that the first `count` messages are done: they have newer units, were cancelled, or stay parked."""
         self._waits = self._waits[count:]
 
@@ -183,7 +183,7 @@ class Parking:
             self._parts.append(picked(waits, kept))
             return
         self._chain = None
-        waits = joined(self._parts[::-1]) if self._parts else NONE
+        waits = joined(self._parts[::-1]) if self._parts else NO_WAITS
         self._waits = picked(waits, np.argsort(waits["due"], kind="stable"))
         self._parts = []
         if len(self._waits):

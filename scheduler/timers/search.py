@@ -15,7 +15,7 @@ import numpy as np
 
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.timers.files.unit import NO_MESSAGE, UNIT, seconds_of
-from duemq.scheduler.timers.second import NONE, waits_of
+from duemq.scheduler.timers.second import NO_WAITS, waits_of
 from duemq.storage.queues.pull import ColdRead, patiently
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TimerSearch:
             yield from patiently(partial(self._learn, waits, seconds))
             yield waits[waits["physical"] < end]
 
-    def moved(self, old: NDArray[np.int64], waits: Waits) -> None:
+    def note_moved(self, old: NDArray[np.int64], waits: Waits) -> None:
         """Note that messages got other slots. `old`: the positions of their former units; `waits`: the messages with
         their new units."""
         for each in self._passes:
@@ -149,7 +149,7 @@ class TimerSearch:
             return True
         waits, seconds, reached = found
         self._learn(waits, seconds)
-        census.took(waits, reached)
+        census.counted_to(waits, reached)
         return True
 
     def look_on(self, start: int, limit: int, end: int | None = None) -> tuple[Waits, NDArray[np.int64], int] | None:
@@ -161,7 +161,7 @@ class TimerSearch:
             units = found[: unknown[LOOK_UNITS]] if len(unknown) > LOOK_UNITS else found
             return *self._waiting_of(_following(position, units), units), position + len(units) * UNIT.itemsize
         file_end = start - start % self._log.segment_size + self._log.segment_size
-        return (NONE, np.empty(0, np.int64), file_end) if file_end < end else None
+        return (NO_WAITS, np.empty(0, np.int64), file_end) if file_end < end else None
 
 
 def _following(position: int, units: Units) -> Positions:

@@ -36,7 +36,7 @@ WAIT: Final = np.dtype(
 timer log, size of its record, hash of its topic; hash of its key if the next message with that key replaces it
 (`timers.index.keys`), else 0; whether its topic's policy has chosen the time; whether it was appended again; magic
 number of the unit that it was read from, 0 if it was not read from one."""
-NONE: Final = np.empty(0, WAIT)
+NO_WAITS: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _NEVER_MS: Final = 2**62
 _RUN: Final = 32_768
@@ -45,7 +45,7 @@ _RATIO: Final = 4
 """A new run is merged with the run before it while that is shorter than this many times the new one, and than _RUN."""
 _TAKEN: Final = 64
 """A run is compacted when more messages than this, plus one in this many of all its messages, were taken out."""
-_FEW: Final = 64
+_MIN_GIVEN: Final = 64
 """If fewer messages than this can be given from one run, runs are merged instead."""
 
 
@@ -174,14 +174,14 @@ class Second:
     """
 
     __slots__ = (
-        "_fresh",
-        "_fresh_ms",
         "_given",
         "_is_read_again",
         "_older",
         "_older_count",
         "_read_ahead",
         "_runs",
+        "_unsorted",
+        "_unsorted_ms",
         "again",
         "deletes",
         "delivered",
@@ -216,10 +216,10 @@ class Second:
         """Whether the slot has unmarked units of messages that are delivered or have newer units."""
         self._runs: list[_Run] = []
         """The runs. Of messages due in the same ms, those of an earlier run come first."""
-        self._fresh: list[Waits] = []
+        self._unsorted: list[Waits] = []
         """Messages that arrived and are in no run yet."""
-        self._fresh_ms = _NEVER_MS
-        """The earliest deliver time in `_fresh`."""
+        self._unsorted_ms = _NEVER_MS
+        """The earliest deliver time in `_unsorted`."""
         self._older: list[Waits] = []
         """Messages that were loaded or put back and are in no run yet, the newest part first."""
         self._older_count = 0
@@ -231,7 +231,7 @@ class Second:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to do for this second, apart from `deletes`."""
-        return self.loader is None and not (self.again or self._fresh or self._older or self._runs)
+        return self.loader is None and not (self.again or self._unsorted or self._older or self._runs)
 
     def load_some(self) -> bool:
         """Do a part of the loader's work. Return whether there was a loader. Raises OSError; then the part is not
@@ -246,8 +246,8 @@ class Second:
     def add(self, waits: Waits) -> None:
         """Add messages that arrive."""
         if len(waits):
-            self._fresh.append(waits)
-            self._fresh_ms = min(self._fresh_ms, int(waits["due"].min()))
+            self._unsorted.append(waits)
+            self._unsorted_ms = min(self._unsorted_ms, int(waits["due"].min()))
 
     def add_older(self, waits: Waits) -> None:
         """Add messages that arrived before all others."""
@@ -266,15 +266,15 @@ class Second:
     def _take_in(self) -> None:
         """Sort messages that are in no run yet into runs."""
         self._take_in_older()
-        if not self._fresh:
+        if not self._unsorted:
             return
-        run, runs = _Run(joined(self._fresh)), list(self._runs)
+        run, runs = _Run(joined(self._unsorted)), list(self._runs)
         while runs and len(runs[-1]) < min(_RATIO * len(run), _RUN):
             older = runs.pop()
             run = _Run(joined([older.first(len(older)), run.first(len(run))]))
         runs.append(run)
         # Assigned last: where memory runs out before, nothing has changed.
-        self._runs, self._fresh, self._fresh_ms = runs, [], _NEVER_MS
+        self._runs, self._unsorted, self._unsorted_ms = runs, [], _NEVER_MS
 
     def _take_in_older(self) -> None:
         if self._older:
@@ -301,7 +301,7 @@ class Second:
         self._take_in()
         parts = [*(run.positions() for run in self._runs), *(waits["position"] for waits, _ in self.again)]
         within = [part[(part >= first) & (part <= last)] for part in parts]
-        return np.concatenate([NONE["position"], *within])
+        return np.concatenate([NO_WAITS["position"], *within])
 
     def has(self, wait: Waits) -> bool:
         """Whether a message is here by its unit. The second must be loaded."""
@@ -314,7 +314,7 @@ class Second:
         """Some of the first messages, at most `limit`; empty only if there are none."""
         self._take_in()
         if not self._runs:
-            return NONE
+            return NO_WAITS
         heads = [run.head_ms for run in self._runs]
         at = heads.index(min(heads))
         waits = self._runs[at].first(limit)
@@ -323,7 +323,7 @@ class Second:
             int(due.searchsorted(min(heads[:at], default=_NEVER_MS), "left")),
             int(due.searchsorted(min(heads[at + 1 :], default=_NEVER_MS), "right")),
         )
-        if count < min(len(waits), _FEW):
+        if count < min(len(waits), _MIN_GIVEN):
             return self._merged(limit)
         self._given = at
         return waits[:count]
@@ -331,7 +331,7 @@ class Second:
     def _merged(self, limit: int) -> Waits:
         """The first `limit` messages of all runs."""
         if not self._runs:
-            return NONE
+            return NO_WAITS
         dues = [run.first_due(limit) for run in self._runs]
         order = np.argsort(np.concatenate(dues), kind="stable")[:limit]
         self._given = np.repeat(np.arange(len(dues)), [len(due) for due in dues])[order]
@@ -375,11 +375,11 @@ class Second:
                 if len(waits) == 1:
                     del self.again[number]
                 break
-        return NONE
+        return NO_WAITS
 
     def __len__(self) -> int:
         """Number of messages in memory that are to be delivered in this second."""
-        return sum(map(len, self._runs)) + sum(map(len, self._fresh)) + self._older_count
+        return sum(map(len, self._runs)) + sum(map(len, self._unsorted)) + self._older_count
 
     @property
     def head_ms(self) -> int | None:
@@ -387,7 +387,7 @@ class Second:
         loaded so far."""
         self._take_in_older()
         head = min((run.head_ms for run in self._runs), default=_NEVER_MS)
-        return min(head, self._fresh_ms) if self._runs or self._fresh else None
+        return min(head, self._unsorted_ms) if self._runs or self._unsorted else None
 
 
 def _at(waits: Waits, position: int) -> int | None:
@@ -405,8 +405,8 @@ def joined(parts: list[Waits]) -> Waits:
 
 def picked(waits: Waits, at: NDArray[Any]) -> Waits:
     """Pick messages by indexes or a mask; as bytes, see `joined`."""
-    some: Waits = waits.view(_BYTES)[at].view(WAIT)
-    return some
+    chosen: Waits = waits.view(_BYTES)[at].view(WAIT)
+    return chosen
 
 
 def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:

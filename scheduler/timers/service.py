@@ -73,7 +73,7 @@ WARN_MS: Final = 1000
 WARN_AGAIN_SECONDS: Final = 60.0
 _DELIVER_UNITS: Final = 512
 _DROP_UNITS: Final = 128
-_BACK_UNITS: Final = 4096
+_BRING_BACK_UNITS: Final = 4096
 """Parked messages are brought back while the current second has fewer messages left than this."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
@@ -284,7 +284,7 @@ class Timers:
         if self._is_reading or self._slots.is_handing_on:
             return False
         return (
-            self._dequeuing.run(now_ms, lambda: self._go_on(now_ms))
+            self._dequeuing.run(now_ms, lambda: self._work_on_second(now_ms))
             or self._preloading.run(now_ms, lambda: self._slots.preload(now_ms))
             or self._search_overdue(now_ms)
         )
@@ -294,7 +294,7 @@ class Timers:
         catch_up = self._catch_up
         return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms, self._wake))
 
-    def _go_on(self, now_ms: int) -> bool:
+    def _work_on_second(self, now_ms: int) -> bool:
         """Do a part of the current second, or give the next one its turn. Return whether there was anything to do.
         Raises StoreError, OSError; then the part is still to be done."""
         if self._slots.advance(now_ms):
@@ -359,7 +359,9 @@ class Timers:
         """Bring back some parked messages whose topics go on, by their present policies, unless the current second has
         enough messages left. Return whether there was anything to do. Raises StoreError, OSError."""
         parking = self._slots.parking
-        waits = parking.next_messages(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BACK_UNITS else None
+        waits = (
+            parking.next_messages(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BRING_BACK_UNITS else None
+        )
         if waits is None or not len(waits):
             return waits is not None
         if self._is_cold(waits[self.policies.concerns(waits)]):
@@ -390,7 +392,7 @@ class Timers:
         with self._store.health.noting():
             slots.census.removed(moved)
             self._drop(split)
-            parking.took(len(waits))
+            parking.finished(len(waits))
         return True
 
     def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
@@ -417,7 +419,7 @@ class Timers:
         if len(split.dropped):
             self.dropped += len(split.dropped)
             self._slots.delete(split.dropped)
-        self.policies.took(split)
+        self.policies.carried_out(split)
 
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
         """Carry out a split of the first `count` messages of a second. Those to be delivered now are put back as the

@@ -42,7 +42,7 @@ from duemq.scheduler.timers.loading import Deleting, Loading
 from duemq.scheduler.timers.parking import Parking
 from duemq.scheduler.timers.recovery import Start
 from duemq.scheduler.timers.search import TimerSearch
-from duemq.scheduler.timers.second import NONE, Second, due_fields, picked, slot_second_of, waits_of
+from duemq.scheduler.timers.second import NO_WAITS, Second, due_fields, picked, slot_second_of, waits_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
@@ -98,7 +98,7 @@ class Slots:
         """The last second that is loaded, or being loaded, or has no messages."""
         self.start = Start(0, 0, 0, 0, {})
         """What recovery found, as long as it matters."""
-        self._met: list[NDArray[np.int64]] = []
+        self._met_offsets: list[NDArray[np.int64]] = []
         """Physical offsets in `start.found` that do not matter any more."""
         self.is_replayed = False
         """Whether all messages that were stored when the store opened are in the wheel."""
@@ -171,7 +171,7 @@ class Slots:
         magic: NDArray[np.int32],
         now_ms: int,
         not_before: NDArray[np.int64] | None = None,
-        past: Waits = NONE,
+        past: Waits = NO_WAITS,
     ) -> None:
         """Write units for messages and link them to their slots. `magic`: the units' magic numbers; `not_before`: the
         earliest second for each message; `past`: delivered messages, which get units behind the others in the same
@@ -448,20 +448,20 @@ class Slots:
         self._count_delivered(self.current)
         self.since, self.log_since = self._store.log.end, self.log.end
         if self.is_replayed and self.second >= self.start.recovered_to:
-            self.start, self._met = Start(0, 0, 0, 0, {}), []
+            self.start, self._met_offsets = Start(0, 0, 0, 0, {}), []
 
     def forget(self, done: Iterable[NDArray[np.int64]]) -> None:
         """Forget that recovery found messages delivered: they have no unit in a future slot. `done`: physical
         offsets."""
-        self._met += [offsets for offsets in done if len(offsets)]
-        if sum(map(len, self._met)) * 4 > len(self.start.done):
+        self._met_offsets += [offsets for offsets in done if len(offsets)]
+        if sum(map(len, self._met_offsets)) * 4 > len(self.start.done):
             self._forget_met()
 
     def _forget_met(self) -> None:
-        if not self._met:
+        if not self._met_offsets:
             return
         found = self.start.found
-        met, self._met = np.concatenate(self._met), []
+        met, self._met_offsets = np.concatenate(self._met_offsets), []
         left = [
             np.delete(offsets, np.searchsorted(offsets, met[is_among(met, offsets)]))
             for offsets in (found.done, found.counted)
@@ -489,7 +489,7 @@ class Slots:
         moved, kept = waits.copy(), magic & NO_MESSAGE == 0
         self.put(moved, magic, now_ms, not_before)
         with self._store.health.noting():
-            self.search.moved(waits["position"][kept], moved[kept])
+            self.search.note_moved(waits["position"][kept], moved[kept])
 
     def moving(self, waits: Waits) -> None:
         """Tell the searches in progress that messages are about to get other slots."""

@@ -71,7 +71,7 @@ OTHERS: Final = "others"
 MINUTE_MS: Final = 60_000
 _TIMER: Final = "timer"
 _GROUP_OF_HALF: Final = "CID_RMQ_SYS_TRANS"
-_NOBODY: Final = Consumer("", "", 0, 0, None, None, None)
+_NO_CONSUMER: Final = Consumer("", "", 0, 0, None, None, None)
 
 
 class Material(NamedTuple):
@@ -191,7 +191,7 @@ def figures_of(materials: Sequence[Material]) -> dict[str, Any]:
     usage = materials[0].usage if len(materials) == 1 else Usage([one.usage.summary() for one in materials])
     traffic, traffic_step = _traffic(usage)
     lateness_points, lateness_step = _over_time(figures.late_over_time, step_ms)
-    ahead, ahead_step = _ahead(figures.pending_by_topic, topics)
+    ahead, ahead_step = _due_by_step(figures.pending_by_topic, topics)
     return {
         "first_ms": traffic[0].start_ms if traffic else 0,
         "bytes": sum(part.bytes for part in traffic),
@@ -207,7 +207,7 @@ def figures_of(materials: Sequence[Material]) -> dict[str, Any]:
         "late_by_hour": _late(figures.late_by_hour, lambda hour: f"{hour:02}"),
         "lateness": lateness_points,
         "lateness_step_ms": lateness_step,
-        "heat": _heat(figures.late_by_minute),
+        "heat": _heat_cells(figures.late_by_minute),
         "ahead": ahead,
         "ahead_step_ms": ahead_step,
         "busiest": _busiest(figures.pending),
@@ -393,7 +393,7 @@ def _by_count(found: list[Late]) -> list[Late]:
     return sorted(found, key=lambda late: -late.count)[:MAX_TOPICS]
 
 
-def _ahead(rows: NDArray[Any], topic_names: dict[int, str]) -> tuple[list[Ahead], int]:
+def _due_by_step(rows: NDArray[Any], topic_names: dict[int, str]) -> tuple[list[Ahead], int]:
     """Return the waiting messages by deliver time, and the step, ms. `rows`: Figures.pending_by_topic."""
     if not len(rows):
         return [], MINUTE_MS
@@ -435,7 +435,7 @@ def _over_time(rows: NDArray[Any], step_ms: int) -> tuple[list[LatePoint], int]:
     return found, step_ms
 
 
-def _heat(rows: NDArray[Any]) -> list[HeatCell]:
+def _heat_cells(rows: NDArray[Any]) -> list[HeatCell]:
     cells = lateness.stats(rows, (99,))
     return [HeatCell(minute // 60, minute % 60, late.number, late.percentiles[0]) for minute, late in cells]
 
@@ -472,6 +472,6 @@ def _consumers(store: StoreFiles, offsets: list[dict[str, Any]], now_ms: int) ->
             unit = store.unit(row["topic"], row["queue_id"], max(row["next_offset"], row["min_offset"]))
             for records in records_at(store, np.array([unit[0]] if unit else [], np.int64)):
                 behind = max(now_ms - int(records.store_ms[0]), 0)
-        known = {name: row[name] for name in msgspec.structs.asdict(_NOBODY) if name in row}
-        found.append(msgspec.structs.replace(_NOBODY, **known, behind_ms=behind))
+        known = {name: row[name] for name in msgspec.structs.asdict(_NO_CONSUMER) if name in row}
+        found.append(msgspec.structs.replace(_NO_CONSUMER, **known, behind_ms=behind))
     return sorted(found, key=lambda consumer: (-(consumer.lag or 0), consumer.consumer_group, consumer.topic))

@@ -48,7 +48,7 @@ TOTALS: Final = (
     "damaged",
     "corrupt",
 )
-_LATE: Final = re.compile(r"(?:(p\d+(?:\.\d+)?)=)?(\d+(?:\.\d+)?)(ms|s|m|h)")
+_LATENESS: Final = re.compile(r"(?:(p\d+(?:\.\d+)?)=)?(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 HOOK_SECONDS: Final = 60
 
@@ -64,7 +64,7 @@ class Late:
 
 def parse_late(text: str) -> Late:
     """Parse a limit: `1s` for the latest delivery, `p99=200ms` for a percentile. Raises ValueError."""
-    found = _LATE.fullmatch(text)
+    found = _LATENESS.fullmatch(text)
     percentile = found[1] or "p100" if found is not None else ""
     if found is None or percentile not in ("p50", "p90", "p99", "p99.9", "p100"):
         raise ValueError(f"{text!r} is no limit; write it as 1s, or p99=200ms (p50, p90, p99, p99.9 or p100)")

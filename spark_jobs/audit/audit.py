@@ -478,19 +478,19 @@ def offenders_table(work: Audit) -> pa.Table:
         "physical_offset": pa.array(np.ascontiguousarray(rows["physical_offset"])),
         "size": pa.array(np.ascontiguousarray(rows["size"])),
         "delay_level": pa.array(rows["delay_level"].tolist(), pa.int32()),
-        **_moments("store", rows["at_ms"], rows["at_ms"] > 0),
-        **_moments("due", rows["due_ms"], (rows["due_ms"] > 0) & ~is_unclaimed),
+        **_time_columns("store", rows["at_ms"], rows["at_ms"] > 0),
+        **_time_columns("due", rows["due_ms"], (rows["due_ms"] > 0) & ~is_unclaimed),
         "deliveries": pa.array(np.ascontiguousarray(rows["deliveries"])),
     }
     is_delivered = rows["deliveries"] > 0
     for name, source in (("delivered", "first"), ("last_delivered", "last")):
         columns[f"{name}_offset"] = pa.array(np.ascontiguousarray(rows[f"{source}_offset"]), mask=~is_delivered)
-        columns |= _moments(name, rows[f"{source}_ms"], is_delivered)
+        columns |= _time_columns(name, rows[f"{source}_ms"], is_delivered)
     columns["origin"] = pa.array(np.ascontiguousarray(rows["origin"]), mask=rows["origin"] < 0)
     return pa.table(columns)
 
 
-def _moments(name: str, ms: NDArray[np.int64], known: NDArray[np.bool_]) -> dict[str, pa.Array]:
+def _time_columns(name: str, ms: NDArray[np.int64], known: NDArray[np.bool_]) -> dict[str, pa.Array]:
     """Return a time as ms since the epoch, and as a timestamp; null where it is not known."""
     found = pa.array(np.ascontiguousarray(ms), mask=~known)
     return {f"{name}_ms": found, f"{name}_time": found.cast(pa.timestamp("ms", "UTC"))}

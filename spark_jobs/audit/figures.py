@@ -64,7 +64,7 @@ _STATUS: Final = np.dtype([("status", "<i8"), ("is_level", "<i8"), ("count", "<i
 _SECONDS: Final = np.dtype([("second", "<i8"), ("count", "<i8"), ("late", "<i8")])
 _BY_TOPIC: Final = np.dtype([("second", "<i8"), ("topic", "<i8"), ("count", "<i8")])
 WAITING: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2")])
-_AGAIN: Final = np.dtype([("level", "<i8"), ("count", "<i8")])
+_LEVEL_COUNTS: Final = np.dtype([("level", "<i8"), ("count", "<i8")])
 _HISTOGRAMS: Final = ("late_by_topic", "late_by_level", "late_by_hour", "late_by_minute", "late_over_time")
 _LATE_MS: Final = 1000
 
@@ -73,8 +73,8 @@ class Figures:
     """Figures of some cases. Attributes are arrays of rows: `status` _STATUS; `late_*` lateness.HISTOGRAM, whose keys
     are topic hashes, delay levels, hours and minutes of the day (UTC) and deliver time // step; `delivered` and
     `pending` _SECONDS; `pending_by_topic` _BY_TOPIC, by seconds or minutes (`steps`); `offenders` CASE; `waiting`
-    WAITING, a row for each waiting message; `again` _AGAIN, number of messages of each level that were delivered though
-    no progress has passed them."""
+    WAITING, a row for each waiting message; `again` _LEVEL_COUNTS, number of messages of each level that were delivered
+    though no progress has passed them."""
 
     NAMES: Final = (
         "status",
@@ -94,7 +94,7 @@ class Figures:
         "pending_by_topic": _BY_TOPIC,
         "offenders": CASE,
         "waiting": WAITING,
-        "again": _AGAIN,
+        "again": _LEVEL_COUNTS,
     }
 
     status: Rows
@@ -211,7 +211,7 @@ class Figures:
 
 def again_of(levels: Rows) -> Rows:
     """Return the rows of `Figures.again` for messages of some levels."""
-    return _summed(_AGAIN, [levels], [np.ones(len(levels), np.int64)])
+    return _summed(_LEVEL_COUNTS, [levels], [np.ones(len(levels), np.int64)])
 
 
 def _joined(dtype: np.dtype[Any], parts: Sequence[Rows]) -> Rows:

@@ -332,10 +332,10 @@ class Kept:
         try:
             return self._folder.read()
         except NotKept as error:
-            self._told(error, "everything is read")
+            self._tell_not_kept(error, "everything is read")
             return None
 
-    def _told(self, error: NotKept, what: str) -> None:
+    def _tell_not_kept(self, error: NotKept, what: str) -> None:
         self._tell(f"what was kept in {self._folder.path} does not count: {error}; {what}")
 
     def _trusted_of(self, before: Manifest) -> list[KeptRange]:
@@ -402,7 +402,7 @@ class Kept:
             since = int(found[0].read["start"]) if found else complete[-1].end if complete else 0
             figures, duplicates = self._advance(state, found, tail, since)
         except NotKept as error:
-            self._told(error, "all is matched anew")
+            self._tell_not_kept(error, "all is matched anew")
             return None
         except _Touched:
             return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PART: Final = pa.schema([("bucket", pa.int64()), ("kind", pa.int8()), ("data", pa.binary())])
 _DDL: Final = "bucket bigint, kind tinyint, data binary"
-_LOOKS: Final = 4
+_CHECKS_A_PROCESSOR: Final = 4
 """Number of tasks for each processor that check for a directory."""
 
 Scan = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -95,7 +95,7 @@ class BySpark:
                 is_there = os.access(directory, os.W_OK)
                 yield pa.RecordBatch.from_pydict({"is_there": [is_there] * len(batch)})
 
-        count = context.defaultParallelism * _LOOKS
+        count = context.defaultParallelism * _CHECKS_A_PROCESSOR
         rows = self._session.range(0, count, 1, count).mapInArrow(look, "is_there boolean").collect()
         return all(row.is_there for row in rows)
 

@@ -204,7 +204,7 @@ class _Judge:
         self._wrote = wrote
         self._reasons: list[str] = []
         self._misses = 0
-        self._again = 0
+        self._redelivered = 0
 
     def judge(self) -> Start:
         """Return the broker's `Start`."""
@@ -222,7 +222,7 @@ class _Judge:
             self._broker == self._wrote,
             waiting - self._misses,
             self._misses,
-            self._again,
+            self._redelivered,
             self._reasons,
         )
 
@@ -321,7 +321,7 @@ class _Judge:
         again = {int(level): int(count) for level, count in self._known.figures.again.tolist() if count}
         if self._wrote == OURS and is_there:  # as of the last stop; those that overtook others are marked
             return
-        self._again = sum(again.values())
+        self._redelivered = sum(again.values())
         if not is_there and again:
             parts = [f"level {level} at 0 and delivers {count:,} again" for level, count in sorted(again.items())]
             self._reasons.append(f"config/delayOffset.json is missing: {self._broker} starts {', '.join(parts)}")

@@ -35,6 +35,7 @@ from duemq.spark_jobs.errors import JobError, cannot_read
 from duemq.spark_jobs.spark_errors import TRACEBACK
 from duemq.spark_jobs.spark_errors import summary as summary_of
 from duemq.spark_jobs.store.local_files import (
+    distinct_names,
     each_once,
     expand,
     is_local,
@@ -43,7 +44,6 @@ from duemq.spark_jobs.store.local_files import (
     refuse_within,
     shown,
     size_text,
-    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
                 # The reader of the output is gone. Python would try to write the rest at its end, and print an error.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(FAILED)
-            found = _told(error)
+            found = _line_of(error)
             if found is None:
                 raise
             _fail(found)
@@ -99,7 +99,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     return wrapper
 
 
-def _told(error: Exception) -> str | None:
+def _line_of(error: Exception) -> str | None:
     """Return the line for an error that a user can act on; None for any other."""
     if isinstance(error, JobError):
         return str(error)
@@ -208,7 +208,7 @@ def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if hook is not None:
             if isinstance(error, Exception):
-                why = _told(error) or f"{type(error).__name__}: {error}"
+                why = _line_of(error) or f"{type(error).__name__}: {error}"
             else:
                 why = "was interrupted"
             try:
@@ -226,7 +226,7 @@ def _each(stores: list[str], work: Callable[[str], int]) -> list[int]:
         try:
             codes.append(work(store))
         except Exception as error:
-            why = _told(error)
+            why = _line_of(error)
             if len(stores) == 1 or why is None:
                 raise
             _say(why)
@@ -522,11 +522,11 @@ def _analyse_cluster(
                 left.update(dict.fromkeys(lines))
                 return StoreRun(analysed, place.out, report, compared)
 
-        for path, folder in zip(stores, told_apart(pattern, stores), strict=True):
+        for path, folder in zip(stores, distinct_names(pattern, stores), strict=True):
             try:
                 found = one(path, folder)
             except Exception as error:
-                why = _told(error)
+                why = _line_of(error)
                 if why is None:
                     raise
                 _say(why)
@@ -894,7 +894,7 @@ def sql(
         _check(path)
     from duemq.spark_jobs.cli.progress_bar import spark_tasks
     from duemq.spark_jobs.source import tables
-    from duemq.spark_jobs.source.source import SOME_TABLES
+    from duemq.spark_jobs.source.source import TABLES_OF_OPTION
 
     chosen = {
         "topics": ",".join(topics) or None,
@@ -907,7 +907,7 @@ def sql(
             if delay_levels is not None:
                 reader = reader.option("delayLevels", delay_levels)
             for option, value in chosen.items():
-                if value is not None and name in SOME_TABLES[option]:
+                if value is not None and name in TABLES_OF_OPTION[option]:
                     reader = reader.option(option, value)
             # Each view has only the columns that the query names, so that others, such as bodies, cost nothing.
             columns = tables.columns_named(name, query)

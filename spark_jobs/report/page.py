@@ -50,7 +50,7 @@ def render(
         ],
         a=analysis,
         s=analysis.audit,
-        members=_by_mood(analysis.stores, lambda one: one.mood, lambda one: one.store),
+        members=_by_severity(analysis.stores, lambda one: one.mood, lambda one: one.store),
         verdict=verdict_of(analysis.audit, new),
         runs=sorted(history, key=lambda run: run.made_ms, reverse=True),
         plots=drawn,
@@ -82,11 +82,11 @@ def _newest(nights: Sequence[Listed]) -> list[Listed]:
     found: dict[str, Listed] = {}
     for listed in nights:
         found.setdefault(listed.night.run.store, listed)
-    newest = _by_mood(found.values(), lambda one: one.night.mood, lambda one: one.night.run.store)
+    newest = _by_severity(found.values(), lambda one: one.night.mood, lambda one: one.night.run.store)
     return sorted(newest, key=lambda listed: not listed.night.stores)
 
 
-def _by_mood(found: Iterable[T], mood: Callable[[T], str | None], store: Callable[[T], str]) -> list[T]:
+def _by_severity(found: Iterable[T], mood: Callable[[T], str | None], store: Callable[[T], str]) -> list[T]:
     """Return the worst first: those that could not be read, which have no mood, before the bad ones; equal ones in the
     order of their stores."""
     moods = (None, BAD, WARN, GOOD)

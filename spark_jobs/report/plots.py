@@ -40,7 +40,7 @@ def plots_of(analysis: Analysis, history: Sequence[Run]) -> dict[str, Plot]:
     found = {
         "lateness": _lateness(analysis.lateness, analysis.lateness_step_ms),
         **_throughput(analysis.traffic, analysis.traffic_step_ms),
-        "ahead": _ahead(analysis.ahead, analysis.ahead_step_ms),
+        "ahead": _due_plot(analysis.ahead, analysis.ahead_step_ms),
         "forecast": _forecast(analysis),
         **_history(history),
     }
@@ -150,7 +150,7 @@ def _on_steps(times: list[int], step: int, columns: list[list[int]]) -> tuple[li
     return x, [[sums[time][k] for time in x] for k in range(len(columns))], step
 
 
-def _ahead(points: list[Ahead], step: int) -> Plot | None:
+def _due_plot(points: list[Ahead], step: int) -> Plot | None:
     points = _drawable(points, lambda point: point.start_ms)
     if not points:
         return None

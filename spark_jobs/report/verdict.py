@@ -124,7 +124,7 @@ def coming_again(starts: Sequence[Start]) -> list[Start]:
 
 def since_of(comparison: Comparison, store: str) -> Verdict:
     """Return the verdict on what changed since the run before. `store`: the store of this run."""
-    new = [_told(status, number, "new") for status, number in comparison.new.items()]
+    new = [_describe_offenders(status, number, "new") for status, number in comparison.new.items()]
     notes = []
     if not is_same(comparison.store, store):
         notes.append(
@@ -135,10 +135,10 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
     for one in comparison.stores_gone:
         notes.append(f"{name(one)} was taken away.")
     if comparison.known:
-        known = ", ".join(_told(status, number, "") for status, number in comparison.known.items())
+        known = ", ".join(_describe_offenders(status, number, "") for status, number in comparison.known.items())
         notes.append(f"Known from the run before: {known}.")
     if comparison.gone:
-        gone = ", ".join(_told(status, number, "") for status, number in comparison.gone.items())
+        gone = ", ".join(_describe_offenders(status, number, "") for status, number in comparison.gone.items())
         notes.append(f"Gone since, expired or delivered after all: {gone}.")
     if new:
         is_bad = bool(comparison.new.get("lost") or comparison.new.get("destroyed"))
@@ -148,7 +148,7 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
     return Verdict(GOOD, "Nothing new is wrong.", notes, [])
 
 
-def _told(status: str, number: int, new: str) -> str:
+def _describe_offenders(status: str, number: int, new: str) -> str:
     """Describe a number of offenders of a status."""
     words = {"twice": "delivered more than once", "unclaimed": "delivered without a message in the log"}
     return f"{count(number)} {f'{new} ' if new else ''}{words.get(status, status)}"

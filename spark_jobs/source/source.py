@@ -56,7 +56,7 @@ from duemq.spark_jobs.source import tables
 from duemq.spark_jobs.source.filters import ALL, Filters, Span, only
 from duemq.spark_jobs.source.offsets import offset_rows
 from duemq.spark_jobs.source.queue_offsets import EARLIEST, LATEST, Asked, parse
-from duemq.spark_jobs.spark_errors import shortly, shortly_each
+from duemq.spark_jobs.spark_errors import with_short_errors, with_short_errors_each
 from duemq.spark_jobs.store.known_again import tail_of, why_not
 from duemq.spark_jobs.store.local_files import each_once, expand, real_path
 from duemq.spark_jobs.store.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
@@ -132,7 +132,7 @@ options."""
 _COUNTED_BYTES: Final = 1 << 30
 """Most bytes of the commitlog that are read to count the records of a micro-batch."""
 _RECORDS: Final = ("messages", "schedules", "pending")
-SOME_TABLES: Final = {
+TABLES_OF_OPTION: Final = {
     "topics": (*_RECORDS, "consume_queue"),
     "startingTimestamp": _RECORDS,
     "endingTimestamp": _RECORDS,
@@ -204,7 +204,7 @@ class Options:
         for name, (start, end) in (("Timestamp", self.filters.store_ms), ("Offset", self.filters.physical_offset)):
             if start > end:
                 raise JobError(f"the option starting{name}={start} is behind ending{name}={end}")
-        for name, tables_with in SOME_TABLES.items():
+        for name, tables_with in TABLES_OF_OPTION.items():
             if name in options and self.table in tables.COLUMNS and self.table not in tables_with:
                 raise JobError(f"the table {self.table} has no option {name}; {', '.join(tables_with)} have it")
 
@@ -259,14 +259,14 @@ class RocketmqSource(DataSource):
         """Return the name for format()."""
         return "rocketmq"
 
-    @shortly
+    @with_short_errors
     def schema(self) -> str:
         """Return the schema that the options ask for."""
         settle()
         options = Options(self.options)
         return tables.ddl(options.table, options.columns)
 
-    @shortly
+    @with_short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of a table."""
         settle()
@@ -279,7 +279,7 @@ class RocketmqSource(DataSource):
         _check_schema(options.table, schema)
         return StoreReader(options, schema)
 
-    @shortly
+    @with_short_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
         """Return a reader of a stream."""
         settle()
@@ -444,7 +444,7 @@ class StoreReader(DataSourceReader):
         options.asked.check_stores(paths)
         self._stores = [_TableReading(options, schema, path, is_one=len(paths) == 1) for path in paths]
 
-    @shortly
+    @with_short_errors
     def partitions(self) -> list[InputPartition]:
         """Return the partitions for tasks."""
         parts: list[InputPartition] = [
@@ -452,7 +452,7 @@ class StoreReader(DataSourceReader):
         ]
         return parts or [NothingPart()]
 
-    @shortly_each
+    @with_short_errors_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's rows."""
         settle()
@@ -842,7 +842,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             raise JobError("two of the stores have the same URI but for what is behind the question mark")
         self._is_plain = paths == options.paths and len(paths) == 1
 
-    @shortly
+    @with_short_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, Spark's name
         """End the query at the present end of each store: later records are for the next query."""
         for stream in self._streams.values():
@@ -855,13 +855,13 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             return ReadMaxRows(self._max_records)
         return ReadMaxBytes(self._max_bytes) if self._max_bytes else ReadAllAvailable()
 
-    @shortly
+    @with_short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
         """Return where a new query starts."""
         self._asked.check_stores(self._streams)
         return self._offset({path: stream.initial() for path, stream in self._streams.items()})
 
-    @shortly
+    @with_short_errors
     def latestOffset(  # noqa: N802, Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
@@ -872,7 +872,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             {path: stream.latest(starts.get(path), is_limited=is_limited) for path, stream in self._streams.items()}
         )
 
-    @shortly
+    @with_short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a micro-batch."""
         starts, ends = self._starts(start), self._starts(end)
@@ -898,7 +898,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             )
             sys.stderr.flush()
 
-    @shortly_each
+    @with_short_errors_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's rows."""
         assert isinstance(partition, StorePart)

@@ -184,7 +184,7 @@ def _may_be_directory(path: str) -> bool:
     return os.path.isdir(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
-def told_apart(pattern: str, paths: Sequence[str]) -> list[str]:
+def distinct_names(pattern: str, paths: Sequence[str]) -> list[str]:
     """Return names for the directories that a pattern names (`expand`), fit for files and directories: from each path
     the parts that stand where the pattern has wildcards. The name of a path does not depend on the other matches."""
     wild = [glob.has_magic(part) for part in _parts(pattern)]

@@ -179,7 +179,7 @@ def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
         return False
     if note.sums is None or store.is_running:  # a running broker has compared them, and goes on writing
         return True
-    withdrawn = joined([_said(store, min(recovery, store.readable_end)).withdrawn])
+    withdrawn = joined([_read_outcomes(store, min(recovery, store.readable_end)).withdrawn])
     check = waits.LogCheck(size or 1, note.sums.log, withdrawn)
     for position, units in timer_units(store, min(note.sums.log, default=0), note.log_end):
         check.add(position, units)
@@ -193,10 +193,10 @@ def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progres
     Raises ValueError for a wrong table."""
     delays = _delays(store, delay_levels)
     books = read_books(store)
-    return Progress(books.levels, books.second, books.queue_offset, delays, _held(store, books))
+    return Progress(books.levels, books.second, books.queue_offset, delays, _in_later_slots(store, books))
 
 
-def _held(store: StoreFiles, books: Books) -> Integers:
+def _in_later_slots(store: StoreFiles, books: Books) -> Integers:
     found = [_NONE]
     if books.note is not None:
         for _, units in timer_units(store, 0, books.note.log_end):
@@ -367,7 +367,7 @@ class Waiting(NamedTuple):
     sizes: Integers
 
 
-class _Said(NamedTuple):
+class _Outcomes(NamedTuple):
     """What records say: the physical offsets of delivered and of withdrawn messages, and the scheduled messages."""
 
     delivered: Integers
@@ -397,7 +397,7 @@ def waiting(store: StoreFiles) -> Waiting:
 
 def _listed(store: StoreFiles, books: Books) -> Waiting:
     """Return the messages that wait by the books, wherever their records lie."""
-    said = _said(store, books.since)
+    said = _read_outcomes(store, books.since)
     found = [*_waiting_levels(store, books, said), *_waiting_timers(store, books, said)]
     offsets, first = np.unique(np.concatenate([_NONE, *(each.offsets for each in found)]), return_index=True)
     return Waiting(offsets, np.concatenate([_NONE, *(each.sizes for each in found)])[first])
@@ -451,7 +451,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
     return every[(every["physical_offset"] >= begin) | is_told]
 
 
-def _said(store: StoreFiles, since: int) -> _Said:
+def _read_outcomes(store: StoreFiles, since: int) -> _Outcomes:
     """Return what duemq's records from a physical offset on say."""
     delivered, withdrawn, newest_ms = [_NONE], [_NONE], 0
     levels: list[_Queued] = []
@@ -467,7 +467,7 @@ def _said(store: StoreFiles, since: int) -> _Said:
                 newest_ms = max(newest_ms, int(found.records.store_ms[is_delivery].max(initial=0)))
                 levels.append(_queued(found.records, roles.role == LEVEL))
                 timers.append(_queued(found.records, roles.role == TIMER))
-    return _Said(joined(delivered), joined(withdrawn), newest_ms, levels, timers)
+    return _Outcomes(joined(delivered), joined(withdrawn), newest_ms, levels, timers)
 
 
 def _queued(records: Records, rows: Mask) -> _Queued:
@@ -486,7 +486,7 @@ def _units(store: StoreFiles, file: QueueFile, books: Books) -> tuple[Any, Integ
     return units[good], np.flatnonzero(good) + file.first_unit
 
 
-def _waiting_levels(store: StoreFiles, books: Books, said: _Said) -> Iterator[Waiting]:
+def _waiting_levels(store: StoreFiles, books: Books, said: _Outcomes) -> Iterator[Waiting]:
     done = joined([books.level_delivered, said.delivered, said.withdrawn])
     queued = [each for each in said.levels if len(each.physical)]
     for file in store.queue_files():
@@ -504,7 +504,7 @@ def _waiting_levels(store: StoreFiles, books: Books, said: _Said) -> Iterator[Wa
         yield Waiting(each.physical[left], each.sizes[left])
 
 
-def _waiting_timers(store: StoreFiles, books: Books, said: _Said) -> list[Waiting]:
+def _waiting_timers(store: StoreFiles, books: Books, said: _Outcomes) -> list[Waiting]:
     note, second = books.note, books.second
     found = waits.found_since(
         second,

@@ -52,7 +52,7 @@ _LOCAL: Final = threading.local()
 _MAX_EXTENTS: Final = 4096
 _READ_SIZE: Final = 4 << 20
 """Bytes of a file that are read at a time to find one that is not zero."""
-_LOOKS: Final = 3
+_TRIES: Final = 3
 """Number of tries to look at a store whose files disappear meanwhile."""
 
 
@@ -149,7 +149,7 @@ class StoreFiles:
         that less is read to find the end. `unflushed`: if a broker has the store open, read on to the last whole
         record. Raises NoStore if there is none, JobError if it cannot be read."""
         store = cls(os.fspath(path))
-        for looks_left in reversed(range(_LOOKS)):
+        for looks_left in reversed(range(_TRIES)):
             try:
                 store._look(since, unflushed=unflushed)
                 break

@@ -43,7 +43,7 @@ class Place:
 
     def begin(self) -> None:
         """Make the directory, without the remains of an interrupted run. Raises JobError."""
-        with _told(self.target):
+        with _as_job_error(self.target):
             if os.path.exists(self.target) and (not os.path.isdir(self.target) or os.listdir(self.target)):
                 raise JobError(f"{self.target}: exists and is not empty; give another path, or remove it first")
             os.makedirs(os.path.dirname(self.target), exist_ok=True)
@@ -76,7 +76,7 @@ class Place:
 
     def finish(self) -> None:
         """Sync everything and rename the directory to the target. Raises JobError."""
-        with _told(self.target):
+        with _as_job_error(self.target):
             shutil.rmtree(self.scratch)
             files, directories = [], []
             for root, _, names in os.walk(self.path):
@@ -88,15 +88,15 @@ class Place:
                 sync(directory)
             os.rename(self.path, self.target)
             sync(os.path.dirname(self.target))
-            self._let_go()
+            self._unlock()
 
     def give_up(self) -> None:
         """Remove what was written, unless `finish` is done."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
-            self._let_go()
+            self._unlock()
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._lock_path)
         os.close(self._lock)
@@ -141,7 +141,7 @@ def held(store_path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _as_job_error(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -61,7 +61,7 @@ class Processes:
 
     def __init__(self, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers)
-        self._mine = threading.local()
+        self._of_thread = threading.local()
         self._workers: list[Worker] = []
 
     def run(
@@ -76,9 +76,9 @@ class Processes:
             worker.kill()
 
     def _run(self, task: Callable[[Any], tuple[bool, Any]], item: Any) -> tuple[bool, Any]:
-        worker: Worker | None = getattr(self._mine, "worker", None)
+        worker: Worker | None = getattr(self._of_thread, "worker", None)
         if worker is None:
-            worker = self._mine.worker = Worker()
+            worker = self._of_thread.worker = Worker()
             self._workers.append(worker)
         outcome: tuple[bool, Any] = worker.run(task, item)
         return outcome

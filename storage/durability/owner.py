@@ -208,7 +208,7 @@ class Durability:
         self._idle_to = now.monotonic
         """Before this there is nothing new to note unless something is appended: notes take a millisecond to make."""
         self._checkpointed_end = store.log.end
-        self._cadence = 0.0
+        self._checkpoint_interval = 0.0
         self._has_checkpoint_failed = False
         self._trouble = ""
 
@@ -376,7 +376,7 @@ class Durability:
 
     def _begin(self, now: Moment) -> None:
         store, parts = self._store, self._parts
-        self._written_at, self._write_after = now.monotonic, max(self._cadence, FIRST_CHECKPOINT_SECONDS)
+        self._written_at, self._write_after = now.monotonic, max(self._checkpoint_interval, FIRST_CHECKPOINT_SECONDS)
         is_wanted, covered = self._is_checkpoint_wanted(), store.checkpoint.recovery_offset
         if store.log.end == covered and now.monotonic < self._idle_to and not (is_wanted or self._is_stopping):
             return
@@ -420,7 +420,7 @@ class Durability:
                 self._end(waits)
             return
         self._note_room(_QUEUES, None)
-        is_due = now.monotonic - self._checkpointed_at >= self._cadence
+        is_due = now.monotonic - self._checkpointed_at >= self._checkpoint_interval
         is_due |= self._covered.end - self._checkpointed_end >= CHECKPOINT_BYTES
         if not (is_due or self._is_stopping or self._covered.is_wanted):
             self._stage = _Stage.IDLE
@@ -505,7 +505,9 @@ class Durability:
         self._stage = _Stage.SYNCING
         self._checkpointed_at = now.monotonic
         self._checkpointed_end = end
-        self._cadence = min(max(FIRST_CHECKPOINT_SECONDS, 2 * self._cadence), CHECKPOINT_SECONDS)
+        self._checkpoint_interval = min(
+            max(FIRST_CHECKPOINT_SECONDS, 2 * self._checkpoint_interval), CHECKPOINT_SECONDS
+        )
         return job, dirty
 
     def _remove_abort(self) -> None:

@@ -268,7 +268,7 @@ class Recovery:
             start = self._start(checkpoint, clean=clean)
             is_noted = self._check.is_whole and start == checkpoint.recovery_offset
             if self._wrong and start != checkpoint.recovery_offset:
-                raise _LostEnd(f"{_told(self._wrong)}, and the commitlog ends before the checkpoint")
+                raise _LostEnd(f"{_describe(self._wrong)}, and the commitlog ends before the checkpoint")
             self._is_ours = not checkpoint.is_foreign and start >= (checkpoint.recovery_offset or 0)
             for key, queue in self._queues.items():
                 if key not in self._wrong:
@@ -441,7 +441,7 @@ class Recovery:
         log.warning(
             "consume_queues_made_again",
             queues=len(self._wrong),
-            reason=_told(self._wrong),
+            reason=_describe(self._wrong),
             messages=count,
             bytes_read=start - position,
         )
@@ -684,7 +684,7 @@ def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
     return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
 
 
-def _told(wrong: dict[Key, list[Wrong]]) -> str:
+def _describe(wrong: dict[Key, list[Wrong]]) -> str:
     """Which files are wrong, and how."""
     files = [f"{file.path} {file.why}" for of_queue in wrong.values() for file in of_queue]
     more = f"; and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""

@@ -140,7 +140,7 @@ class Records:
         """The records as parts to be joined, with the heads as they are now and other topics (with their lengths):
         of each record, the one with the number at its place in `which`."""
         if len(set(topic_fields)) == 1 and self._are_alike():
-            return [self._alike(topic_fields[0])]
+            return [self._encode_alike(topic_fields[0])]
         heads, data, size = memoryview(self.heads.tobytes()), self.data, HEAD.itemsize
         places = ((self.starts + size).tolist(), self.topics.tolist(), self.texts.tolist(), self.ends.tolist())
         parts: list[Body] = []
@@ -164,7 +164,7 @@ class Records:
         count, size, start = len(self), int(self.sizes[0]), int(self.starts[0])
         return self._bytes[start : start + count * size].reshape(count, size)
 
-    def _alike(self, topic_field: bytes) -> Body:
+    def _encode_alike(self, topic_field: bytes) -> Body:
         rows = self._rows()
         count, size = rows.shape
         topic, text = int(self.topics[0] - self.starts[0]), int(self.texts[0] - self.starts[0])

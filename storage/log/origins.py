@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 NO_ORIGIN: Final = -1
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
-_AGAIN: Final = f"{TIMER_ROLL_TIMES}{NAME_END}".encode()
-_DELETES: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
+_ROLL_TIMES: Final = f"{TIMER_ROLL_TIMES}{NAME_END}".encode()
+_DELETE_KEY: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
 
 
 def origins_of(
@@ -61,7 +61,7 @@ class Origins:
         if record.topic != _TIMER_TOPIC:
             self.delivered.append(origin)
             self.newest_ms = max(self.newest_ms, record.store_timestamp)
-        elif _AGAIN in record.properties or _DELETES in record.properties:
+        elif _ROLL_TIMES in record.properties or _DELETE_KEY in record.properties:
             self.withdrawn.append(origin)
             self.withdrawn_by.append(record.physical_offset)
 

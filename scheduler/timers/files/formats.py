@@ -79,7 +79,7 @@ _CHECK: Final = struct.Struct(">7q")
 _NOTE: Final = struct.Struct(">BqqqqqqqI")
 _NOTE_2: Final = struct.Struct(">BqqqqIqqqI")
 _NOTE_1: Final = struct.Struct(">BqqqqIqqI")
-_EVERYTHING: Final = 2**62
+_NO_END: Final = 2**62
 _WAITING: Final = struct.Struct(">iq")
 _FOUND: Final = struct.Struct(">qIII")
 _OFFSET: Final = np.dtype(">i8")
@@ -283,7 +283,7 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
     _, second, since, log_since, log_end, log_crc, queue_offset, held_to, *rest, count = head.unpack_from(data)
     if len(data) != head.size + count * _WAITING.size:
         return None
-    counted_at = rest[0] if rest else _EVERYTHING
+    counted_at = rest[0] if rest else _NO_END
     waiting = dict(_WAITING.iter_unpack(data[head.size :]))
     return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, log_crc=log_crc)
 

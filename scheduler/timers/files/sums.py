@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _UNIT_SIZE: Final = 52
 _SLOT_MS: Final = 1000
-_SOME: Final = 4096
+_MAX_PENDING: Final = 4096
 _MASK: Final = 2**64 - 1
 _POSITION: Final = 0x9E3779B97F4A7C15
 _MAGIC: Final = 0xC2B2AE3D27D4EB4F
@@ -82,14 +82,14 @@ class LogSums:
         them. Never fails, since the units are already in the file."""
         self._waiting.append((position, units))
         self._count += len(units)
-        if self._count >= _SOME:
+        if self._count >= _MAX_PENDING:
             with suppress(MemoryError):  # tried again later
                 self._settle()
 
     def change(self, position: int, old: int, new: int) -> None:
         """Note that the magic number of the unit at a position has changed. Never fails."""
         self._changes.append((position, old, new))
-        if len(self._changes) >= _SOME:
+        if len(self._changes) >= _MAX_PENDING:
             with suppress(MemoryError):  # tried again later
                 self._settle()
 

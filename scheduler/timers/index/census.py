@@ -139,7 +139,7 @@ class Census:
         if not self.is_begun:
             self.reached = position
 
-    def took(self, waits: Waits, reached: int) -> None:
+    def counted_to(self, waits: Waits, reached: int) -> None:
         """Note that the units before a position have been looked at, and add the waiting messages of the last part.
         Raises MemoryError; then the census has begun again."""
         self.reached = reached

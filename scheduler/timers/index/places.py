@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BLOCK_UNITS: Final = 512
 """Most units that are read to find one."""
 _BLOCK: Final = BLOCK_UNITS * UNIT_SIZE
-_SOME: Final = 4096
+_MAX_COLLECTED: Final = 4096
 _PART_BLOCKS: Final = 16
 _ALL: Final = 2**63 - 1
 
@@ -56,7 +56,7 @@ class UnitPlaces:
         since the units are already in the log."""
         self._waiting.append((positions, units))
         self._count += len(units)
-        if self._count >= _SOME:
+        if self._count >= _MAX_COLLECTED:
             with suppress(MemoryError):  # tried again later
                 self._settle()
 

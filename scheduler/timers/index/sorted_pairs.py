@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-_FRESH: Final = 4096
+_MAX_UNSORTED: Final = 4096
 """New pairs are collected unsorted up to this many."""
 _MOST_SORTED: Final = 1 << 17
 """Runs are not merged beyond this many pairs, for which a merge takes some ms."""
@@ -35,26 +35,26 @@ class SortedPairs:
         """`least`: returns the second number below which pairs are not needed any more; these are dropped when others
         are sorted."""
         self._least = least
-        self._fresh: dict[int, int] = {}
+        self._unsorted: dict[int, int] = {}
         self._runs: list[_Run] = []
         """The sorted runs, the oldest first."""
 
     def __len__(self) -> int:
-        return len(self._fresh) + sum(len(run.firsts) for run in self._runs)
+        return len(self._unsorted) + sum(len(run.firsts) for run in self._runs)
 
     def add(self, firsts: Integers, seconds: Integers) -> None:
         """Add pairs."""
-        if len(firsts) + len(self._fresh) < _FRESH:
-            self._fresh.update(zip(firsts.tolist(), seconds.tolist(), strict=True))
+        if len(firsts) + len(self._unsorted) < _MAX_UNSORTED:
+            self._unsorted.update(zip(firsts.tolist(), seconds.tolist(), strict=True))
             return
-        fresh = np.array(list(self._fresh.items()), np.int64).reshape(-1, 2)
-        self._fresh = {}
+        fresh = np.array(list(self._unsorted.items()), np.int64).reshape(-1, 2)
+        self._unsorted = {}
         self._take(np.concatenate((fresh[:, 0], firsts)), np.concatenate((fresh[:, 1], seconds)))
 
     def add_one(self, first: int, second: int) -> None:
         """Add a pair."""
-        self._fresh[first] = second
-        if len(self._fresh) >= _FRESH:
+        self._unsorted[first] = second
+        if len(self._unsorted) >= _MAX_UNSORTED:
             self.add(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def _take(self, firsts: Integers, seconds: Integers) -> None:
@@ -72,7 +72,7 @@ class SortedPairs:
     def newest(self, firsts: Integers, seconds: Integers) -> Integers:
         """The second number for each first number; the one in `seconds` where there is none. `firsts` is ascending."""
         result = seconds.copy()
-        fresh = np.array(sorted(self._fresh.items()), np.int64).reshape(-1, 2)
+        fresh = np.array(sorted(self._unsorted.items()), np.int64).reshape(-1, 2)
         for known, theirs in (*((run.firsts, run.seconds) for run in self._runs), (fresh[:, 0], fresh[:, 1])):
             if not len(known) or not len(firsts) or known[-1] < firsts[0] or known[0] > firsts[-1]:
                 continue
@@ -84,7 +84,7 @@ class SortedPairs:
     def between(self, low: int, high: int, limit: int) -> Integers:
         """The first numbers between `low` and `high`, both excluded, ascending, at most `limit`."""
         parts = [run.firsts for run in self._runs]
-        parts.append(np.sort(np.fromiter(self._fresh, np.int64, len(self._fresh))))
+        parts.append(np.sort(np.fromiter(self._unsorted, np.int64, len(self._unsorted))))
         found = []
         for firsts in parts:
             start, end = np.searchsorted(firsts, (low + 1, high)).tolist()
@@ -93,8 +93,8 @@ class SortedPairs:
 
     def find(self, first: int) -> int | None:
         """The second number for a first number; None without one."""
-        if first in self._fresh:
-            return self._fresh[first]
+        if first in self._unsorted:
+            return self._unsorted[first]
         for run in reversed(self._runs):
             at = int(run.firsts.searchsorted(first))
             if at < len(run.firsts) and run.firsts[at] == first:

@@ -89,19 +89,19 @@ class Offsets:
 
     def __init__(self) -> None:
         self._sorted: list[NDArray[np.int64]] = []
-        self._fresh = array("q")
+        self._unsorted = array("q")
 
     def __len__(self) -> int:
-        return sum(map(len, self._sorted)) + len(self._fresh)
+        return sum(map(len, self._sorted)) + len(self._unsorted)
 
     def add(self, offset: int) -> None:
         """Add an offset."""
-        self._fresh.append(offset)
-        if len(self._fresh) >= _SORTED_AT_ONCE:
+        self._unsorted.append(offset)
+        if len(self._unsorted) >= _SORTED_AT_ONCE:
             self._sort()
 
     def _sort(self) -> None:
-        arrays, self._fresh = [*self._sorted, np.sort(np.array(self._fresh, np.int64))], array("q")
+        arrays, self._unsorted = [*self._sorted, np.sort(np.array(self._unsorted, np.int64))], array("q")
         while len(arrays) > 1 and len(arrays[-2]) < 2 * len(arrays[-1]):
             # A stable sort merges the two sorted parts.
             arrays[-2:] = [np.sort(np.concatenate(arrays[-2:]), kind="stable")]
@@ -109,7 +109,7 @@ class Offsets:
 
     def has(self, offsets: NDArray[np.int64]) -> Mask:
         """Whether each offset is in the set."""
-        if self._fresh:
+        if self._unsorted:
             self._sort()
         found = np.zeros(len(offsets), bool)
         for each in self._sorted:

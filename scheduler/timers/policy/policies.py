@@ -151,8 +151,8 @@ class Policies:
 
     def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
         """Decide what to do with due messages; None if all are to be delivered unchanged. A result counts for the rates
-        only when it is given to `took`; until then this may be called again. `queued`: hashes of topics with parked
-        messages that come first; other messages of these are parked behind them. Raises OSError."""
+        only when it is given to `carried_out`; until then this may be called again. `queued`: hashes of topics with
+        parked messages that come first; other messages of these are parked behind them. Raises OSError."""
         is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
         asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
         if not len(asked) and not is_parked.any():
@@ -195,7 +195,7 @@ class Policies:
         held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
         return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
 
-    def took(self, split: Split) -> None:
+    def carried_out(self, split: Split) -> None:
         """Note that a split was carried out."""
         self._next_ms.update(split.turns)
 

@@ -88,18 +88,18 @@ def test_setting_the_wall_clock_changes_neither_the_uptime_nor_the_mornings(
     appender.appended = 5
     clock.advance(DAY_MS)
     stats.sample()
-    assert stats.mornings() == ((0, 0), (5, 0))
+    assert stats.day_starts() == ((0, 0), (5, 0))
     for step_ms in (-DAY_MS, DAY_MS):
         clock.set_wall(clock.now_ms() + step_ms)
         appender.appended += 10
         stats.sample()
-    assert stats.mornings() == ((0, 0), (5, 0))
+    assert stats.day_starts() == ((0, 0), (5, 0))
     assert stats.running_ms == DAY_MS
 
 
 def test_writes_are_counted_by_how_long_they_took(stats: Stats) -> None:
     for seconds in (0.0005, 0.001, 0.009, 0.010, 0.049, 9.999, 10.0, 1000.0):
-        stats.wrote(seconds)
+        stats.add_write(seconds)
     assert stats.put_times == [1, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
     assert len(stats.put_times) == len(PUT_TIME_LIMITS_MS) + 1
     assert stats.put_time_max_ms == 1_000_000
@@ -112,15 +112,15 @@ def test_without_writes_there_is_no_percentile(stats: Stats) -> None:
 
 
 def test_the_counts_of_two_mornings_are_kept(stats: Stats, clock: ManualClock, appender: Appender) -> None:
-    assert stats.mornings() == ((0, 0), (0, 0))
+    assert stats.day_starts() == ((0, 0), (0, 0))
     appender.appended, stats.transferred = 5, 3
     clock.advance(DAY_MS)
     stats.sample()
-    assert stats.mornings() == ((0, 0), (5, 3))
+    assert stats.day_starts() == ((0, 0), (5, 3))
     appender.appended, stats.transferred = 9, 7
     clock.advance(DAY_MS)
     stats.sample()
-    assert stats.mornings() == ((5, 3), (9, 7))
+    assert stats.day_starts() == ((5, 3), (9, 7))
 
 
 async def test_what_is_put_and_got_is_told(broker: UnboundBroker, peer: Peer) -> None:

@@ -16,7 +16,7 @@ from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 @pytest.mark.parametrize("seed", range(20))
 def test_pairs_are_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(sorted_pairs, "_FRESH", chance.choice((2, 10, 1000)))
+    monkeypatch.setattr(sorted_pairs, "_MAX_UNSORTED", chance.choice((2, 10, 1000)))
     monkeypatch.setattr(sorted_pairs, "_MOST_SORTED", chance.choice((8, 100, 10_000)))
     least = [0]
     pairs, known = SortedPairs(lambda: least[0]), dict[int, int]()

@@ -58,8 +58,8 @@ def without_memory(monkeypatch: pytest.MonkeyPatch, where: type, name: str, time
 @pytest.mark.parametrize(("where", "name"), PLACES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_message_comes_once(where: type, name: str, end: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = TimerWorld()
-    monkeypatch.setattr("duemq.scheduler.timers.index.places._SOME", 2)
-    monkeypatch.setattr("duemq.scheduler.timers.files.sums._SOME", 2)
+    monkeypatch.setattr("duemq.scheduler.timers.index.places._MAX_COLLECTED", 2)
+    monkeypatch.setattr("duemq.scheduler.timers.files.sums._MAX_PENDING", 2)
     world.send(START_MS + 500)
     world.pass_time(100)
     taken = [b"m1"]

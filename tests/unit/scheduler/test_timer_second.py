@@ -115,7 +115,7 @@ def test_messages_have_their_order_whatever_came_when(
 ) -> None:
     monkeypatch.setattr(timer_second, "_TAKEN", taken)
     monkeypatch.setattr(timer_second, "_RUN", 10)
-    monkeypatch.setattr(timer_second, "_FEW", 2)
+    monkeypatch.setattr(timer_second, "_MIN_GIVEN", 2)
     model = Model()
     model.load(loaded)
     came = dict(meanwhile)

@@ -31,7 +31,7 @@ from duemq.spark_jobs.audit.audit import Missing, verify
 from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import directories
-from duemq.spark_jobs.store.local_files import told_apart
+from duemq.spark_jobs.store.local_files import distinct_names
 from tests.spark import audit, faults, oracle
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import MADE_MS, World, make_small
@@ -369,7 +369,7 @@ def test_where_no_store_can_be_read_there_is_no_report(tmp_path: Path) -> None:
     ],
 )
 def test_names_for_the_stores_of_a_pattern(pattern: str, paths: list[str], names: list[str]) -> None:
-    assert told_apart(pattern, paths) == names
+    assert distinct_names(pattern, paths) == names
 
 
 def test_the_report_of_one_store_is_as_ever(stores: Path, tmp_path: Path) -> None:

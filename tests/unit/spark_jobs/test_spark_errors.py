@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from duemq.spark_jobs import quiet, spark_errors
 from duemq.spark_jobs.errors import JobError, NoStore
 from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader
-from duemq.spark_jobs.spark_errors import told
+from duemq.spark_jobs.spark_errors import advice
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.writers.tasks import Inline
 from tests.unit.spark_jobs.compact_world import new_broker
@@ -42,9 +42,9 @@ TASK = "An exception was thrown from the Python worker:\nTraceback (most recent 
     ],
 )
 def test_what_one_can_do_something_about(text: str, why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(PySparkException(text))
+    found = advice(PySparkException(text))
     assert found is None if why is None else (found or "").startswith(why)
-    assert told(ValueError(text)) is None
+    assert advice(ValueError(text)) is None
     monkeypatch.delenv("DUEMQ_TRACEBACK", raising=False)
     with pytest.raises(JobError if why else PySparkException), spark_errors.in_one_line():
         raise PySparkException(text)
@@ -75,13 +75,13 @@ def test_a_java_that_was_killed() -> None:
 
     with pytest.raises(ConnectionRefusedError) as caught:
         call("/x/py4j/java_gateway.py")
-    assert (told(caught.value) or "").startswith("Spark's Java has ended")
+    assert (advice(caught.value) or "").startswith("Spark's Java has ended")
     caught.value.__context__ = None  # at the next call
-    assert (told(caught.value) or "").startswith("Spark's Java has ended")
+    assert (advice(caught.value) or "").startswith("Spark's Java has ended")
     with pytest.raises(ConnectionRefusedError) as caught:
         call("/x/other.py")
     caught.value.__context__ = None
-    assert told(caught.value) is None
+    assert advice(caught.value) is None
 
 
 def test_who_talked_to_java_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

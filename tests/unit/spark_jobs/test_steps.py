@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.spark_jobs.analyse.analyse import _ahead, _over_time
+from duemq.spark_jobs.analyse.analyse import _due_by_step, _over_time
 from duemq.spark_jobs.analyse.analysis import Ahead
 from duemq.spark_jobs.audit.figures import CASE, PENDING, Figures
 from duemq.spark_jobs.audit.lateness import histogram
@@ -63,7 +63,7 @@ def waiting(due_ms: list[int]) -> tuple[list[Ahead], int]:
     cases = np.zeros(len(due_ms), CASE)
     cases["status"], cases["due_ms"], cases["topic_hash"] = PENDING, due_ms, 5
     parts = [Figures.of(part, 1000, 0) for part in np.array_split(cases, 3)]
-    return _ahead(Figures.added(parts).pending_by_topic, {5: "orders"})
+    return _due_by_step(Figures.added(parts).pending_by_topic, {5: "orders"})
 
 
 def test_what_is_ahead_in_the_next_minutes_is_told_by_seconds() -> None:
