@@ -205,7 +205,7 @@ class PushConsumer:
         return [await self.receive(), *self._inbox.get_more(most - 1)]
 
     async def commit(self) -> dict[MessageQueue, int]:
-        """Store the offsets of what is finished now, and not only from time to time; for one who keeps notes of what the
+        """Store the offsets of what is finished now, not only from time to time; for one who keeps notes of what the
         group would get again. Gives the offsets that are known to be stored, by queue: what lies before them is not
         delivered to the group again. An offset that cannot be stored now is stored later, which is logged.
         """

@@ -306,7 +306,7 @@ class Producer:
         return self._check_open().make()
 
     async def choose_queue(self, topic: str, sharding_key: str | None = None) -> MessageQueue:
-        """The queue that a send to the topic would choose now, for one who notes it before the send. Raises ClosedError,
+        """The queue that a send to the topic would choose, for one who notes it before the send. Raises ClosedError,
         NoRouteError, ConnectError, ConnectionLostError and RequestTimeoutError."""
         self._check_open()
         choose = self._chooser(topic, sharding_key, None)

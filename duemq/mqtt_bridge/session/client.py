@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from duemq.errors import DueMQError
-from duemq.mqtt_bridge.rules.model import Connection, QoS, Retained
+from duemq.mqtt_bridge.rules.model import Connection, Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.wire import Received, Wire
 
@@ -41,16 +41,6 @@ class ServerLimits:
     maximum_qos: int = 2
     retain: bool = True
     packet_bytes: int = packets.MAX_REMAINING
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What to subscribe to. `number` tells a message by which subscription it came; MQTT 5 only."""
-
-    filter: str
-    qos: QoS
-    retained: Retained
-    number: int
 
 
 class Session(aiomqtt.Client):
@@ -153,34 +143,31 @@ class Session(aiomqtt.Client):
             self._drained.clear()
             await self._drained.wait()
 
-    async def subscribe_to(self, subscriptions: Sequence[Subscription], share: str | None) -> list[str]:
-        """Subscribe, and give what the broker refused, a line for each. Raises MqttConnectionError."""
-        refused = []
-        for each in subscriptions:
-            topic = f"$share/{share}/{each.filter}" if share is not None else each.filter
-            options, properties = None, None
-            if self.is_v5:
-                retain = _RETAIN_ONCE if each.retained == "once" and share is None else _RETAIN_NEVER
-                options = SubscribeOptions(each.qos, retainAsPublished=True, retainHandling=retain)
-                properties = PahoProperties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
-                properties.SubscriptionIdentifier = each.number
-            try:
-                codes = await self.subscribe(topic, each.qos, options, properties)
-            except (aiomqtt.MqttError, ValueError) as error:
-                raise MqttConnectionError(f"cannot subscribe to {topic!r}: {error}") from None
-            for code in codes:
-                if isinstance(code, ReasonCode) and code.is_failure:
-                    refused.append(f"the MQTT broker refuses the subscription to {topic!r}: {code}")
-        return refused
+    async def subscribe_to(self, topic: str, subscription: Subscription) -> str | None:
+        """Subscribe; `topic` is the filter as the broker is to see it, with $share. Gives why the broker refuses it, or
+        None. Raises MqttConnectionError."""
+        options = None
+        if self.is_v5:
+            is_once = subscription.retained == "once"
+            # The flag is kept where it says how a message was published. With "once" it has to say which were retained.
+            options = SubscribeOptions(
+                subscription.qos,
+                retainAsPublished=not is_once,
+                retainHandling=_RETAIN_ONCE if is_once else _RETAIN_NEVER,
+            )
+        try:
+            codes = await self.subscribe(topic, 0 if options is not None else subscription.qos, options)
+        except (aiomqtt.MqttError, ValueError) as error:
+            raise MqttConnectionError(f"cannot subscribe to {topic!r}: {error}") from None
+        code = codes[0]
+        return str(code) if isinstance(code, ReasonCode) and code.is_failure else None
 
-    async def unsubscribe_from(self, filters: Sequence[str], share: str | None) -> None:
-        """Unsubscribe. Raises MqttConnectionError."""
-        for each in filters:
-            topic = f"$share/{share}/{each}" if share is not None else each
-            try:
-                await self.unsubscribe(topic)
-            except (aiomqtt.MqttError, ValueError) as error:
-                raise MqttConnectionError(f"cannot unsubscribe from {topic!r}: {error}") from None
+    async def unsubscribe_from(self, topic: str) -> None:
+        """Unsubscribe; `topic` as of `subscribe_to`. Raises MqttConnectionError."""
+        try:
+            await self.unsubscribe(topic)
+        except (aiomqtt.MqttError, ValueError) as error:
+            raise MqttConnectionError(f"cannot unsubscribe from {topic!r}: {error}") from None
 
     def _flush(self) -> None:
         if self._out:

@@ -1,12 +1,13 @@
 """What must outlive a kill of the bridge so that QoS 2 stays exactly once: an SQLite file, written many rows a commit.
 
-    received       packet_id | unique_key, topic, broker, queue_id, floor, is_delayed      of the broker's session
-    published      grp, topic, broker, queue_id, queue_offset | packet_id, state           of ours
-    subscriptions  filter | number                                                         of the session
+    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed   from MQTT
+    published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
+    subscriptions  filter | qos                                                                 of the broker's session
 
 `received`: a message with QoS 2 that was taken on, from before it is sent to RocketMQ until its PUBREL. Where the
 broker sends its packet id again, it is the same message, and RocketMQ is asked for its unique key: in the queue, from
-the offset `floor` on, before which it cannot lie.
+the offset `floor` on, before which it cannot lie. It has the digest of what came, since a broker that lost its last
+seconds may give the packet id to another message.
 
 `published`: a message with QoS 2 that goes to MQTT, from before its PUBLISH until the group's offset has passed it.
 
@@ -32,12 +33,13 @@ FILE_NAME: Final = "journal.db"
 _VERSION: Final = 1
 
 _TABLES: Final = """
-CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, topic TEXT NOT NULL,
-    broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL, is_delayed INTEGER NOT NULL);
+CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
+    topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
+    is_delayed INTEGER NOT NULL);
 CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
     packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
     PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
-CREATE TABLE subscriptions (number INTEGER PRIMARY KEY AUTOINCREMENT, filter TEXT NOT NULL UNIQUE);
+CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -52,6 +54,8 @@ class Taken:
     packet_id: int
     unique_key: str
     """The message id that it has or will have in RocketMQ."""
+    digest: bytes
+    """Of the PUBLISH."""
     queue: MessageQueue
     """Where it was or will be sent; for a delayed one, where it will be delivered."""
     floor: int
@@ -102,7 +106,6 @@ class Journal:
         received: dict[int, Taken],
         published: dict[Place, Published],
         subscriptions: dict[str, int],
-        highest_number: int,
     ) -> None:
         self._database = database
         self._thread = thread
@@ -110,11 +113,10 @@ class Journal:
         """By packet id."""
         self.published: Mapping[Place, Published] = published
         self.subscriptions: Mapping[str, int] = subscriptions
-        """Numbers by filter: all that the session at the broker may have."""
+        """QoS by filter, with $share: all that the session at the broker may have."""
         self._received = received
         self._published = published
         self._subscriptions = subscriptions
-        self._highest = highest_number
         self._changes: list[_Change] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -130,6 +132,7 @@ class Journal:
                 (
                     each.packet_id,
                     each.unique_key,
+                    each.digest,
                     queue.topic,
                     queue.broker,
                     queue.queue_id,
@@ -137,7 +140,7 @@ class Journal:
                     int(each.is_delayed),
                 )
             )
-        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def set_stored(self, packet_ids: Iterable[int]) -> None:
         """RocketMQ has these messages. In memory only."""
@@ -160,14 +163,16 @@ class Journal:
             rows.append((place.group, *place.queue, place.offset, published.packet_id, int(published.state)))
         self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """The group's offsets are stored: what was done before them is not delivered again."""
-        gone = [
-            place
+    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[int]:
+        """The group's offsets are stored: what lies before them is not delivered again. Gives the packet ids that are
+        free by that: none but where somebody moved the offsets."""
+        gone = {
+            place: published
             for place, published in self._published.items()
-            if place.group == group and published.state is State.DONE and place.offset < offsets.get(place.queue, 0)
-        ]
+            if place.group == group and place.offset < offsets.get(place.queue, 0)
+        }
         self.forget_published(gone)
+        return [each.packet_id for each in gone.values() if each.state is not State.DONE]
 
     def forget_published(self, places: Iterable[Place]) -> None:
         """Forget messages, whatever their state."""
@@ -180,20 +185,15 @@ class Journal:
     # --- the session
 
     def forget_session(self) -> None:
-        """The broker has no session of ours: packet ids and subscriptions mean nothing any more. What is done stays,
-        since that is of RocketMQ's offsets."""
+        """The broker has no session of ours: packet ids of its messages and subscriptions mean nothing any more."""
         self.release(list(self._received))
-        self.forget_published([place for place, each in self._published.items() if each.state is not State.DONE])
         self.forget_subscriptions(list(self._subscriptions))
 
-    def subscribe(self, filters: Iterable[str]) -> None:
-        """Note subscriptions, before they are made. Each new one has a number that none had before."""
-        new = [each for each in dict.fromkeys(filters) if each not in self._subscriptions]
-        for each in new:
-            self._highest += 1
-            self._subscriptions[each] = self._highest
-        rows = [(self._subscriptions[each], each) for each in new]
-        self._change("INSERT INTO subscriptions (number, filter) VALUES (?, ?)", rows)
+    def subscribe(self, topic: str, qos: int) -> None:
+        """Note a subscription, before it is made."""
+        if self._subscriptions.get(topic) != qos:
+            self._subscriptions[topic] = qos
+            self._change("INSERT OR REPLACE INTO subscriptions VALUES (?, ?)", [(topic, qos)])
 
     def forget_subscriptions(self, filters: Iterable[str]) -> None:
         """Subscriptions that were ended."""
@@ -276,15 +276,14 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
         received = {
-            row[0]: Taken(row[0], row[1], MessageQueue(row[2], row[3], row[4]), row[5], bool(row[6]))
+            row[0]: Taken(row[0], row[1], row[2], MessageQueue(row[3], row[4], row[5]), row[6], bool(row[7]))
             for row in database.execute("SELECT * FROM received ORDER BY rowid")
         }
         published = {
             Place(row[0], MessageQueue(row[1], row[2], row[3]), row[4]): Published(row[5], State(row[6]))
             for row in database.execute("SELECT * FROM published")
         }
-        subscriptions: dict[str, int] = dict(database.execute("SELECT filter, number FROM subscriptions"))
-        highest = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'subscriptions'").fetchone()
+        subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
         # The lock is taken by a write: an empty one will do.
         database.execute("BEGIN IMMEDIATE")
         database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -292,4 +291,4 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
     except BaseException:
         database.close()
         raise
-    return Journal(database, thread, received, published, subscriptions, highest[0] if highest else 0)
+    return Journal(database, thread, received, published, subscriptions)

@@ -301,6 +301,11 @@ def set_dup(packet: bytearray) -> None:
     packet[0] |= 8
 
 
+def clear_dup(packet: bytearray) -> None:
+    """Mark a PUBLISH as one that is sent for the first time."""
+    packet[0] &= 0xF7
+
+
 def encode_ack(kind: int, packet_id: int, reason: int = SUCCESS) -> bytes:
     """Another packet of a message's way. A reason other than success is for MQTT 5."""
     first = kind | 2 if kind == PUBREL else kind
