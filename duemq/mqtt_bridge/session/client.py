@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import aiomqtt
 from aiomqtt.types import PahoSocket
+from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY, ConnectFlags, DisconnectFlags
 from paho.mqtt.client import Client as PahoClient
-from paho.mqtt.client import ConnectFlags, DisconnectFlags
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -71,7 +71,7 @@ class Session(aiomqtt.Client):
             protocol=aiomqtt.ProtocolVersion.V5 if self.is_v5 else aiomqtt.ProtocolVersion.V311,
             will=aiomqtt.Will(will[0], will[1], qos=1, retain=True),
             clean_session=None if self.is_v5 else False,
-            clean_start=False,
+            clean_start=False if self.is_v5 else MQTT_CLEAN_START_FIRST_ONLY,
             properties=_connect_properties(connection) if self.is_v5 else None,
             transport="websockets" if connection.websocket_path is not None else "tcp",
             websocket_path=connection.websocket_path,
