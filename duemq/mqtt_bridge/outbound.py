@@ -366,7 +366,7 @@ class ToMqtt:
         qos = self._qos(message)
         place = Place(self.rule.group, message.queue, message.queue_offset)
         known = self._journal.published.get(place) if qos == 2 else None
-        if known is not None and known.state is State.DONE:
+        if qos == 2 and self._is_over(place, known, now_ms):
             counters.repeated += 1
             return None
         expires = translation.expires_at_ms(fields)
@@ -393,6 +393,10 @@ class ToMqtt:
         elif qos == 2:
             self._journal.set_published([(place, Published(packet_id, State.PUBLISHED))])
         return flight
+
+    def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:
+        """Whether a message with QoS 2 was published before."""
+        return known.state is State.DONE if known is not None else self._journal.is_passed(place, now_ms)
 
     def _encode(self, message: ReceivedMessage, topic: str, qos: int, packet_id: int, now_ms: int) -> bytearray:
         fields = message.properties
@@ -449,6 +453,6 @@ class ToMqtt:
                 except DueMQError as error:
                     log.debug("no offsets were stored: %s", error)
                     continue
-                for packet_id in self._journal.forget_before(self.rule.group, offsets):
+                for packet_id in self._journal.forget_before(self.rule.group, offsets, self._clock()):
                     self._ids.give_back(packet_id)
                 await self._journal.saved()

@@ -2,6 +2,7 @@
 
     received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed   from MQTT
     published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
+    passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
 
 `received`: a message with QoS 2 that was taken on, from before it is sent to RocketMQ until its PUBREL. Where the
@@ -10,6 +11,10 @@ the offset `floor` on, before which it cannot lie. It has the digest of what cam
 seconds may give the packet id to another message.
 
 `published`: a message with QoS 2 that goes to MQTT, from before its PUBLISH until the group's offset has passed it.
+
+`passed`: how far the group's offset was in each queue, with QoS 2: now (`high`), and one to two minutes ago (`low`). A
+broker keeps offsets in memory and saves them every five seconds, so that after a kill it gives the last messages again:
+what lies between the two was published. A group that begins before `low` was sent back by an administrator.
 
 Rows are in memory as well. A change is there at once, and `saved` tells when it is on the disk. Only one process has
 the file: another one that opens it gets JournalError.
@@ -30,6 +35,8 @@ from duemq.errors import DueMQError
 from duemq.messages import MessageQueue
 
 FILE_NAME: Final = "journal.db"
+TURN_MS: Final = 60_000
+"""Between `high` and `low` of a queue lies at least this time, in ms, and at most twice as much."""
 _VERSION: Final = 1
 
 _TABLES: Final = """
@@ -39,6 +46,8 @@ CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, 
 CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
     packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
     PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
+CREATE TABLE passed (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, low INTEGER NOT NULL, middle INTEGER NOT NULL,
+    high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
 CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -93,6 +102,16 @@ class Published:
     state: State
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How far a group's offset was in a queue: one to two turns ago, at the last turn, and now."""
+
+    low: int
+    middle: int
+    high: int
+    turned_ms: int
+
+
 _Change = tuple[str, list[tuple[Any, ...]]]
 
 
@@ -105,6 +124,7 @@ class Journal:
         thread: ThreadPoolExecutor,
         received: dict[int, Taken],
         published: dict[Place, Published],
+        passed: dict[tuple[str, MessageQueue], Passed],
         subscriptions: dict[str, int],
     ) -> None:
         self._database = database
@@ -116,6 +136,7 @@ class Journal:
         """QoS by filter, with $share: all that the session at the broker may have."""
         self._received = received
         self._published = published
+        self._passed = passed
         self._subscriptions = subscriptions
         self._changes: list[_Change] = []
         self._writing: asyncio.Task[None] | None = None
@@ -163,9 +184,25 @@ class Journal:
             rows.append((place.group, *place.queue, place.offset, published.packet_id, int(published.state)))
         self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[int]:
-        """The group's offsets are stored: what lies before them is not delivered again. Gives the packet ids that are
-        free by that: none but where somebody moved the offsets."""
+    def is_passed(self, place: Place, now_ms: int) -> bool:
+        """Whether a message that RocketMQ gives was published and forgotten: its broker has lost the group's last
+        offsets. `now_ms`: the time, ms since the epoch."""
+        passed = self._passed.get(place[:2])
+        if passed is None or place.offset < passed.low:
+            self._set_passed(place.group, place.queue, Passed(place.offset, place.offset, place.offset, now_ms))
+            return False
+        return place.offset < passed.high
+
+    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[int]:
+        """The group's offsets are stored: forget the messages before them, but not how far that is. Gives the packet ids
+        that are free by that: none, but where somebody moved offsets. `now_ms`: the time, ms since the epoch."""
+        for queue, offset in offsets.items():
+            passed = self._passed.get((group, queue))
+            if passed is None or offset <= passed.high:
+                continue
+            if now_ms - passed.turned_ms >= TURN_MS:
+                passed = Passed(passed.middle, passed.high, passed.high, now_ms)
+            self._set_passed(group, queue, replace(passed, high=offset))
         gone = {
             place: published
             for place, published in self._published.items()
@@ -173,6 +210,11 @@ class Journal:
         }
         self.forget_published(gone)
         return [each.packet_id for each in gone.values() if each.state is not State.DONE]
+
+    def _set_passed(self, group: str, queue: MessageQueue, passed: Passed) -> None:
+        self._passed[group, queue] = passed
+        row = (group, *queue, passed.low, passed.middle, passed.high, passed.turned_ms)
+        self._change("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [row])
 
     def forget_published(self, places: Iterable[Place]) -> None:
         """Forget messages, whatever their state."""
@@ -283,6 +325,10 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
             Place(row[0], MessageQueue(row[1], row[2], row[3]), row[4]): Published(row[5], State(row[6]))
             for row in database.execute("SELECT * FROM published")
         }
+        passed = {
+            (row[0], MessageQueue(row[1], row[2], row[3])): Passed(*row[4:])
+            for row in database.execute("SELECT * FROM passed")
+        }
         subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
         # The lock is taken by a write: an empty one will do.
         database.execute("BEGIN IMMEDIATE")
@@ -291,4 +337,4 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
     except BaseException:
         database.close()
         raise
-    return Journal(database, thread, received, published, subscriptions)
+    return Journal(database, thread, received, published, passed, subscriptions)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -99,11 +99,14 @@ class BridgeProcess:
 
 
 class World:
-    """All three, in a directory of the test's."""
+    """All three, in a directory of the test's. `settings`: lines of Mosquitto's configuration; `broker`: properties of
+    duemq's."""
 
-    def __init__(self, directory: Path, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, settings: Sequence[str] = (), broker: Mapping[str, object] | None = None
+    ) -> None:
         self.mosquitto = Mosquitto(directory / "mosquitto", settings)
-        self.broker = DuemqBroker(directory / "duemq", {"flushDiskType": "ASYNC_FLUSH"})
+        self.broker = DuemqBroker(directory / "duemq", broker or {})
         self.bridge = BridgeProcess(directory / "bridge", self.mosquitto, self.broker.nameserver)
 
     async def start(self, rules: str, mqtt: str = "") -> None:
@@ -142,7 +145,7 @@ class World:
     async def received(self, topic: str, count: int) -> list[ReceivedMessage]:
         """The first messages of a topic, so many."""
         async with self.consumer(topic) as consumer:
-            found = []
+            found: list[ReceivedMessage] = []
             async with asyncio.timeout(30):
                 while len(found) < count:
                     message = await consumer.receive()
@@ -194,6 +197,11 @@ def publish_properties(**values: Any) -> Properties:
     for name, value in values.items():
         setattr(properties, name, value)
     return properties
+
+
+def properties_of(message: aiomqtt.Message) -> dict[str, Any]:
+    """The properties of a message that was received, by paho's names."""
+    return {} if message.properties is None else dict(vars(message.properties))
 
 
 async def take(client: aiomqtt.Client, count: int, *, without: Iterable[str] = ("duemq/",)) -> list[aiomqtt.Message]:
