@@ -256,7 +256,8 @@ class FromMqtt:
             publish = work.publish
             digest = _digest(publish)
             known = self._journal.received.get(publish.packet_id)
-            if known is not None and known.digest == digest:
+            # One that was released is sent again only by a broker that lost its last seconds, and marked as that.
+            if known is not None and known.digest == digest and (publish.dup or not known.is_released):
                 self._counters.repeated += 1
                 work.taken, work.is_new = known, False
             else:
@@ -370,7 +371,7 @@ class FromMqtt:
     async def _refuse_sent(self, work: _Work, error: DueMQError) -> None:
         self._refuse(work, str(error))
         if work.taken is not None:
-            self._journal.release([work.taken.packet_id])
+            self._journal.forget_received([work.taken.packet_id])
             await self._journal.saved()
 
     async def _wait_for_rocketmq(self, error: DueMQError, failures: int) -> None:

@@ -205,10 +205,12 @@ class Session(aiomqtt.Client):
     ) -> None:
         if not self._lost.done():
             by_broker = flags.is_disconnect_packet_from_server
-            why = f"the MQTT broker said {reason_code}" if by_broker else str(reason_code)
+            why = f"the MQTT broker said {reason_code}" if by_broker else f"lost the connection to {self._address}"
             self._lost.set_result(self._why_broken or why)
         self._drained.set()
         super()._on_disconnect(client, userdata, flags, reason_code, properties)
+        if self._disconnected.done() and not self._disconnected.cancelled():
+            self._disconnected.exception()  # looked at, since `wait_lost` tells it
 
     def _on_socket_unregister_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         super()._on_socket_unregister_write(client, userdata, sock)

@@ -1,6 +1,6 @@
 """What must outlive a kill of the bridge so that QoS 2 stays exactly once: an SQLite file, written many rows a commit.
 
-    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed   from MQTT
+    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released   from MQTT
     published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
     passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
@@ -8,7 +8,7 @@
 `received`: a message with QoS 2 that was taken on, from before it is sent to RocketMQ until its PUBREL. Where the
 broker sends its packet id again, it is the same message, and RocketMQ is asked for its unique key: in the queue, from
 the offset `floor` on, before which it cannot lie. It has the digest of what came, since a broker that lost its last
-seconds may give the packet id to another message.
+seconds may give the packet id to another message. The last that were released stay: such a broker sends them again.
 
 `published`: a message with QoS 2 that goes to MQTT, from before its PUBLISH until the group's offset has passed it.
 
@@ -23,6 +23,7 @@ the file: another one that opens it gets JournalError.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ from duemq.errors import DueMQError
 from duemq.messages import MessageQueue
 
 FILE_NAME: Final = "journal.db"
+KEPT_RELEASED: Final = 10_000
+"""So many messages that were released are remembered."""
 TURN_MS: Final = 60_000
 """Between `high` and `low` of a queue lies at least this time, in ms, and at most twice as much."""
 _VERSION: Final = 1
@@ -42,7 +45,7 @@ _VERSION: Final = 1
 _TABLES: Final = """
 CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
     topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
-    is_delayed INTEGER NOT NULL);
+    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL);
 CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
     packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
     PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
@@ -72,6 +75,8 @@ class Taken:
     is_delayed: bool
     is_stored: bool = False
     """Whether RocketMQ is known to have it. Not in the file: after a start it is found out."""
+    is_released: bool = False
+    """Whether its PUBREL came."""
 
 
 class Place(NamedTuple):
@@ -135,6 +140,8 @@ class Journal:
         self.subscriptions: Mapping[str, int] = subscriptions
         """QoS by filter, with $share: all that the session at the broker may have."""
         self._received = received
+        self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
+        """Packet ids of messages that were released, the oldest first."""
         self._published = published
         self._passed = passed
         self._subscriptions = subscriptions
@@ -148,6 +155,7 @@ class Journal:
         rows = []
         for each in taken:
             self._received[each.packet_id] = each
+            self._released.pop(each.packet_id, None)
             queue = each.queue
             rows.append(
                 (
@@ -159,9 +167,10 @@ class Journal:
                     queue.queue_id,
                     each.floor,
                     int(each.is_delayed),
+                    0,
                 )
             )
-        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def set_stored(self, packet_ids: Iterable[int]) -> None:
         """RocketMQ has these messages. In memory only."""
@@ -170,8 +179,21 @@ class Journal:
                 self._received[packet_id] = replace(self._received[packet_id], is_stored=True)
 
     def release(self, packet_ids: Iterable[int]) -> None:
-        """Forget messages, at their PUBREL, or since they were refused: their packet ids may be other messages'."""
+        """Messages have got their PUBREL: their packet ids may be other messages'."""
+        now = [each for each in packet_ids if each in self._received and each not in self._released]
+        for each in now:
+            self._received[each] = replace(self._received[each], is_stored=True, is_released=True)
+        self._released.update(dict.fromkeys(now))
+        self._change("UPDATE received SET is_released = 1 WHERE packet_id = ?", [(each,) for each in now])
+        too_many = len(self._released) - KEPT_RELEASED
+        if too_many > 0:
+            self.forget_received(list(itertools.islice(self._released, too_many)))
+
+    def forget_received(self, packet_ids: Iterable[int]) -> None:
+        """Forget messages, since they were refused, or since nobody can send them again."""
         gone = [(each,) for each in packet_ids if self._received.pop(each, None) is not None]
+        for (each,) in gone:
+            self._released.pop(each, None)
         self._change("DELETE FROM received WHERE packet_id = ?", gone)
 
     # --- to MQTT
@@ -194,8 +216,8 @@ class Journal:
         return place.offset < passed.high
 
     def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[int]:
-        """The group's offsets are stored: forget the messages before them, but not how far that is. Gives the packet ids
-        that are free by that: none, but where somebody moved offsets. `now_ms`: the time, ms since the epoch."""
+        """The group's offsets are stored: forget the messages before them, but not how far that is. Gives packet ids
+        that are free now: none, but where somebody moved the offsets. `now_ms`: the time, ms since the epoch."""
         for queue, offset in offsets.items():
             passed = self._passed.get((group, queue))
             if passed is None or offset <= passed.high:
@@ -228,7 +250,7 @@ class Journal:
 
     def forget_session(self) -> None:
         """The broker has no session of ours: packet ids of its messages and subscriptions mean nothing any more."""
-        self.release(list(self._received))
+        self.forget_received(list(self._received))
         self.forget_subscriptions(list(self._subscriptions))
 
     def subscribe(self, topic: str, qos: int) -> None:
@@ -318,7 +340,16 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
         received = {
-            row[0]: Taken(row[0], row[1], row[2], MessageQueue(row[3], row[4], row[5]), row[6], bool(row[7]))
+            row[0]: Taken(
+                packet_id=row[0],
+                unique_key=row[1],
+                digest=row[2],
+                queue=MessageQueue(row[3], row[4], row[5]),
+                floor=row[6],
+                is_delayed=bool(row[7]),
+                is_stored=bool(row[8]),
+                is_released=bool(row[8]),
+            )
             for row in database.execute("SELECT * FROM received ORDER BY rowid")
         }
         published = {

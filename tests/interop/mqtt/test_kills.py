@@ -241,3 +241,39 @@ async def insist_on_sending(producer: Producer, topic: str, body: str) -> None:
             await producer.send(topic, body)
             return
         await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_killed_mosquitto_from_mqtt(tmp_path: Path, qos: int, kills: int, seed: int) -> None:
+    """What Mosquitto has on its disk comes, however often it is killed meanwhile."""
+    world = World(tmp_path, settings=("autosave_on_changes true", "autosave_interval 1"))
+    count = min(1500, 100 * kills)
+    try:
+        # Without a window Mosquitto hands over everything at once.
+        await world.start(rules(qos), "receive_maximum = 20")
+        await world.broker.kill()
+        async with world.client() as client:
+            client.pending_calls_threshold = count
+            for begin in range(0, count, 20):
+                numbers = range(begin, begin + 20)
+                await asyncio.gather(*(client.publish("in/x", str(each), qos=qos) for each in numbers))
+        await world.mosquitto.stop()
+        await asyncio.gather(world.broker.start(), world.mosquitto.start())
+        await Kills(world, "mosquitto", seed, kills).run()
+        await world.publish("in/last", "-1", qos=qos)
+        await arrived(world, -1)
+        await world.bridge.stop()
+        found = Counter(int(message.body) for message in await world.all_messages("In"))
+    finally:
+        await world.close()
+    assert set(range(count)) - found.keys() == set(), "lost"
+    if qos == 2:
+        assert {each: times for each, times in found.items() if times > 1} == {}, "twice"
+
+
+async def arrived(world: World, number: int) -> None:
+    """Wait until a number is in RocketMQ's topic."""
+    async with world.consumer("In", "arrives") as consumer, asyncio.timeout(60):
+        while int((message := await consumer.receive()).body) != number:
+            await message.ack()
