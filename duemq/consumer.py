@@ -200,6 +200,18 @@ class PushConsumer:
             raise ClosedError("the consumer is closed")
         return message
 
+    async def receive_many(self, most: int) -> list[ReceivedMessage]:
+        """The next message, and up to `most` in all with what is there already. Otherwise as `receive`."""
+        return [await self.receive(), *self._inbox.get_more(most - 1)]
+
+    async def commit(self) -> dict[MessageQueue, int]:
+        """Store the offsets of what is finished now, not only from time to time; for one who keeps notes of what the
+        group would get again. Gives the offsets that are known to be stored, by queue: what lies before them is not
+        delivered to the group again. An offset that cannot be stored now is stored later, which is logged.
+        """
+        await self._member.commit()
+        return self._member.committed
+
     async def caught_up(self) -> None:
         """Wait until all is finished that was in this member's queues when it got them.
 

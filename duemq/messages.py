@@ -146,13 +146,15 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to send. `tags`, `keys` and `properties` as in `Producer.send`."""
+    """A message to send. All but the topic and the body as in `Producer.send`."""
 
     topic: str
     body: bytes | str
     tags: str | None = field(default=None, kw_only=True)
     keys: str | Iterable[str] = field(default=(), kw_only=True)
     properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    sharding_key: str | None = field(default=None, kw_only=True)
+    message_id: str | None = field(default=None, kw_only=True)
 
 
 class Settler(Protocol):

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from duemq._consuming.group import GroupApi
+from duemq._consuming.subscription import ALL_TAGS, make_subscription
 from duemq._net.client import Client, typed_body, typed_header
 from duemq._net.connection import Codec
 from duemq._net.id_brokers import is_of_none
@@ -30,18 +32,22 @@ from duemq.errors import (
     DueMQError,
     NoRouteError,
     NotSupportedError,
+    PeerError,
     RequestTimeoutError,
+    TopicNotFoundError,
 )
 from duemq.messages import CancelResult, Message, MessageQueue, SendResult, SendStatus
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records import batch
-from duemq.protocol.records.properties import java_hash
+from duemq.protocol.records.properties import UNIQ_KEY, java_hash
 from duemq.protocol.requests import recall_handle as recall_handles
 from duemq.protocol.requests.bodies import CancelledMessage, HeartbeatData, ProducerData
 from duemq.protocol.requests.headers import (
     CancelMessage,
+    OffsetResponse,
+    QueueOfTopic,
     RecallMessage,
     RecallMessageResponse,
     SendMessageResponse,
@@ -57,6 +63,9 @@ _STATUS: Final = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
+
+READING_GROUP: Final = "TOOLS_CONSUMER"
+"""As whom a producer reads what it has sent: the consumer group that RocketMQ's brokers have for tools."""
 
 MOST_CANCELLED: Final = 1000
 """Most message ids that a broker takes in one request."""
@@ -106,6 +115,7 @@ class Producer:
         self._max_body_bytes = max_body_bytes
         self._clock = _clock
         self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, intervals=_intervals)
+        self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
         self._round_robin: dict[str, RoundRobin] = {}
         self._delay_tables = DelayTables(self._client)
         self._keys: UniqueKeys | None = None
@@ -157,6 +167,8 @@ class Producer:
         replace: bool = False,
         sharding_key: str | None = None,
         queue: MessageQueue | None = None,
+        message_id: str | None = None,
+        retries: int | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send a message and wait until the broker has stored it.
@@ -183,6 +195,10 @@ class Producer:
         Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
         Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
 
+        `message_id`: from `new_message_id`, for one who notes it before the send: with `stored` it is found out later
+        whether a send that failed was stored all the same. None: a new one. `retries`: for this send; 0 for one that
+        must not be stored twice.
+
         `timeout`: with all tries, in seconds.
 
         Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; NotSupportedError
@@ -193,7 +209,7 @@ class Producer:
         spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
-        message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
+        message = await self._prepare(topic, body, tags, keys, properties, sharding_key, message_id)
         limit = timeout or self._timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
@@ -208,7 +224,7 @@ class Producer:
             )
             return _result(answer, address, chosen, message.message_id, plan)
 
-        return await self._try(topic, choose, attempt, limit)
+        return await self._try(topic, choose, attempt, limit, retries)
 
     async def send_oneway(
         self,
@@ -234,7 +250,7 @@ class Producer:
         spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
-        message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
+        message = await self._prepare(topic, body, tags, keys, properties, sharding_key, None)
         limit = timeout or self._timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> str:
@@ -247,19 +263,26 @@ class Producer:
         return await self._try(topic, choose, attempt, limit, retries=0)
 
     async def send_batch(
-        self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
     ) -> list[SendResult]:
         """Send messages of one topic in one request; they are stored all or none, one after the other in one queue.
 
         Together they must not exceed `max_body_bytes`; they are neither compressed nor delayed, since brokers read a
-        batch in no other form. `queue`, `timeout` and errors as of `send`.
+        batch in no other form. Without `queue` all have the same sharding key, or none. `queue`, `retries`, `timeout`
+        and errors as of `send`.
         """
-        prepared = [
-            await self._prepare(each.topic, each.body, each.tags, each.keys, each.properties, None, compress=False)
-            for each in messages
-        ]
+        given = list(messages)
+        prepared = [self._prepare_for_batch(each) for each in given]
         if len({message.topic for message in prepared}) != 1:
             raise ArgumentError("a batch has at least one message, and all are of one topic")
+        if queue is None and len({each.sharding_key for each in given}) != 1:
+            raise ArgumentError("a batch lies in one queue: give messages with one sharding key, or `queue`")
+        choose = self._chooser(prepared[0].topic, given[0].sharding_key if queue is None else None, queue)
         topic = prepared[0].topic
         body = batch.encode((0, message.body, message.property_text({})) for message in prepared)
         checks.check_body(body, self._max_body_bytes)
@@ -274,7 +297,60 @@ class Producer:
             )
             return _batch_results(answer, address, chosen, prepared)
 
-        return await self._try(topic, self._chooser(topic, None, queue), attempt, limit)
+        return await self._try(topic, choose, attempt, limit, retries)
+
+    # --- what was stored ------------------------------------------------------------------------------------------
+
+    def new_message_id(self) -> str:
+        """A message id for a send that is still to come. Raises ClosedError."""
+        return self._check_open().make()
+
+    async def choose_queue(self, topic: str, sharding_key: str | None = None) -> MessageQueue:
+        """The queue that a send to the topic would choose, for one who notes it before the send. Raises ClosedError,
+        NoRouteError, ConnectError, ConnectionLostError and RequestTimeoutError."""
+        self._check_open()
+        choose = self._chooser(topic, sharding_key, None)
+        return choose(await self._client.routes.find_to_send(topic), None)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """The offset that the queue's next message will get; 0 for a topic that its broker does not have yet. Raises as
+        `choose_queue` does, and BrokerError."""
+        self._check_open()
+        try:
+            return await self._reading.end_offset(queue)
+        except NoRouteError as error:
+            # A name server forgets the topics of a broker that is away. Only the broker can say that there is none.
+            address = _primary(await self._client.routes.find_to_send(queue.topic), queue)
+            header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
+            try:
+                answer = await self._client.call(address, RequestCode.GET_MAX_OFFSET, header)
+            except TopicNotFoundError:
+                return 0
+            if typed_header(answer, OffsetResponse, address).offset > 0:
+                raise error
+            return 0
+
+    async def stored(self, message_ids: Iterable[str], queue: MessageQueue, from_offset: int) -> dict[str, int]:
+        """Which messages with these ids lie in the queue at `from_offset` or behind it, with their offsets there.
+
+        It is asked over the connection by which this producer sends, and brokers answer that in order: what is not
+        found was not stored by a send of this producer that is over, and will not be. A message that waits for its time
+        is not in its queue yet: `Admin.pending` finds it by its id. Raises as `end_offset` does.
+        """
+        self._check_open()
+        wanted, found = set(message_ids), dict[str, int]()
+        everything = make_subscription(queue.topic, ALL_TAGS, 0)
+        offset, end = from_offset, await self.end_offset(queue)
+        while offset < end and len(found) < len(wanted):
+            pulled = await self._reading.pull(queue, offset, everything, hold=False)
+            for message in pulled.messages:
+                message_id = message.properties.get(UNIQ_KEY)
+                if message_id in wanted:
+                    found.setdefault(message_id, message.queue_offset)
+            if pulled.next_offset <= offset:
+                raise PeerError(self._client.broker_addresses[0], f"it gives nothing of {queue} at offset {offset}")
+            offset = pulled.next_offset
+        return found
 
     # --- messages that wait ---------------------------------------------------------------------------------------
 
@@ -388,8 +464,7 @@ class Producer:
         keys: str | Iterable[str],
         properties: Mapping[str, str] | None,
         sharding_key: str | None,
-        *,
-        compress: bool = True,
+        message_id: str | None,
     ) -> Outgoing:
         unique_keys = self._check_open()
         message = prepare(
@@ -398,11 +473,24 @@ class Producer:
             tags,
             keys,
             properties,
-            message_id=unique_keys.make(),
+            message_id=message_id or unique_keys.make(),
             max_body_bytes=self._max_body_bytes,
             sharding_key=sharding_key,
         )
-        return await compressed(message, self._compress_from_bytes if compress else None)
+        return await compressed(message, self._compress_from_bytes)
+
+    def _prepare_for_batch(self, message: Message) -> Outgoing:
+        unique_keys = self._check_open()
+        return prepare(
+            message.topic,
+            message.body,
+            message.tags,
+            message.keys,
+            message.properties,
+            message_id=message.message_id or unique_keys.make(),
+            max_body_bytes=self._max_body_bytes,
+            sharding_key=message.sharding_key,
+        )
 
     def _check_open(self) -> UniqueKeys:
         """What makes message ids. Raises ClosedError."""

@@ -57,6 +57,20 @@ class Inbox:
                 return message
             self.release(message)
 
+    def get_more(self, most: int) -> list[ReceivedMessage]:
+        """Up to so many messages that are there now and are still this member's."""
+        found: list[ReceivedMessage] = []
+        while len(found) < most and not self._waiting.empty():
+            message = self._waiting.get_nowait()
+            if message is None:
+                self._waiting.put_nowait(None)
+                break
+            if message.lost:
+                self.release(message)
+            else:
+                found.append(message)
+        return found
+
     def release(self, message: ReceivedMessage) -> None:
         """A message is finished, one way or another."""
         self.messages -= 1

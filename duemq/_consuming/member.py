@@ -137,6 +137,12 @@ class Member:
         """The queues that this member has now."""
         return frozenset(self._readers)
 
+    @property
+    def committed(self) -> dict[MessageQueue, int]:
+        """The group's offsets in this member's queues, as far as it knows that they are stored."""
+        found = {queue: reader.stored_offset for queue, (reader, _) in self._readers.items()}
+        return {queue: offset for queue, offset in found.items() if offset is not None}
+
     async def caught_up(self) -> None:
         """See `PushConsumer.caught_up`."""
         while not self._is_caught_up():

@@ -118,6 +118,11 @@ class QueueReader:
         """An offset was stored."""
         self._committed = offset
 
+    @property
+    def stored_offset(self) -> int | None:
+        """The offset that this reader found or had stored last; None where there is none yet."""
+        return self._committed if self._committed >= 0 else None
+
     async def ack(self, message: ReceivedMessage) -> None:
         """See `ReceivedMessage.ack`."""
         if not message.settled:

@@ -1,6 +1,6 @@
 """The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
-`duemq clock advance`, `duemq store`, whose commands `broker.repair.cli` has, and `duemq spark`, whose commands
-`spark_jobs.cli.commands` has.
+`duemq clock advance`, `duemq mqtt-bridge`, whose commands `mqtt_bridge.cli` has, `duemq store`, whose commands
+`broker.repair.cli` has, and `duemq spark`, whose commands `spark_jobs.cli.commands` has.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -23,6 +23,7 @@ _ELSEWHERE: Final = {
     "cancel": ("duemq.cli.messages", "cancel"),
     "pending": ("duemq.cli.pending", "pending"),
     "clock": ("duemq.cli.clock", "clock"),
+    "mqtt-bridge": ("duemq.mqtt_bridge.cli", "main"),
     "store": ("duemq.broker.repair.cli", "main"),
     "spark": ("duemq.spark_jobs.cli.commands", "main"),
 }
@@ -55,6 +56,7 @@ def main() -> None:
     duemq receive greetings --follow     wait for messages
     duemq send greetings hello --in 5s   send one that is due in 5 seconds
     duemq pending list                   show what waits
+    duemq mqtt-bridge --config b.toml    connect an MQTT broker
     duemq store repair ./store           make anew what a store has beside its commitlog
 
     `send` and `receive` work with Apache RocketMQ's brokers too.

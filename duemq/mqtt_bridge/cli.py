@@ -1,0 +1,152 @@
+"""`duemq mqtt-bridge`: runs the bridge, and tries its rules against sample topics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import click
+
+from duemq._values.times import now_ms
+from duemq.cli.shared import fail, run
+from duemq.mqtt_bridge.rules.model import Rules, RulesError
+
+RELOAD_EVERY: Final = 1.0
+"""Seconds between looks whether the file has changed."""
+
+log = logging.getLogger("duemq.mqtt_bridge")
+
+_config = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    default=Path("bridge.toml"),
+    show_default=True,
+    help="The file of rules.",
+)
+
+
+@click.group(invoke_without_command=True, short_help="Connect an MQTT broker.")
+@_config
+@click.pass_context
+def main(context: click.Context, config: Path) -> None:
+    """Carry messages between an MQTT broker and RocketMQ's topics, and delay those that ask for it, until SIGTERM or
+    Ctrl-C. The file of rules is read again when it changes, or at SIGHUP; where it is wrong then, the old rules go on.
+
+    \b
+    duemq mqtt-bridge --config bridge.toml
+    duemq mqtt-bridge check --config bridge.toml sensors/kitchen/temp delayed/10/lamp
+    """
+    context.obj = config
+    if context.invoked_subcommand is not None:
+        return
+    rules = _read(config)
+    try:
+        import aiomqtt  # noqa: F401
+    except ModuleNotFoundError as error:
+        fail(f"the MQTT bridge needs the package {error.name}; install duemq[mqtt]: pip install 'duemq[mqtt]'")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("duemq.consumer").setLevel(logging.WARNING)
+    run(_serve(config, rules))
+
+
+@main.command(short_help="Try the rules against sample topics.")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--config", type=click.Path(path_type=Path), help="The file of rules; bridge.toml by default.")
+@click.pass_context
+def check(context: click.Context, config: Path | None, topics: tuple[str, ...]) -> None:
+    """Read the file of rules, and say what becomes of a message to each MQTT TOPIC. The exit code is 1 where the file
+    is wrong, or the bridge takes one of them not at all."""
+    from duemq.mqtt_bridge.rules import check as checking
+
+    rules = _read(config or context.obj)
+    for line in checking.describe(rules):
+        click.echo(line)
+    all_taken = True
+    for topic in topics:
+        lines, is_taken = checking.sample(rules, topic, now_ms())
+        all_taken = all_taken and is_taken
+        for line in lines:
+            click.echo(line)
+    if not all_taken:
+        sys.exit(1)
+
+
+def _read(path: Path) -> Rules:
+    from duemq.mqtt_bridge.rules.file import read
+
+    try:
+        return read(path)
+    except RulesError as error:
+        fail(str(error))
+
+
+async def _serve(path: Path, rules: Rules) -> None:
+    """Run bridges, one after the other, each with the newest rules, until a signal comes."""
+    loop = asyncio.get_running_loop()
+    stopped, reload = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    watch = _Watch(path)
+    found: Rules | None = rules
+    while found is not None:
+        found = await _run_until_changed(found, stopped, lambda: watch.changed(reload))
+
+
+async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Callable[[], Rules | None]) -> Rules | None:
+    """Run a bridge until a signal comes, then give None, or until there are new rules, then give these."""
+    from duemq.mqtt_bridge.bridge import Bridge
+    from duemq.mqtt_bridge.session.journal import JournalError
+
+    bridge = Bridge(rules)
+    running = asyncio.create_task(bridge.run(), name="duemq bridge")
+    found: Rules | None = None
+    stopping = asyncio.create_task(stopped.wait())
+    while found is None and not running.done() and not stopped.is_set():
+        await asyncio.wait((running, stopping), timeout=RELOAD_EVERY, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done() and not stopped.is_set():
+            found = await asyncio.to_thread(changed)
+    bridge.stop()
+    stopping.cancel()
+    try:
+        await running
+    except JournalError as error:
+        fail(str(error))
+    if found is not None:
+        log.info("the rules have changed; going on with the new ones")
+    return None if stopped.is_set() else found
+
+
+class _Watch:
+    """Looks whether a file of rules has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._state()
+
+    def changed(self, reload: asyncio.Event) -> Rules | None:
+        """The new rules, where there are some; wrong ones are logged once. `reload`: whether to read them anyway."""
+        from duemq.mqtt_bridge.rules.file import read
+
+        state = self._state()
+        if state == self._seen and not reload.is_set():
+            return None
+        reload.clear()
+        self._seen = state
+        try:
+            return read(self._path)
+        except RulesError as error:
+            log.error("%s; the old rules go on", error)
+            return None
+
+    def _state(self) -> tuple[int, int, int] | None:
+        with suppress(OSError):
+            found = self._path.stat()
+            return found.st_mtime_ns, found.st_size, found.st_ino
+        return None

@@ -1,0 +1,497 @@
+"""From MQTT to RocketMQ: takes messages as they come, many at once, and acknowledges each when RocketMQ has it.
+
+What one turn of the loop brought, and what came while the last was under way, is one batch: plain messages of a topic
+are sent as one batch of RocketMQ's, delayed ones beside each other. Batch follows batch, since MQTT wants
+acknowledgements in the order of the messages. While RocketMQ is away nothing is acknowledged, so the MQTT broker keeps
+what comes.
+
+QoS 2 is exactly once: before the send the journal has the unique key, the queue and an offset before which the message
+cannot lie, and a send that failed is never tried again without a look whether it was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Protocol
+
+from duemq._net.complaints import Complaints
+from duemq._values.intervals import Intervals
+from duemq._values.times import Clock
+from duemq.errors import ArgumentError, ClosedError, DueMQError, MessageRejectedError, NotSupportedError
+from duemq.messages import Message, MessageQueue
+from duemq.mqtt_bridge import translation
+from duemq.mqtt_bridge.rules.delays import PROPERTIES as DELAY_PROPERTIES
+from duemq.mqtt_bridge.rules.filters import Filter
+from duemq.mqtt_bridge.rules.model import Delay, DelayRefused, Inbound, Rules, Target, TemplateError
+from duemq.mqtt_bridge.session import packets
+from duemq.mqtt_bridge.session.client import Session
+from duemq.mqtt_bridge.session.journal import Journal, Taken
+from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack
+from duemq.mqtt_bridge.status import Status
+from duemq.producer import Producer
+
+BATCH_BYTES: Final = 131_072
+"""Payloads of one batch of RocketMQ's, about."""
+BATCH_MESSAGES: Final = 500
+SINGLE_FROM_BYTES: Final = 4096
+"""Payloads from this size on are sent alone: only so are they compressed."""
+KNOWN_TOPICS: Final = 10_000
+"""So many topics are remembered with the rule that has them."""
+FLOOR_AGE: Final = 60.0
+"""After so many seconds a queue is asked again where it ends: what is before need not be read after a failure."""
+
+log = logging.getLogger("duemq.mqtt_bridge")
+
+_REFUSED: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
+"""What will never go better; all other errors may pass."""
+
+
+class Recaller(Protocol):
+    """Cancels and finds what waits; `Admin` does."""
+
+    async def cancel_key(self, topic: str, key: str) -> int:
+        """Cancel what waits for a topic with a key, and give how many messages that were."""
+
+    async def waits(self, topic: str, message_id: str) -> bool:
+        """Whether a message waits for a topic."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A message on its way to RocketMQ."""
+
+    publish: Publish
+    begun: float
+    """When it came, by the loop's clock."""
+    target: Target | None = None
+    delay: Delay | None = None
+    taken: Taken | None = None
+    """Its note in the journal, where it has QoS 2."""
+    is_new: bool = True
+    """Whether it was never sent, so that there is nothing to look for."""
+    reason: int = packets.SUCCESS
+
+
+class FromMqtt:
+    """Takes the messages of one bridge.
+
+    `bridge`: its name in RocketMQ and in what it publishes. `received` is called with what a session brings; `run` does
+    the work until it is cancelled.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        bridge: str,
+        producer: Producer,
+        recaller: Recaller,
+        journal: Journal,
+        status: Status,
+        intervals: Intervals,
+        clock: Clock,
+    ) -> None:
+        self._rules = rules
+        self._bridge = bridge
+        self._producer = producer
+        self._recaller = recaller
+        self._journal = journal
+        self._status = status
+        self._counters = status.counters
+        self._intervals = intervals
+        self._clock = clock
+        self._complaints = Complaints(log)
+        self._is_v5 = rules.connection.protocol == "5"
+        self._once = tuple(
+            Filter(each.filter) for each in rules.subscriptions if each.retained == "once" or not self._is_v5
+        )
+        self._bound = 2 * rules.connection.receive_maximum
+        self._known: dict[str, tuple[Inbound, Target] | None] = {}
+        self._floors: dict[MessageQueue, tuple[int, float]] = {}
+        self._session: Session | None = None
+        self._waiting: list[Publish | Ack] = []
+        self._arrived = asyncio.Event()
+        self._is_closing = False
+
+    def connected(self, session: Session) -> None:
+        """A new connection begins. What came over an old one and is not begun comes again, but for QoS 0."""
+        self._session = session
+        self._waiting = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
+
+    def received(self, items: Iterable[Publish | Ack]) -> None:
+        """Messages, and PUBRELs of messages, as they came."""
+        waiting = self._waiting
+        for each in items:
+            if len(waiting) >= self._bound and isinstance(each, Publish) and each.qos == 0:
+                self._counters.dropped += 1
+            else:
+                waiting.append(each)
+        if waiting:
+            self._arrived.set()
+
+    async def run(self) -> None:
+        """Take messages until cancelled, or until `close` is called and the batch at hand is over. Raises
+        JournalError."""
+        while not self._is_closing:
+            await self._arrived.wait()
+            self._arrived.clear()
+            batch, self._waiting = self._waiting, []
+            if batch and self._session is not None and not self._is_closing:
+                await self._handle(batch, self._session)
+
+    def close(self) -> None:
+        """Begin nothing more: what is not acknowledged stays with the MQTT broker."""
+        self._is_closing = True
+        self._arrived.set()
+
+    # --- a batch
+
+    async def _handle(self, batch: Sequence[Publish | Ack], session: Session) -> None:
+        released = [each.packet_id for each in batch if isinstance(each, Ack)]
+        begun = asyncio.get_running_loop().time()
+        works = [_Work(each, begun) for each in batch if isinstance(each, Publish)]
+        self._counters.received += len(works)
+        self._journal.release(released)
+        to_send = [work for work in works if not self._is_over(work)]
+        await self._note([work for work in to_send if work.publish.qos == 2 and not _is_recall(work)])
+        await self._journal.saved()
+        if released:
+            session.send(b"".join(encode_ack(packets.PUBCOMP, each) for each in released))
+        await self._send_in_order(to_send)
+        self._acknowledge(works, session)
+
+    def _acknowledge(self, works: Iterable[_Work], session: Session) -> None:
+        acks = bytearray()
+        for work in works:
+            qos = work.publish.qos
+            if qos:
+                kind = packets.PUBACK if qos == 1 else packets.PUBREC
+                acks += encode_ack(kind, work.publish.packet_id, work.reason if self._is_v5 else packets.SUCCESS)
+        if acks:
+            session.send(acks)
+
+    # --- what is to be done with a message
+
+    def _is_over(self, work: _Work) -> bool:
+        """Decide what is to be done, and give whether that is nothing."""
+        publish, counters = work.publish, self._counters
+        user = publish.properties.user
+        if self._status.is_own(publish.topic) or (user and (translation.MARK, self._bridge) in user):
+            counters.own += 1
+            return True
+        if publish.missing:
+            size = len(publish.payload) + publish.missing
+            self._refuse(work, f"a message of more than {size} bytes, which RocketMQ does not take")
+            return True
+        try:
+            if self._rules.delayed is not None:
+                work.delay = self._rules.delayed.read(publish.topic, user, self._clock())
+            if work.delay is None:
+                return self._has_no_target(work)
+        except (DelayRefused, TemplateError) as error:
+            self._refuse(work, str(error), packets.IMPLEMENTATION_ERROR)
+            return True
+        if publish.retain and self._is_stored_copy(publish.topic):
+            counters.retained += 1
+            return True
+        return self._expires_before(work, work.delay)
+
+    def _has_no_target(self, work: _Work) -> bool:
+        topic = work.publish.topic
+        try:
+            found = self._known[topic]
+        except KeyError:
+            found = self._find(topic)
+            if len(self._known) >= KNOWN_TOPICS:
+                self._known.clear()
+            self._known[topic] = found
+        if found is None:
+            self._counters.unmatched += 1
+            return True
+        rule, work.target = found
+        if work.publish.retain and rule.retained == "never" and self._is_stored_copy(topic):
+            self._counters.retained += 1
+            return True
+        return False
+
+    def _find(self, topic: str) -> tuple[Inbound, Target] | None:
+        for rule in self._rules.inbound:
+            target = rule.target(topic)
+            if target is not None:
+                return rule, target
+        return None
+
+    def _is_stored_copy(self, topic: str) -> bool:
+        """Whether the retain flag of a message says that the broker had it retained; else it says how it was
+        published."""
+        return any(each.matches(topic) for each in self._once)
+
+    def _expires_before(self, work: _Work, delay: Delay) -> bool:
+        expiry = work.publish.properties.expiry
+        if expiry is None or delay.recall:
+            return False
+        wait_ms = delay.delay_ms
+        if wait_ms is None:
+            wait_ms = (delay.deliver_at_ms or 0) - self._clock()
+        if wait_ms < expiry * 1000:
+            return False
+        self._counters.expired += 1
+        return True
+
+    def _refuse(self, work: _Work, reason: str, code: int = packets.IMPLEMENTATION_ERROR) -> None:
+        work.reason = code
+        self._status.refuse(work.publish.topic, reason)
+
+    # --- QoS 2
+
+    async def _note(self, works: Iterable[_Work]) -> None:
+        """Give messages with QoS 2 their note in the journal: the one that is there, or a new one."""
+        new: list[tuple[_Work, bytes]] = []
+        for work in works:
+            publish = work.publish
+            digest = _digest(publish)
+            known = self._journal.received.get(publish.packet_id)
+            # One that was released is sent again only by a broker that lost its last seconds, and marked as that.
+            if known is not None and known.digest == digest and (publish.dup or not known.is_released):
+                self._counters.repeated += 1
+                work.taken, work.is_new = known, False
+            else:
+                new.append((work, digest))
+        while new:
+            try:
+                taken = [await self._make_note(work, digest) for work, digest in new]
+            except DueMQError as error:
+                await self._wait_for_rocketmq(error, 1)
+                continue
+            self._complaints.resolve(_SENDING)
+            self._journal.take(taken)
+            return
+
+    async def _make_note(self, work: _Work, digest: bytes) -> Taken:
+        if work.delay is not None:
+            assert self._rules.delayed is not None
+            topic, sharding_key = self._rules.delayed.topic, work.delay.key if work.delay.replace else None
+        else:
+            assert work.target is not None
+            topic, sharding_key = work.target.topic, work.target.sharding_key
+        queue = await self._producer.choose_queue(topic, sharding_key)
+        work.taken = Taken(
+            packet_id=work.publish.packet_id,
+            unique_key=self._producer.new_message_id(),
+            digest=digest,
+            queue=queue,
+            floor=await self._floor(queue),
+            is_delayed=work.delay is not None,
+        )
+        return work.taken
+
+    async def _floor(self, queue: MessageQueue) -> int:
+        now = asyncio.get_running_loop().time()
+        offset, asked = self._floors.get(queue, (0, 0.0))
+        if queue not in self._floors or now - asked > FLOOR_AGE:
+            offset = await self._producer.end_offset(queue)
+            self._floors[queue] = offset, now
+        return offset
+
+    async def _not_stored(self, works: Sequence[_Work]) -> list[_Work]:
+        """Those messages of one queue that RocketMQ does not have; the others are noted as stored."""
+        rows = {work.taken.unique_key: work.taken for work in works if work.taken is not None}
+        known = self._journal.received
+        done = {key for key, row in rows.items() if known.get(row.packet_id, row).is_stored}
+        missing = rows.keys() - done
+        if missing:
+            queue, floor = next(iter(rows.values())).queue, min(row.floor for row in rows.values())
+            done |= (await self._producer.stored(missing, queue, floor)).keys()
+            waiting = [key for key in rows.keys() - done if rows[key].is_delayed]
+            for key in waiting:
+                if await self._recaller.waits(queue.topic, key):
+                    done.add(key)
+            # What was delivered between the two looks is in the queue now.
+            left = set(waiting) - done
+            if left:
+                done |= (await self._producer.stored(left, queue, floor)).keys()
+            self._set_stored([rows[key] for key in done])
+        return [work for work in works if work.taken is None or work.taken.unique_key not in done]
+
+    def _set_stored(self, rows: Iterable[Taken]) -> None:
+        self._journal.set_stored(row.packet_id for row in rows)
+
+    # --- sending
+
+    async def _send_in_order(self, works: Iterable[_Work]) -> None:
+        """Send messages beside each other, but those with a key in their order: what replaces, and what cancels."""
+        beside: list[_Work] = []
+        for work in works:
+            if work.delay is not None and work.delay.key is not None:
+                await self._send_beside(beside)
+                beside = []
+                await self._send_beside([work])
+            else:
+                beside.append(work)
+        await self._send_beside(beside)
+
+    async def _send_beside(self, works: Sequence[_Work]) -> None:
+        groups = list(_groups(works))
+        if len(groups) == 1:
+            await self._send_until_over(groups[0])
+        elif groups:
+            await asyncio.gather(*(self._send_until_over(each) for each in groups))
+
+    async def _send_until_over(self, works: list[_Work]) -> None:
+        """Send messages of one group until RocketMQ has them or they are refused. Raises ClosedError."""
+        has_to_look = not all(work.is_new for work in works)
+        failures = 0
+        while works:
+            try:
+                if has_to_look:
+                    works = await self._not_stored(works)
+                if works:
+                    await self._send(works)
+            except ClosedError:
+                raise
+            except _REFUSED as error:
+                if len(works) > 1:
+                    for work in works:
+                        await self._send_until_over([work])
+                    return
+                await self._refuse_sent(works[0], error)
+            except DueMQError as error:
+                failures += 1
+                has_to_look = works[0].taken is not None
+                await self._wait_for_rocketmq(error, failures)
+                continue
+            self._complaints.resolve(_SENDING)
+            return
+
+    async def _refuse_sent(self, work: _Work, error: DueMQError) -> None:
+        self._refuse(work, str(error))
+        if work.taken is not None:
+            self._journal.forget_received([work.taken.packet_id])
+            await self._journal.saved()
+
+    async def _wait_for_rocketmq(self, error: DueMQError, failures: int) -> None:
+        if isinstance(error, ClosedError):
+            raise error
+        self._complaints.raise_(_SENDING, str(error))
+        await asyncio.sleep(self._intervals.pause(failures))
+
+    async def _send(self, works: list[_Work]) -> None:
+        first = works[0]
+        if first.delay is not None and first.delay.recall:
+            await self._recall(first.delay)
+            return
+        if first.delay is not None:
+            await self._send_delayed(first, first.delay)
+            self._counters.delayed += 1
+        else:
+            await self._send_plain(works)
+        self._counters.stored += len(works)
+        if first.taken is not None:
+            self._set_stored(work.taken for work in works if work.taken is not None)
+
+    async def _send_plain(self, works: list[_Work]) -> None:
+        now, taken = self._clock(), works[0].taken
+        queue, retries = (None, None) if taken is None else (taken.queue, 0)
+        messages = [self._message(work, now) for work in works]
+        if len(messages) > 1 or len(messages[0].body) < SINGLE_FROM_BYTES:
+            results = await self._producer.send_batch(messages, queue=queue, retries=retries)
+            last = results[-1]
+        else:
+            message = messages[0]
+            last = await self._producer.send(
+                message.topic,
+                message.body,
+                tags=message.tags,
+                keys=message.keys,
+                properties=message.properties,
+                sharding_key=message.sharding_key if queue is None else None,
+                queue=queue,
+                message_id=message.message_id,
+                retries=retries,
+            )
+        if queue is not None:
+            self._floors[queue] = max(self._floors.get(queue, (0, 0.0)), (last.queue_offset + 1, self._now()))
+
+    def _message(self, work: _Work, now_ms: int) -> Message:
+        target, publish = work.target, work.publish
+        assert target is not None
+        return Message(
+            target.topic,
+            translation.to_body(publish.payload),
+            tags=target.tags,
+            keys=target.key or (),
+            properties=translation.to_properties(publish, publish.topic, self._bridge, now_ms),
+            sharding_key=target.sharding_key,
+            message_id=work.taken.unique_key if work.taken is not None else None,
+        )
+
+    async def _send_delayed(self, work: _Work, delay: Delay) -> None:
+        assert self._rules.delayed is not None
+        publish, taken = work.publish, work.taken
+        fields = translation.to_properties(
+            publish, delay.plain_topic, self._bridge, self._clock(), without=DELAY_PROPERTIES
+        )
+        fields[translation.QOS] = str(publish.qos)
+        rest = None
+        if delay.delay_ms is not None:
+            elapsed_ms = round((self._now() - work.begun) * 1000)
+            rest = timedelta(milliseconds=max(0, delay.delay_ms - elapsed_ms))
+        await self._producer.send(
+            self._rules.delayed.topic,
+            translation.to_body(publish.payload),
+            keys=delay.key or (),
+            properties=fields,
+            delay=rest,
+            deliver_at=delay.deliver_at_ms / 1000 if delay.deliver_at_ms is not None else None,
+            replace=delay.replace,
+            queue=taken.queue if taken is not None else None,
+            message_id=taken.unique_key if taken is not None else None,
+            retries=0 if taken is not None else None,
+        )
+
+    async def _recall(self, delay: Delay) -> None:
+        assert self._rules.delayed is not None
+        assert delay.key is not None
+        count = await self._recaller.cancel_key(self._rules.delayed.topic, delay.key)
+        self._status.recalled(delay.plain_topic, delay.key, count)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+_SENDING: Final = "sending to RocketMQ what comes from MQTT"
+
+
+def _groups(works: Iterable[_Work]) -> Iterable[list[_Work]]:
+    """Messages that can be sent in one request: plain ones of one topic, which go to one queue."""
+    open_groups: dict[object, tuple[list[_Work], int]] = {}
+    for work in works:
+        size = len(work.publish.payload)
+        if work.delay is not None or size >= SINGLE_FROM_BYTES or work.target is None:
+            yield [work]
+            continue
+        where: object = work.taken.queue if work.taken is not None else (work.target.topic, work.target.sharding_key)
+        group, total = open_groups.get(where, ([], 0))
+        if group and (total + size > BATCH_BYTES or len(group) >= BATCH_MESSAGES):
+            yield group
+            group, total = [], 0
+        group.append(work)
+        open_groups[where] = group, total + size
+    for group, _ in open_groups.values():
+        yield group
+
+
+def _is_recall(work: _Work) -> bool:
+    return work.delay is not None and work.delay.recall
+
+
+def _digest(publish: Publish) -> bytes:
+    properties = publish.properties
+    known = hashlib.blake2b(publish.payload, digest_size=16)
+    known.update(repr((publish.topic, publish.retain, properties.user, properties.correlation_data)).encode())
+    return known.digest()

@@ -1,0 +1,458 @@
+"""From RocketMQ to MQTT: publishes what the consumers receive, many messages a write, and acknowledges to RocketMQ what
+the MQTT broker has acknowledged.
+
+A rule has a consumer of its own, and all share one window of messages without acknowledgement (`Window`), which belongs
+to the session at the broker: after a lost connection its messages are sent again, in their order, with the same packet
+ids. Where the broker has no session any more they are sent anew.
+
+QoS 2 is exactly once: before a message is sent the journal has its packet id and its place in RocketMQ, and so it has a
+PUBREC before the PUBREL. A message that RocketMQ gives again after a kill goes on from there, and one that was done is
+passed over until the group's offset has passed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from duemq._values.intervals import Intervals
+from duemq._values.times import Clock
+from duemq.consumer import PushConsumer
+from duemq.errors import BodyError, DueMQError
+from duemq.messages import ReceivedMessage
+from duemq.mqtt_bridge import delayed, translation
+from duemq.mqtt_bridge.rules.model import Outbound, TemplateError
+from duemq.mqtt_bridge.session import packets
+from duemq.mqtt_bridge.session.client import Session
+from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State
+from duemq.mqtt_bridge.session.packet_ids import PacketIds
+from duemq.mqtt_bridge.session.packets import Ack, PacketError, clear_dup, encode_ack, encode_publish, set_dup
+from duemq.mqtt_bridge.status import Status
+
+BATCH: Final = 100
+"""Messages that are taken from a consumer at once."""
+GIVE_UP: Final = -1
+"""Level of a retry: to the dead-letter topic."""
+
+log = logging.getLogger("duemq.mqtt_bridge")
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A message with QoS 1 or 2 on its way to MQTT."""
+
+    packet_id: int
+    packet: bytearray
+    message: ReceivedMessage
+    qos: int
+    place: Place
+    is_released: bool = False
+    """Whether PUBREC came, so that only PUBREL is sent again."""
+    is_sent: bool = False
+    """Whether it was sent over the present connection."""
+    reason: int = packets.SUCCESS
+
+
+class Window:
+    """The messages on their way to MQTT: at most `most`, of which as many are sent as the broker allows.
+
+    `finished` is told of messages that the broker has or refuses, in the order in which it said so.
+    """
+
+    def __init__(
+        self, *, most: int, journal: Journal, ids: PacketIds, finished: Callable[[list[Flight]], None]
+    ) -> None:
+        self._most = most
+        self._journal = journal
+        self._ids = ids
+        self._finished = finished
+        self._flights: dict[int, Flight] = {}
+        """By packet id, in the order in which they were first to be sent."""
+        self._unsent: deque[Flight] = deque()
+        self._on_way = 0
+        self._session: Session | None = None
+        self._released: list[int] = []
+        self._has_released = asyncio.Event()
+        self._is_closing = False
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._has_room = asyncio.Event()
+
+    @property
+    def session(self) -> Session | None:
+        """The present connection."""
+        return self._session
+
+    # --- the connection
+
+    async def connected(self, session: Session) -> None:
+        """A connection begins: go on with what is on its way. Raises JournalError."""
+        journal, flights = self._journal, self._flights
+        if session.is_present:
+            # What the last connection brought may not be on the disk yet.
+            journal.set_published(
+                (each.place, Published(each.packet_id, State.RELEASED)) for each in flights.values() if each.is_released
+            )
+        else:
+            self._begin_anew()
+        await journal.saved()
+        self._session = session
+        self._on_way = 0
+        self._unsent = deque(each for each in flights.values() if not each.is_released)
+        for flight in self._unsent:
+            if flight.is_sent:
+                set_dup(flight.packet)
+            flight.is_sent = False
+        released = [each.packet_id for each in flights.values() if each.is_released]
+        # Those whose messages RocketMQ has not given again yet.
+        released += [
+            each.packet_id
+            for each in journal.published.values()
+            if each.state is State.RELEASED and each.packet_id not in flights
+        ]
+        for packet_id in released:
+            session.send(encode_ack(packets.PUBREL, packet_id))
+        self._send_unsent()
+        self._update_room()
+
+    def _begin_anew(self) -> None:
+        """The broker has no session: what it has not acknowledged is sent as new, and may come twice."""
+        journal, flights = self._journal, self._flights
+        lost = {place: each for place, each in journal.published.items() if each.state is not State.DONE}
+        journal.forget_published(lost)
+        for published in lost.values():
+            if published.packet_id not in flights:
+                self._ids.give_back(published.packet_id)
+        for flight in flights.values():
+            flight.is_released = flight.is_sent = False
+            clear_dup(flight.packet)
+        journal.set_published(
+            (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.qos == 2
+        )
+
+    def disconnected(self) -> None:
+        """The connection is gone: nothing more is taken."""
+        self._session = None
+        self._released.clear()
+        self._update_room()
+
+    # --- messages
+
+    async def room(self) -> int:
+        """Wait for a connection and for room, and give for how many messages there is."""
+        while (free := self._free()) <= 0:
+            await self._has_room.wait()
+        return free
+
+    def _free(self) -> int:
+        session = self._session
+        if session is None or self._is_closing:
+            return 0
+        return min(self._most, session.limits.receive_maximum) - len(self._flights)
+
+    def _update_room(self) -> None:
+        if self._free() > 0:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+        if self._flights:
+            self._is_empty.clear()
+        else:
+            self._is_empty.set()
+
+    async def drain(self) -> None:
+        """Take nothing more, and wait until nothing is on its way."""
+        self._is_closing = True
+        self._update_room()
+        await self._is_empty.wait()
+
+    def send(self, flights: Iterable[Flight]) -> None:
+        """Send messages, whose packet ids are theirs; with QoS 2 the journal has them on the disk. What the broker does
+        not allow yet, and all without a connection, goes out later."""
+        for flight in flights:
+            self._flights[flight.packet_id] = flight
+            if not flight.is_released:
+                self._unsent.append(flight)
+            elif self._session is not None:
+                self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
+        self._send_unsent()
+        self._update_room()
+
+    def _send_unsent(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        unsent, most = self._unsent, session.limits.receive_maximum
+        while unsent and self._on_way < most:
+            flight = unsent.popleft()
+            flight.is_sent = True
+            self._on_way += 1
+            session.send(flight.packet)
+
+    def received(self, acks: Iterable[Ack]) -> None:
+        """PUBACK, PUBREC and PUBCOMP, as they came."""
+        finished: list[Flight] = []
+        without_message: set[int] = set()
+        for ack in acks:
+            flight = self._flights.get(ack.packet_id)
+            if ack.kind == packets.PUBREC and not ack.is_error:
+                if flight is not None:
+                    flight.is_released = True
+                self._released.append(ack.packet_id)
+                self._has_released.set()
+            elif flight is None:
+                if ack.kind == packets.PUBCOMP:
+                    without_message.add(ack.packet_id)
+            elif _ends(ack, flight):
+                # A PUBCOMP with an error says that the broker does not know the id any more: it was done before.
+                flight.reason = ack.reason if ack.kind != packets.PUBCOMP else packets.SUCCESS
+                del self._flights[ack.packet_id]
+                self._on_way -= flight.is_sent
+                self._ids.give_back(flight.packet_id)
+                finished.append(flight)
+        if without_message:
+            self._finish(without_message)
+        if finished:
+            self._journal.set_published(
+                (flight.place, Published(0, State.DONE)) for flight in finished if flight.qos == 2
+            )
+            self._finished(finished)
+            self._send_unsent()
+        self._update_room()
+
+    def _finish(self, packet_ids: set[int]) -> None:
+        """PUBCOMPs of messages that RocketMQ has not given again yet."""
+        done = [
+            (place, published)
+            for place, published in self._journal.published.items()
+            if published.packet_id in packet_ids and published.state is State.RELEASED
+        ]
+        for _, published in done:
+            self._ids.give_back(published.packet_id)
+        self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
+
+    async def release(self) -> None:
+        """Answer PUBRECs with PUBREL, once the journal has them on the disk, until cancelled. Raises JournalError."""
+        while True:
+            await self._has_released.wait()
+            self._has_released.clear()
+            session, released = self._session, self._released
+            self._released = []
+            flights = self._flights
+            self._journal.set_published(
+                (flights[each].place, Published(each, State.RELEASED)) for each in released if each in flights
+            )
+            await self._journal.saved()
+            if session is not None:
+                for packet_id in released:
+                    session.send(encode_ack(packets.PUBREL, packet_id))
+
+
+def _ends(ack: Ack, flight: Flight) -> bool:
+    """Whether it ends this message's way. One that comes late, for an earlier message with the id, does not."""
+    if flight.qos == 1:
+        return ack.kind == packets.PUBACK
+    return ack.kind == (packets.PUBCOMP if flight.is_released else packets.PUBREC)
+
+
+class ToMqtt:
+    """One rule from RocketMQ to MQTT. `consumer` receives its messages; it is started.
+
+    `is_delayed`: the rule of the messages that were delayed: they go out as they came. `bridge`: the mark of what goes
+    out otherwise. `run` does the work until cancelled.
+    """
+
+    def __init__(
+        self,
+        rule: Outbound,
+        *,
+        is_delayed: bool,
+        bridge: str,
+        consumer: PushConsumer,
+        is_v5: bool,
+        window: Window,
+        journal: Journal,
+        ids: PacketIds,
+        status: Status,
+        intervals: Intervals,
+        clock: Clock,
+    ) -> None:
+        self.rule = rule
+        self._is_delayed = is_delayed
+        self._bridge = bridge
+        self._is_v5 = is_v5
+        self._window = window
+        self._journal = journal
+        self._ids = ids
+        self._status = status
+        self._clock = clock
+        self._intervals = intervals
+        self._finished: list[Flight] = []
+        self._has_finished = asyncio.Event()
+        self._consumer = consumer
+
+    def finished(self, flights: Iterable[Flight]) -> None:
+        """The MQTT broker has these messages of this rule, or refuses them."""
+        self._finished += flights
+        self._has_finished.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled. Raises JournalError."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publish_forever(), name=f"duemq to MQTT {self.rule.topic}")
+            tasks.create_task(self._settle_forever(), name=f"duemq settle {self.rule.topic}")
+            tasks.create_task(self._forget_forever(), name=f"duemq forget {self.rule.topic}")
+
+    # --- publishing
+
+    async def _publish_forever(self) -> None:
+        while True:
+            room = await self._window.room()
+            await self._publish(await self._consumer.receive_many(min(room, BATCH)))
+
+    async def _publish(self, messages: Iterable[ReceivedMessage]) -> None:
+        now = self._clock()
+        flights: list[Flight] = []
+        at_most_once: list[ReceivedMessage] = []
+        out = bytearray()
+        for message in messages:
+            try:
+                found = self._prepare(message, now)
+            except (TemplateError, BodyError, PacketError, UnicodeEncodeError) as error:
+                self._status.refuse(f"{message.queue} offset {message.queue_offset}", str(error))
+                await message.retry(GIVE_UP)
+                continue
+            if found is None:
+                await message.ack()
+            elif isinstance(found, Flight):
+                flights.append(found)
+            else:
+                out += found
+                at_most_once.append(message)
+        if any(flight.qos == 2 for flight in flights):
+            await self._journal.saved()
+        self._window.send(flights)
+        if at_most_once:
+            await self._send_once(out, at_most_once)
+
+    async def _send_once(self, out: bytearray, messages: Iterable[ReceivedMessage]) -> None:
+        """QoS 0: what the operating system has taken is gone."""
+        await self._window.room()
+        session = self._window.session
+        if session is not None:
+            session.send(out)
+            await session.drained()
+        for message in messages:
+            if session is None or session.is_lost:
+                self._status.counters.dropped += 1
+            else:
+                self._status.counters.published += 1
+            await message.ack()
+
+    def _prepare(self, message: ReceivedMessage, now_ms: int) -> Flight | bytearray | None:
+        """What is to be sent for a message; None for nothing. Raises TemplateError, BodyError, PacketError."""
+        fields = message.properties
+        counters = self._status.counters
+        topic = self.rule.mqtt_topic(message)
+        if not self._is_delayed and (
+            fields.get(translation.BRIDGE) == self._bridge and translation.mqtt_topic(fields) == topic
+        ):
+            counters.own += 1
+            return None
+        qos = self._qos(message)
+        place = Place(self.rule.group, message.queue, message.queue_offset)
+        known = self._journal.published.get(place) if qos == 2 else None
+        if qos == 2 and self._is_over(place, known, now_ms):
+            counters.repeated += 1
+            return None
+        expires = translation.expires_at_ms(fields)
+        if known is None and expires is not None and expires <= now_ms:
+            counters.expired += 1
+            return None
+        packet_id = 0
+        if known is not None:
+            packet_id = known.packet_id
+        elif qos:
+            packet_id = self._ids.take()
+        try:
+            packet = self._encode(message, topic, qos, packet_id, now_ms)
+        except BaseException:
+            self._ids.give_back(packet_id)
+            raise
+        if not qos:
+            return packet
+        flight = Flight(packet_id, packet, message, qos, place)
+        if known is not None:
+            counters.repeated += 1
+            set_dup(packet)
+            flight.is_released = known.state is State.RELEASED
+        elif qos == 2:
+            self._journal.set_published([(place, Published(packet_id, State.PUBLISHED))])
+        return flight
+
+    def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:
+        """Whether a message with QoS 2 was published before."""
+        return known.state is State.DONE if known is not None else self._journal.is_passed(place, now_ms)
+
+    def _encode(self, message: ReceivedMessage, topic: str, qos: int, packet_id: int, now_ms: int) -> bytearray:
+        fields = message.properties
+        properties = None
+        if self._is_v5:
+            properties = translation.to_mqtt(fields, now_ms)
+            if not self._is_delayed:
+                properties.user += ((translation.MARK, self._bridge),)
+        retain = fields.get(translation.RETAIN) == "true" if self._is_delayed else self.rule.retain
+        session = self._window.session
+        if session is not None and not session.limits.retain:
+            retain = False
+        payload = translation.to_payload(message.body, fields)
+        packet = encode_publish(topic, payload, qos=qos, retain=retain, packet_id=packet_id, properties=properties)
+        if session is not None and len(packet) > session.limits.packet_bytes:
+            raise PacketError(f"a packet of {len(packet)} bytes; the MQTT broker takes {session.limits.packet_bytes}")
+        return packet
+
+    def _qos(self, message: ReceivedMessage) -> int:
+        qos = delayed.qos_of(message, self.rule.qos) if self._is_delayed else self.rule.qos
+        session = self._window.session
+        return qos if session is None else min(qos, session.limits.maximum_qos)
+
+    # --- what is over
+
+    async def _settle_forever(self) -> None:
+        while True:
+            await self._has_finished.wait()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Tell RocketMQ what the MQTT broker has said so far."""
+        self._has_finished.clear()
+        finished, self._finished = self._finished, []
+        for flight in finished:
+            if flight.reason < packets.FIRST_ERROR:
+                self._status.counters.published += 1
+                await flight.message.ack()
+                continue
+            where = f"{flight.message.queue} offset {flight.message.queue_offset}"
+            self._status.refuse(where, f"the MQTT broker refuses it: reason 0x{flight.reason:02x}")
+            await flight.message.retry()
+
+    async def _forget_forever(self) -> None:
+        """Store offsets often enough that few messages with QoS 2 have to be remembered as done."""
+        while True:
+            await asyncio.sleep(self._intervals.first_pause * 10)
+            if any(
+                place.group == self.rule.group and published.state is State.DONE
+                for place, published in self._journal.published.items()
+            ):
+                try:
+                    offsets = await self._consumer.commit()
+                except DueMQError as error:
+                    log.debug("no offsets were stored: %s", error)
+                    continue
+                for packet_id in self._journal.forget_before(self.rule.group, offsets, self._clock()):
+                    self._ids.give_back(packet_id)
+                await self._journal.saved()

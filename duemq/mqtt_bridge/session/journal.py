@@ -1,0 +1,371 @@
+"""What must outlive a kill of the bridge so that QoS 2 stays exactly once: an SQLite file, written many rows a commit.
+
+    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released   from MQTT
+    published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
+    passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
+    subscriptions  filter | qos                                                                 of the broker's session
+
+`received`: a message with QoS 2 that was taken on, from before it is sent to RocketMQ until its PUBREL. Where the
+broker sends its packet id again, it is the same message, and RocketMQ is asked for its unique key: in the queue, from
+the offset `floor` on, before which it cannot lie. It has the digest of what came, since a broker that lost its last
+seconds may give the packet id to another message. The last that were released stay: such a broker sends them again.
+
+`published`: a message with QoS 2 that goes to MQTT, from before its PUBLISH until the group's offset has passed it.
+
+`passed`: how far the group's offset was in each queue, with QoS 2: now (`high`), and one to two minutes ago (`low`). A
+broker keeps offsets in memory and saves them every five seconds, so that after a kill it gives the last messages again:
+what lies between the two was published. A group that begins before `low` was sent back by an administrator.
+
+Rows are in memory as well. A change is there at once, and `saved` tells when it is on the disk. Only one process has
+the file: another one that opens it gets JournalError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from duemq.errors import DueMQError
+from duemq.messages import MessageQueue
+
+FILE_NAME: Final = "journal.db"
+KEPT_RELEASED: Final = 10_000
+"""So many messages that were released are remembered."""
+TURN_MS: Final = 60_000
+"""Between `high` and `low` of a queue lies at least this time, in ms, and at most twice as much."""
+_VERSION: Final = 1
+
+_TABLES: Final = """
+CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
+    topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
+    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL);
+CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
+    packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
+    PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
+CREATE TABLE passed (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, low INTEGER NOT NULL, middle INTEGER NOT NULL,
+    high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
+CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class JournalError(DueMQError):
+    """The journal cannot be opened or written; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A message with QoS 2 that came from MQTT and is not released yet."""
+
+    packet_id: int
+    unique_key: str
+    """The message id that it has or will have in RocketMQ."""
+    digest: bytes
+    """Of the PUBLISH."""
+    queue: MessageQueue
+    """Where it was or will be sent; for a delayed one, where it will be delivered."""
+    floor: int
+    """It lies at no lower offset of the queue."""
+    is_delayed: bool
+    is_stored: bool = False
+    """Whether RocketMQ is known to have it. Not in the file: after a start it is found out."""
+    is_released: bool = False
+    """Whether its PUBREL came."""
+
+
+class Place(NamedTuple):
+    """Where a message lies that goes to MQTT: the group that reads it, its queue and its offset there."""
+
+    group: str
+    queue: MessageQueue
+    offset: int
+
+
+class State(IntEnum):
+    """How far a message with QoS 2 is on its way to MQTT."""
+
+    PUBLISHED = 0
+    """No PUBREC came yet: PUBLISH is sent again."""
+    RELEASED = 1
+    """PUBREC came: PUBREL is sent again."""
+    DONE = 2
+    """PUBCOMP came; the group's offset has not passed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The state of a message with QoS 2 that goes to MQTT."""
+
+    packet_id: int
+    """0 where it is done: the id may be another message's."""
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How far a group's offset was in a queue: one to two turns ago, at the last turn, and now."""
+
+    low: int
+    middle: int
+    high: int
+    turned_ms: int
+
+
+_Change = tuple[str, list[tuple[Any, ...]]]
+
+
+class Journal:
+    """The journal of one bridge. Made by `open_journal`; its owner alone changes it, from one event loop."""
+
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        thread: ThreadPoolExecutor,
+        received: dict[int, Taken],
+        published: dict[Place, Published],
+        passed: dict[tuple[str, MessageQueue], Passed],
+        subscriptions: dict[str, int],
+    ) -> None:
+        self._database = database
+        self._thread = thread
+        self.received: Mapping[int, Taken] = received
+        """By packet id."""
+        self.published: Mapping[Place, Published] = published
+        self.subscriptions: Mapping[str, int] = subscriptions
+        """QoS by filter, with $share: all that the session at the broker may have."""
+        self._received = received
+        self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
+        """Packet ids of messages that were released, the oldest first."""
+        self._published = published
+        self._passed = passed
+        self._subscriptions = subscriptions
+        self._changes: list[_Change] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    # --- from MQTT
+
+    def take(self, taken: Iterable[Taken]) -> None:
+        """Note messages that are about to be sent to RocketMQ."""
+        rows = []
+        for each in taken:
+            self._received[each.packet_id] = each
+            self._released.pop(each.packet_id, None)
+            queue = each.queue
+            rows.append(
+                (
+                    each.packet_id,
+                    each.unique_key,
+                    each.digest,
+                    queue.topic,
+                    queue.broker,
+                    queue.queue_id,
+                    each.floor,
+                    int(each.is_delayed),
+                    0,
+                )
+            )
+        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def set_stored(self, packet_ids: Iterable[int]) -> None:
+        """RocketMQ has these messages. In memory only."""
+        for packet_id in packet_ids:
+            if packet_id in self._received:
+                self._received[packet_id] = replace(self._received[packet_id], is_stored=True)
+
+    def release(self, packet_ids: Iterable[int]) -> None:
+        """Messages have got their PUBREL: their packet ids may be other messages'."""
+        now = [each for each in packet_ids if each in self._received and each not in self._released]
+        for each in now:
+            self._received[each] = replace(self._received[each], is_stored=True, is_released=True)
+        self._released.update(dict.fromkeys(now))
+        self._change("UPDATE received SET is_released = 1 WHERE packet_id = ?", [(each,) for each in now])
+        too_many = len(self._released) - KEPT_RELEASED
+        if too_many > 0:
+            self.forget_received(list(itertools.islice(self._released, too_many)))
+
+    def forget_received(self, packet_ids: Iterable[int]) -> None:
+        """Forget messages, since they were refused, or since nobody can send them again."""
+        gone = [(each,) for each in packet_ids if self._received.pop(each, None) is not None]
+        for (each,) in gone:
+            self._released.pop(each, None)
+        self._change("DELETE FROM received WHERE packet_id = ?", gone)
+
+    # --- to MQTT
+
+    def set_published(self, changes: Iterable[tuple[Place, Published]]) -> None:
+        """Note how far messages are."""
+        rows = []
+        for place, published in changes:
+            self._published[place] = published
+            rows.append((place.group, *place.queue, place.offset, published.packet_id, int(published.state)))
+        self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def is_passed(self, place: Place, now_ms: int) -> bool:
+        """Whether a message that RocketMQ gives was published and forgotten: its broker has lost the group's last
+        offsets. `now_ms`: the time, ms since the epoch."""
+        passed = self._passed.get(place[:2])
+        if passed is None or place.offset < passed.low:
+            self._set_passed(place.group, place.queue, Passed(place.offset, place.offset, place.offset, now_ms))
+            return False
+        return place.offset < passed.high
+
+    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[int]:
+        """The group's offsets are stored: forget the messages before them, but not how far that is. Gives packet ids
+        that are free now: none, but where somebody moved the offsets. `now_ms`: the time, ms since the epoch."""
+        for queue, offset in offsets.items():
+            passed = self._passed.get((group, queue))
+            if passed is None or offset <= passed.high:
+                continue
+            if now_ms - passed.turned_ms >= TURN_MS:
+                passed = Passed(passed.middle, passed.high, passed.high, now_ms)
+            self._set_passed(group, queue, replace(passed, high=offset))
+        gone = {
+            place: published
+            for place, published in self._published.items()
+            if place.group == group and place.offset < offsets.get(place.queue, 0)
+        }
+        self.forget_published(gone)
+        return [each.packet_id for each in gone.values() if each.state is not State.DONE]
+
+    def _set_passed(self, group: str, queue: MessageQueue, passed: Passed) -> None:
+        self._passed[group, queue] = passed
+        row = (group, *queue, passed.low, passed.middle, passed.high, passed.turned_ms)
+        self._change("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [row])
+
+    def forget_published(self, places: Iterable[Place]) -> None:
+        """Forget messages, whatever their state."""
+        gone = [place for place in places if self._published.pop(place, None) is not None]
+        self._change(
+            "DELETE FROM published WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND queue_offset = ?",
+            [(place.group, *place.queue, place.offset) for place in gone],
+        )
+
+    # --- the session
+
+    def forget_session(self) -> None:
+        """The broker has no session of ours: packet ids of its messages and subscriptions mean nothing any more."""
+        self.forget_received(list(self._received))
+        self.forget_subscriptions(list(self._subscriptions))
+
+    def subscribe(self, topic: str, qos: int) -> None:
+        """Note a subscription, before it is made."""
+        if self._subscriptions.get(topic) != qos:
+            self._subscriptions[topic] = qos
+            self._change("INSERT OR REPLACE INTO subscriptions VALUES (?, ?)", [(topic, qos)])
+
+    def forget_subscriptions(self, filters: Iterable[str]) -> None:
+        """Subscriptions that were ended."""
+        gone = [(each,) for each in filters if self._subscriptions.pop(each, None) is not None]
+        self._change("DELETE FROM subscriptions WHERE filter = ?", gone)
+
+    # --- the file
+
+    async def saved(self) -> None:
+        """Wait until all changes that were made are on the disk. Raises JournalError."""
+        while self._changes or self._writing is not None:
+            if self._writing is None:
+                changes, self._changes = self._changes, []
+                self._writing = asyncio.create_task(self._save(changes), name="duemq journal")
+            is_all = not self._changes
+            await asyncio.shield(self._writing)
+            if is_all:
+                return
+
+    async def close(self) -> None:
+        """Save what is changed, and give the file free. Raises JournalError."""
+        try:
+            await self.saved()
+        finally:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+            self._thread.shutdown(wait=False)
+
+    def _change(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        if rows:
+            self._changes.append((statement, rows))
+
+    async def _save(self, changes: list[_Change]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, _write, self._database, changes)
+        except sqlite3.Error as error:
+            raise JournalError(f"the bridge's journal cannot be written: {error}") from None
+        finally:
+            self._writing = None
+
+
+def _write(database: sqlite3.Connection, changes: list[_Change]) -> None:
+    with database:
+        for statement, rows in changes:
+            database.executemany(statement, rows)
+
+
+async def open_journal(directory: Path) -> Journal:
+    """Open or make the journal of a directory. Raises JournalError, also where another bridge has it."""
+    thread = ThreadPoolExecutor(1, "duemq journal")
+    path = directory / FILE_NAME
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(thread, _open, path, thread)
+    except sqlite3.OperationalError as error:
+        thread.shutdown()
+        if "locked" in str(error):
+            raise JournalError(
+                f"another bridge runs with {directory}; give each a state_directory and a client_id of its own"
+            ) from None
+        raise JournalError(f"the journal {path} cannot be opened: {error}") from None
+    except (sqlite3.Error, OSError) as error:
+        thread.shutdown()
+        raise JournalError(
+            f"the journal {path} cannot be read: {error}. Without it (move it away) the bridge starts, but messages "
+            "with QoS 2 that were under way may come twice"
+        ) from None
+
+
+def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(path, timeout=0, isolation_level="IMMEDIATE", check_same_thread=False)
+    try:
+        # Exclusive before WAL: so there is no shared memory, and the lock lasts as long as the process.
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
+        received = {
+            row[0]: Taken(
+                packet_id=row[0],
+                unique_key=row[1],
+                digest=row[2],
+                queue=MessageQueue(row[3], row[4], row[5]),
+                floor=row[6],
+                is_delayed=bool(row[7]),
+                is_stored=bool(row[8]),
+                is_released=bool(row[8]),
+            )
+            for row in database.execute("SELECT * FROM received ORDER BY rowid")
+        }
+        published = {
+            Place(row[0], MessageQueue(row[1], row[2], row[3]), row[4]): Published(row[5], State(row[6]))
+            for row in database.execute("SELECT * FROM published")
+        }
+        passed = {
+            (row[0], MessageQueue(row[1], row[2], row[3])): Passed(*row[4:])
+            for row in database.execute("SELECT * FROM passed")
+        }
+        subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
+        # The lock is taken by a write: an empty one will do.
+        database.execute("BEGIN IMMEDIATE")
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+        database.commit()
+    except BaseException:
+        database.close()
+        raise
+    return Journal(database, thread, received, published, passed, subscriptions)

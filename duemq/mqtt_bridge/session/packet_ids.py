@@ -1,0 +1,48 @@
+"""The packet ids that the bridge gives: to its messages, and to what paho sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from duemq.errors import DueMQError
+from duemq.mqtt_bridge.session.packets import MAX_PACKET_IDS
+
+
+class NoPacketIdError(DueMQError):
+    """All packet ids are in use."""
+
+
+class PacketIds:
+    """Packet ids from 1 to 65535, each in use once. They go round, so that one is not used again soon."""
+
+    def __init__(self, in_use: Iterable[int] = ()) -> None:
+        self._in_use = set(in_use)
+        self._last = max(self._in_use, default=0)
+
+    def take(self) -> int:
+        """An id that is in use until it is given back. Raises NoPacketIdError."""
+        if len(self._in_use) >= MAX_PACKET_IDS:
+            raise NoPacketIdError("all 65535 packet ids are in use")
+        number = self._next()
+        self._in_use.add(number)
+        return number
+
+    def lend(self) -> int:
+        """An id for a packet whose answer comes soon: nobody gives it back. Raises NoPacketIdError."""
+        if len(self._in_use) >= MAX_PACKET_IDS:
+            raise NoPacketIdError("all 65535 packet ids are in use")
+        return self._next()
+
+    def reserve(self, number: int) -> None:
+        """An id that is in use from before."""
+        self._in_use.add(number)
+
+    def give_back(self, number: int) -> None:
+        """An id is free again."""
+        self._in_use.discard(number)
+
+    def _next(self) -> int:
+        while True:
+            self._last = self._last % MAX_PACKET_IDS + 1
+            if self._last not in self._in_use:
+                return self._last

@@ -1,0 +1,162 @@
+"""The connection of paho's client, with the packets of messages in the bridge's hands: the one place that knows names
+of paho which are not public.
+
+paho acknowledges a message with QoS 2 before the application sees it, chooses packet ids itself, forgets them with the
+process, reads a byte at a time and makes one system call a packet. So all packets that carry messages, and their
+acknowledgements, are read and written here: one read of the socket gives one list, and what is sent in one turn of the
+loop goes out in one write. The rest (CONNECT, SUBSCRIBE, PINGREQ, TLS, WebSocket) stays paho's and aiomqtt's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from paho.mqtt.client import Client
+from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.exception import MalformedPacket
+
+from duemq.mqtt_bridge.session import packets
+from duemq.mqtt_bridge.session.packets import Ack, Cutter, PacketError, Publish
+
+NAMES_OF_PAHO: Final = (
+    "_sock_recv",
+    "_sock_close",
+    "_loop_rc_handle",
+    "_packet_handle",
+    "_in_packet",
+    "_out_packet",
+    "_mid_generate",
+    "_msgtime_mutex",
+    "_last_bytes_received",
+    "loop_read",
+    "loop_write",
+    "want_write",
+)
+"""What of paho is used or replaced here."""
+
+READ_BYTES: Final = 65_536
+TURN_BYTES: Final = 262_144
+"""So much is read before others have their turn."""
+
+_OURS: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
+
+Received = Callable[[list[Publish | Ack]], None]
+"""Takes what one read brought, in its order."""
+
+
+class Wire:
+    """Reads and writes the packets of messages over the connection of a paho client.
+
+    `received` gets them; `broken` is told why the connection has to end where the broker breaks the protocol.
+    `new_id` gives packet ids for what paho itself sends. `limit`: of a packet of more bytes only the head is kept.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        is_v5: bool,
+        limit: int,
+        received: Received,
+        broken: Callable[[str], None],
+        new_id: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._is_v5 = is_v5
+        self._received = received
+        self._broken = broken
+        self._cutter = Cutter(limit)
+        client.loop_read = self._read  # type: ignore[method-assign]
+        client._mid_generate = new_id  # type: ignore[method-assign]
+
+    def write(self, data: bytes) -> None:
+        """Send packets, now or when the socket takes them. Nothing happens where the connection is gone."""
+        client = self._client
+        if client.socket() is None:
+            return
+        # As what paho makes of an acknowledgement: nobody waits for a packet with QoS 1 here.
+        client._out_packet.append(
+            {
+                "command": packets.PUBACK,
+                "mid": 0,
+                "qos": 1,
+                "pos": 0,
+                "to_process": len(data),
+                "packet": data,
+                "info": None,
+            }
+        )
+        client.loop_write()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something is still to be written, since the broker does not read."""
+        return self._client.want_write()
+
+    def cut(self) -> None:
+        """Close the connection without a word."""
+        self._client._sock_close()
+
+    def _read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """In place of paho's `loop_read`."""
+        client = self._client
+        found: list[Publish | Ack] = []
+        total = 0
+        try:
+            while total < TURN_BYTES:
+                try:
+                    data = client._sock_recv(READ_BYTES)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    data = b""
+                if not data:
+                    self._hand_over(found)
+                    return client._loop_rc_handle(MQTTErrorCode.MQTT_ERR_CONN_LOST)
+                total += len(data)
+                self._cut(data, found)
+                if len(data) < READ_BYTES or client.socket() is None:
+                    break
+        except PacketError as error:
+            self._broken(str(error))
+            return client._loop_rc_handle(MQTTErrorCode.MQTT_ERR_PROTOCOL)
+        with client._msgtime_mutex:
+            client._last_bytes_received = time.monotonic()
+        self._hand_over(found)
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _hand_over(self, found: list[Publish | Ack]) -> None:
+        if found:
+            self._received(found)
+
+    def _cut(self, data: bytes, found: list[Publish | Ack]) -> None:
+        is_v5 = self._is_v5
+        for first, body, missing in self._cutter.feed(data):
+            kind = first & 0xF0
+            if kind == packets.PUBLISH:
+                found.append(packets.decode_publish(first, body, is_v5=is_v5, missing=missing))
+            elif kind in _OURS:
+                found.append(packets.decode_ack(first, body))
+            else:
+                self._leave_to_paho(first, body)
+
+    def _leave_to_paho(self, first: int, body: bytes) -> None:
+        client = self._client
+        client._in_packet = {
+            "command": first,
+            "have_remaining": 1,
+            "remaining_count": [],
+            "remaining_mult": 1,
+            "remaining_length": len(body),
+            "packet": bytearray(body),
+            "to_process": 0,
+            "pos": 0,
+        }
+        try:
+            result = client._packet_handle()
+        except MalformedPacket as error:
+            raise PacketError(f"a packet of the kind 0x{first & 0xF0:02x} that cannot be read: {error}") from None
+        if result > 0:
+            raise PacketError(f"a packet of the kind 0x{first & 0xF0:02x} that is refused: {result.name}")

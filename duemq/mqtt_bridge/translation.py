@@ -1,0 +1,181 @@
+"""What a message of MQTT is in RocketMQ, and back.
+
+The payload is the body. RocketMQ has no empty body: an empty payload is one zero byte, and MQTT_EMPTY says so. What
+else MQTT says of a message lies in properties:
+
+    MQTT_TOPIC              the topic that it was published to; of a delayed one, the topic that it goes to
+    MQTT_BRIDGE             the bridge that brought it: its share's name, or its client id
+    MQTT_QOS                of a delayed message, with which it is published
+    MQTT_RETAIN             "true" where it was published as retained
+    MQTT_TEXT               "true" where the sender says that the payload is UTF-8
+    MQTT_CONTENT_TYPE       content type
+    MQTT_RESPONSE_TOPIC     response topic
+    MQTT_CORRELATION_DATA   correlation data: 0x and hexadecimal digits
+    MQTT_EXPIRES_AT         when it expires, ms since the epoch
+    MQTT_USER_PROPERTIES    user properties that cannot be RocketMQ's: JSON, [[name, value], ...]
+
+A user property is a property of the same name. It cannot be one where the name means something to RocketMQ or begins
+with MQTT_, where name or value are empty or have a separator of RocketMQ's, and where the name comes again. A topic or
+content type that RocketMQ cannot have, as it is empty or has a separator, is JSON under its name and _JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from duemq._values.checks import STEERING_PROPERTIES
+from duemq.mqtt_bridge.session.packets import NO_PROPERTIES, Properties, Publish
+from duemq.protocol.records.properties import NAME_END, PROPERTY_END
+
+PREFIX: Final = "MQTT_"
+TOPIC: Final = "MQTT_TOPIC"
+BRIDGE: Final = "MQTT_BRIDGE"
+QOS: Final = "MQTT_QOS"
+EMPTY: Final = "MQTT_EMPTY"
+RETAIN: Final = "MQTT_RETAIN"
+TEXT: Final = "MQTT_TEXT"
+CONTENT_TYPE: Final = "MQTT_CONTENT_TYPE"
+RESPONSE_TOPIC: Final = "MQTT_RESPONSE_TOPIC"
+CORRELATION_DATA: Final = "MQTT_CORRELATION_DATA"
+EXPIRES_AT: Final = "MQTT_EXPIRES_AT"
+USER_PROPERTIES: Final = "MQTT_USER_PROPERTIES"
+
+EMPTY_BODY: Final = b"\0"
+MARK: Final = "duemq-bridge"
+"""User property of what a bridge publishes: its share's name or client id, so that it does not take it back."""
+_TRUE: Final = "true"
+
+
+def to_body(payload: bytes) -> bytes:
+    """The body of a message with this payload."""
+    return payload or EMPTY_BODY
+
+
+def to_properties(
+    publish: Publish, topic: str, bridge: str, now_ms: int, without: Collection[str] = ()
+) -> dict[str, str]:
+    """The RocketMQ properties of a message that goes by `topic` in MQTT. `without`: user properties that it no longer
+    has. `now_ms`: the time, ms since the epoch."""
+    fields = {BRIDGE: bridge}
+    _put(fields, TOPIC, topic)
+    if not publish.payload:
+        fields[EMPTY] = _TRUE
+    if publish.retain:
+        fields[RETAIN] = _TRUE
+    properties = publish.properties
+    if properties is NO_PROPERTIES:
+        return fields
+    if properties.is_text:
+        fields[TEXT] = _TRUE
+    if properties.content_type is not None:
+        _put(fields, CONTENT_TYPE, properties.content_type)
+    if properties.response_topic is not None:
+        _put(fields, RESPONSE_TOPIC, properties.response_topic)
+    if properties.correlation_data is not None:
+        # A prefix, since RocketMQ has no empty value.
+        fields[CORRELATION_DATA] = f"0x{properties.correlation_data.hex()}"
+    if properties.expiry is not None:
+        fields[EXPIRES_AT] = str(now_ms + properties.expiry * 1000)
+    if properties.user:
+        _put_user(fields, [pair for pair in properties.user if pair[0] not in without])
+    return fields
+
+
+def _put(fields: dict[str, str], name: str, value: str) -> None:
+    if _fits(value):
+        fields[name] = value
+    else:
+        fields[f"{name}_JSON"] = json.dumps(value)
+
+
+def _put_user(fields: dict[str, str], pairs: Iterable[tuple[str, str]]) -> None:
+    rest: list[tuple[str, str]] = []
+    names = set[str]()
+    for name, value in pairs:
+        if (
+            name not in names
+            and name not in STEERING_PROPERTIES
+            and not name.startswith(PREFIX)
+            and _fits(name)
+            and _fits(value)
+        ):
+            fields[name] = value
+        else:
+            rest.append((name, value))
+        names.add(name)
+    if rest:
+        fields[USER_PROPERTIES] = json.dumps(rest)
+
+
+def _fits(text: str) -> bool:
+    return bool(text) and NAME_END not in text and PROPERTY_END not in text
+
+
+def to_payload(body: bytes, fields: Mapping[str, str]) -> bytes:
+    """The payload of a message with this body."""
+    return b"" if body == EMPTY_BODY and EMPTY in fields else body
+
+
+def mqtt_topic(fields: Mapping[str, str]) -> str | None:
+    """The MQTT topic that a message came by or goes to; None for one that no bridge brought."""
+    return _get(fields, TOPIC)
+
+
+def expires_at_ms(fields: Mapping[str, str]) -> int | None:
+    """When a message expires, ms since the epoch."""
+    text = fields.get(EXPIRES_AT, "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
+    """The MQTT properties of a message that is not expired. `now_ms`: the time, ms since the epoch."""
+    properties = Properties()
+    user = [
+        (name, value)
+        for name, value in fields.items()
+        if name not in STEERING_PROPERTIES and not name.startswith(PREFIX)
+    ]
+    user += _user(fields.get(USER_PROPERTIES))
+    properties.user = tuple(user)
+    properties.is_text = fields.get(TEXT) == _TRUE
+    properties.content_type = _get(fields, CONTENT_TYPE)
+    properties.response_topic = _get(fields, RESPONSE_TOPIC)
+    data = fields.get(CORRELATION_DATA)
+    if data is not None:
+        properties.correlation_data = _binary(data)
+    expires = expires_at_ms(fields)
+    if expires is not None:
+        properties.expiry = min(0xFFFFFFFF, max(1, -(-(expires - now_ms) // 1000)))
+    return properties
+
+
+def _get(fields: Mapping[str, str], name: str) -> str | None:
+    text = fields.get(name)
+    if text is not None or f"{name}_JSON" not in fields:
+        return text
+    try:
+        found = json.loads(fields[f"{name}_JSON"])
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _user(text: str | None) -> list[tuple[str, str]]:
+    """User properties that lie in JSON. Other programs may write it too: what is none of them is left out."""
+    try:
+        found = json.loads(text) if text else []
+    except ValueError:
+        return []
+    pairs = found if isinstance(found, list) else []
+    return [
+        (pair[0], pair[1]) for pair in pairs if isinstance(pair, list) and [type(each) for each in pair] == [str, str]
+    ]
+
+
+def _binary(text: str) -> bytes | None:
+    try:
+        return bytes.fromhex(text.removeprefix("0x"))
+    except ValueError:
+        return None
