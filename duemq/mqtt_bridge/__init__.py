@@ -1,0 +1,1 @@
+"""The bridge between an MQTT broker and duemq, or Apache RocketMQ: messages both ways, by rules, and delays."""

@@ -1,0 +1,1 @@
+"""Which messages go where: the file of rules, and what its texts mean."""

@@ -1,0 +1,89 @@
+"""MQTT topic filters: which topics they match, and whether two of them match a topic in common.
+
+As of MQTT 5.0, chapter 4.7: levels are separated by "/"; "+" stands for one level, "#" at the end for any number of
+levels, also none; neither stands for a first level that begins with "$". MQTT 3.1.1 has the same rules.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from duemq.errors import ArgumentError
+
+MAX_TOPIC_BYTES: Final = 65_535
+"""Maximum size of a topic or filter in UTF-8."""
+
+_OUTSIDE: Final = re.compile("[\x00\ud800-\udfff]")
+
+
+class Filter:
+    """A topic filter. Raises ArgumentError if the text is not one."""
+
+    __slots__ = ("_levels", "_matches", "text")
+
+    def __init__(self, text: str) -> None:
+        _check(text, "an MQTT filter")
+        levels = text.split("/")
+        for number, level in enumerate(levels):
+            if "#" in level and (level != "#" or number < len(levels) - 1):
+                raise ArgumentError(f"the MQTT filter {text!r}: # stands alone and in the last level only")
+            if "+" in level and level != "+":
+                raise ArgumentError(f"the MQTT filter {text!r}: + stands alone in its level")
+        if levels[0] == "$share":
+            raise ArgumentError(f"the MQTT filter {text!r}: a shared subscription is made by `share` in [mqtt]")
+        self.text = text
+        self._levels = levels
+        self._matches = re.compile(_pattern(levels), re.DOTALL).fullmatch
+
+    def __repr__(self) -> str:
+        return f"Filter({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def matches(self, topic: str) -> bool:
+        """Whether a topic name matches the filter."""
+        return self._matches(topic) is not None
+
+    def overlaps(self, other: Filter) -> bool:
+        """Whether there is a topic name that matches both filters."""
+        mine, theirs = self._levels, other._levels
+        for levels, against in ((mine, theirs), (theirs, mine)):
+            if levels[0].startswith("$") and against[0] in ("+", "#"):
+                return False
+        for left, right in zip(mine, theirs, strict=False):
+            if "#" in (left, right):
+                return True
+            if left != right and "+" not in (left, right):
+                return False
+        longer = mine if len(mine) > len(theirs) else theirs
+        rest = longer[min(len(mine), len(theirs)) :]
+        return not rest or rest == ["#"]
+
+
+def check_topic(topic: str) -> None:
+    """Raise ArgumentError if a text is no topic name to which a message can be published."""
+    _check(topic, "an MQTT topic")
+    if "+" in topic or "#" in topic:
+        raise ArgumentError(f"the MQTT topic {topic!r} has + or #, which only filters may have")
+
+
+def _check(text: str, what: str) -> None:
+    if not text:
+        raise ArgumentError(f"{what} is empty")
+    if _OUTSIDE.search(text):
+        raise ArgumentError(f"{what} has a character that MQTT does not allow (U+0000 or a surrogate): {text!r}")
+    if len(text.encode()) > MAX_TOPIC_BYTES:
+        raise ArgumentError(f"{what} has more than {MAX_TOPIC_BYTES} bytes")
+
+
+def _pattern(levels: list[str]) -> str:
+    """Return a regular expression for the topics that a filter matches."""
+    pattern = "".join("/[^/]*" if level == "+" else f"/{re.escape(level)}" for level in levels if level != "#")[1:]
+    if levels[-1] == "#":
+        pattern = f"{pattern}(?:/.*)?" if len(levels) > 1 else ".*"
+    return f"(?!\\$){pattern}" if levels[0] in ("+", "#") else pattern
