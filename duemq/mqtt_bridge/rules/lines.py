@@ -1,0 +1,49 @@
+"""In which line of a TOML file a key is set: Python's tomllib tells no positions."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_HEADER: Final = re.compile(r"\s*(\[\[|\[)\s*([^\[\]]+?)\s*\]")
+_KEY: Final = re.compile(r"""\s*("[^"]*"|'[^']*'|[A-Za-z0-9_-]+)\s*[=.]""")
+_QUOTES: Final = ('"""', "'''")
+
+Path = tuple[str | int, ...]
+"""Where a value is: names of keys and tables, numbers of tables in arrays, such as ("to_mqtt", 1, "qos")."""
+
+
+def line_of(text: str, path: Path) -> int:
+    """Return the number, from 1 on, of the line that sets what `path` names: its key, or else the header of its table,
+    or else 1. `text` is a TOML document; inline tables and arrays count as their key's line."""
+    best, depth = 1, 0
+    table: Path = ()
+    counts: dict[str, int] = {}
+    quote = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if quote:  # within a text of several lines
+            quote = "" if quote in line else quote
+            continue
+        quote = next((mark for mark in _QUOTES if line.count(mark) % 2), "")
+        header = _HEADER.match(line)
+        if header is not None:
+            name = header[2].strip("\"' ")
+            if header[1] == "[[":
+                counts[name] = counts.get(name, -1) + 1
+                table = (name, counts[name])
+            else:
+                table = (name,)
+            place = table
+        else:
+            key = _KEY.match(line)
+            if key is None:
+                continue
+            place = (*table, key[1].strip("\"'"))
+        if len(place) > depth and place == path[: len(place)]:
+            best, depth = number, len(place)
+    return best
+
+
+def path_of(where: str) -> Path:
+    """Return the path for a text such as `$.to_mqtt[1].qos`, as msgspec's errors name places."""
+    return tuple(int(number) if number else name for name, number in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", where))
