@@ -1,1 +1,4 @@
-"""The bridge between an MQTT broker and duemq, or Apache RocketMQ: messages both ways, by rules, and delays."""
+"""The MQTT bridge: what speaks MQTT sends into the future, and RocketMQ's consumers get the devices' messages.
+
+`duemq mqtt-bridge --config bridge.toml` runs it. It needs the package aiomqtt: `pip install 'duemq[mqtt]'`.
+"""

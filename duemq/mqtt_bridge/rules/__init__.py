@@ -1,1 +1,1 @@
-"""Which messages go where: the file of rules, and what its texts mean."""
+"""What the bridge is to do: the rules, and the file that says them."""

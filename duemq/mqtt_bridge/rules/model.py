@@ -1,0 +1,183 @@
+"""The rules as values: what the bridge is told to do, checked, and ready to be asked for each message.
+
+`rules.file` makes them of bridge.toml. What is a template or a filter there is a function here, so that the rest of the
+bridge knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from duemq.errors import DueMQError
+
+if TYPE_CHECKING:
+    from duemq.messages import ReceivedMessage
+
+QoS = Literal[0, 1, 2]
+Protocol = Literal["5", "3.1.1"]
+Retained = Literal["once", "never"]
+UserProperties = Sequence[tuple[str, str]]
+"""MQTT 5's user properties, in their order. A name may be there several times; with MQTT 3.1.1 there are none."""
+
+NEVER_EXPIRES: Final = 0xFFFFFFFF
+"""The session expiry of MQTT 5 that keeps a session for ever, in seconds."""
+
+
+class RulesError(DueMQError):
+    """The file of rules is wrong. The text begins with the file and the line: "bridge.toml:12: ..."."""
+
+
+class TemplateError(DueMQError):
+    """A template makes no topic of this message; the text says why."""
+
+
+class DelayRefused(DueMQError):
+    """A message that asks for a delay and cannot have it; the text says why, for whoever sent it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How the connection to the MQTT broker is encrypted. Files are PEM."""
+
+    ca_file: Path | None = None
+    """Whom to trust; None: those whom the system trusts."""
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    """The bridge's own certificate and its key, where the broker asks for one."""
+    check_host: bool = True
+    """Whether the broker's certificate has to be right. False is for trials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Where the MQTT broker is, and as whom the bridge comes."""
+
+    state_directory: Path
+    """Where the journal lies; one directory for each bridge."""
+    host: str = "127.0.0.1"
+    port: int = 1883
+    protocol: Protocol = "5"
+    client_id: str = "duemq-bridge"
+    """Names the session at the broker: it must stay the same from start to start, and no other client may have it."""
+    user: str | None = None
+    password: str | None = None
+    tls: Tls | None = None
+    websocket_path: str | None = None
+    """Speak MQTT over WebSocket at this path; None: over TCP."""
+    keepalive: int = 60
+    """In seconds."""
+    session_expiry: int = NEVER_EXPIRES
+    """How long the broker keeps the session while the bridge is away, in seconds. MQTT 5 only."""
+    receive_maximum: int = 500
+    """So many messages of the broker may be unfinished here, from 1 to 65535."""
+    max_in_flight: int = 500
+    """So many messages to the broker may be without acknowledgement, from 1 to 65535; the broker may allow fewer."""
+    share: str | None = None
+    """Group of a shared subscription: several bridges with the same share the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a message of MQTT goes in RocketMQ."""
+
+    topic: str
+    key: str | None = None
+    tags: str | None = None
+    sharding_key: str | None = None
+    """Messages with the same one keep their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbound:
+    """A rule from MQTT to RocketMQ. The first rule whose filter matches has the message."""
+
+    filter: str
+    """MQTT filter, without $share."""
+    target: Callable[[str], Target | None]
+    """What becomes of an MQTT topic; None where the filter does not match. Raises TemplateError where it does and the
+    templates make nothing that RocketMQ takes."""
+    qos: QoS = 1
+    """The highest quality of service to subscribe with."""
+    retained: Retained = "never"
+    """What of the messages that the broker has retained when the bridge subscribes: taken over once, or never."""
+    line: int = 0
+    """Where the rule begins in its file; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbound:
+    """A rule from RocketMQ to MQTT."""
+
+    topic: str
+    """RocketMQ's topic."""
+    mqtt_topic: Callable[[ReceivedMessage], str]
+    """Where a message goes. Raises TemplateError."""
+    group: str
+    """RocketMQ's consumer group. Each rule has its own, which outlives restarts; bridges that share a load have the
+    same."""
+    tags: str = "*"
+    """As of a subscription: "a || b", or "*" for all."""
+    qos: QoS = 1
+    retain: bool = False
+    start: Literal["first", "last"] = "first"
+    """Where a new group begins: with the oldest message that there is, or behind the newest."""
+    line: int = 0
+    """Where the rule begins in its file; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """What a message asks for that is to be delivered later. Exactly one of `delay_ms` and `deliver_at_ms` is set, or
+    none where `recall` is."""
+
+    plain_topic: str
+    """The MQTT topic that it goes to when it is due."""
+    delay_ms: int | None = None
+    """Counted from its receipt."""
+    deliver_at_ms: int | None = None
+    """In ms since the epoch. One that has passed means at once."""
+    key: str | None = None
+    """By which it can be recalled or replaced. A RocketMQ key: not empty, without blanks."""
+    replace: bool = False
+    """Whether it takes the place of the one that waits with the same key, which was sent with this, too."""
+    recall: bool = False
+    """Whether what waits with this key is to be cancelled; then nothing is sent."""
+
+
+ReadDelay = Callable[[str, UserProperties, int], Delay | None]
+"""From a topic as it was published to, its user properties and the time (ms since the epoch) to the delay that was
+asked for; None for a plain message. Raises DelayRefused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delayed:
+    """How delays are asked for, and where messages wait."""
+
+    read: ReadDelay
+    prefixes: tuple[str, ...] = ("$delayed", "delayed")
+    """First levels of the topics that ask for a delay; the bridge subscribes to each with /#."""
+    topic: str = "MQTT_DELAYED"
+    """RocketMQ's topic in which delayed messages wait."""
+    group: str = "mqtt-bridge-MQTT_DELAYED"
+    """RocketMQ's consumer group that takes them when they are due."""
+    qos: QoS = 2
+    """The highest quality of service to subscribe with, and with which they are published when they are due: each has
+    that with which it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """All that a file of rules says."""
+
+    connection: Connection
+    nameserver: str = "127.0.0.1:9876"
+    """RocketMQ's name servers, "host:port" joined by ;."""
+    delayed: Delayed | None
+    """None: this bridge has no delays."""
+    status_topic: str
+    """MQTT topic of the bridge's own state, duemq/bridge/<client id> by default. What is refused is told below it."""
+    inbound: tuple[Inbound, ...] = ()
+    outbound: tuple[Outbound, ...] = ()
