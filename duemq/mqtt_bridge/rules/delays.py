@@ -7,6 +7,8 @@
     delayed/10s;key=door;replace/home/door          in place of the message that waits with that key for that topic
     delayed/recall;key=door/home/door               cancel that message
 
+A key names a message among those that wait for its topic: in RocketMQ it is `home/door#door`.
+
 The same by user properties of a message to the plain topic: `delay`, `deliver-at`, `key`, `replace`, `recall`.
 
 EMQX's limit and its two meanings of a number: `apps/emqx_modules/src/emqx_delayed.erl`, MAX_INTERVAL.
@@ -16,14 +18,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import unquote
 
 from duemq._values.durations import format_duration, parse_duration
 from duemq.errors import ArgumentError
+from duemq.mqtt_bridge.rules import fields
 from duemq.mqtt_bridge.rules.filters import check_topic
+from duemq.mqtt_bridge.rules.model import Delay, DelayRefused
 
 MAX_INTERVAL_SECONDS: Final = 4_294_967
 """EMQX's longest delay; a larger number is a time, in seconds since the epoch."""
@@ -36,28 +39,6 @@ _MS_FROM: Final = 100_000_000_000
 """A time from this number on is in ms since the epoch: in seconds it would be in the year 5138."""
 _YES: Final = ("1", "true", "yes")
 _NO: Final = ("", "0", "false", "no")
-
-
-class DelayRefused(ArgumentError):
-    """A message asks for a delay that it cannot have. The text says what is wrong and what to write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """When a message is to be published, and in place of which.
-
-    `topic`: the plain MQTT topic. `delay_ms`: after how many ms; or `deliver_at_ms`: at which time, ms since the epoch.
-    One of them is set unless `recall`. `key`: names the message among those that wait for the topic. `replace`: the
-    message takes the place of the one that waits with this key. `recall`: there is no message; the one that waits with
-    this key is cancelled.
-    """
-
-    topic: str
-    delay_ms: int | None = None
-    deliver_at_ms: int | None = None
-    key: str | None = None
-    replace: bool = False
-    recall: bool = False
 
 
 def read_delay(
@@ -127,7 +108,7 @@ def _times(asked: dict[str, str]) -> bool:
 
 
 def _delay(topic: str, asked: dict[str, str], now_ms: int, longest_ms: int) -> Delay:
-    key = asked.get("key")
+    key = f"{fields.encoded_key(topic)}#{fields.encoded_key(asked['key'])}" if asked.get("key") else None
     replace, recall = (_is_set(name, asked.get(name, "")) for name in ("replace", "recall"))
     if (replace or recall) and not key:
         raise DelayRefused(f"{'recall' if recall else 'replace'} needs a key, which names the message that waits")

@@ -33,7 +33,8 @@ class Filter:
         if levels[0] == "$share":
             raise ArgumentError(f"the MQTT filter {text!r}: a shared subscription is made by `share` in [mqtt]")
         self.text = text
-        self._levels = levels
+        # A topic name has a level at least, and is not empty: "#" is "+/#", and "/#" is "/+/#".
+        self._levels = {"#": ["+", "#"], "/#": ["", "+", "#"]}.get(text, levels)
         self._matches = re.compile(_pattern(levels), re.DOTALL).fullmatch
 
     def __repr__(self) -> str:
@@ -49,6 +50,11 @@ class Filter:
         """Whether a topic name matches the filter."""
         return self._matches(topic) is not None
 
+    def covers(self, other: Filter) -> bool:
+        """Whether the filter matches every topic name that the other one matches."""
+        mine, theirs = self._levels, other._levels
+        return not (mine[0] in ("+", "#") and theirs[0].startswith("$")) and _covers(mine, theirs)
+
     def overlaps(self, other: Filter) -> bool:
         """Whether there is a topic name that matches both filters."""
         mine, theirs = self._levels, other._levels
@@ -63,6 +69,16 @@ class Filter:
         longer = mine if len(mine) > len(theirs) else theirs
         rest = longer[min(len(mine), len(theirs)) :]
         return not rest or rest == ["#"]
+
+
+def _covers(mine: list[str], theirs: list[str]) -> bool:
+    if mine == ["#"]:
+        return True
+    if not mine or not theirs:
+        return not mine and not theirs
+    if theirs[0] == "#" or mine[0] not in ("+", theirs[0]):
+        return False
+    return _covers(mine[1:], theirs[1:])
 
 
 def check_topic(topic: str) -> None:

@@ -27,13 +27,12 @@ def line_of(text: str, path: Path) -> int:
         quote = next((mark for mark in _QUOTES if line.count(mark) % 2), "")
         header = _HEADER.match(line)
         if header is not None:
-            name = header[2].strip("\"' ")
+            name = header[2]
+            table = tuple(part.strip("\"' ") for part in name.split("."))
             if header[1] == "[[":
                 counts[name] = counts.get(name, -1) + 1
-                table = (name, counts[name])
-            else:
-                table = (name,)
-            place = table
+                table = (*table, counts[name])
+            place: Path = table
         else:
             key = _KEY.match(line)
             if key is None:

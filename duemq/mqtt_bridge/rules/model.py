@@ -80,6 +80,19 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription of the bridge. No two of them match a topic in common, since a broker may deliver a message once
+    for each subscription that matches."""
+
+    filter: str
+    """MQTT filter, without $share."""
+    qos: QoS
+    retained: Retained
+    """Whether it asks for retained messages. Those whose rule says "never" may come all the same, with the retain flag,
+    where one subscription serves several rules."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Where a message of MQTT goes in RocketMQ."""
 
@@ -181,3 +194,6 @@ class Rules:
     """MQTT topic of the bridge's own state, duemq/bridge/<client id> by default. What is refused is told below it."""
     inbound: tuple[Inbound, ...] = ()
     outbound: tuple[Outbound, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    """What the bridge subscribes to: the filters of `inbound` and the prefixes of `delayed`, without those that another
+    one covers."""

@@ -15,11 +15,12 @@ Value = Callable[[str], str]
 
 
 class Template:
-    """A template. `is_field` tells which names there are. Raises ArgumentError for other names and single braces."""
+    """A template. `is_field` tells which names there are, and `known` lists them for the error. Raises ArgumentError
+    for other names and for single braces."""
 
     __slots__ = ("_pieces", "fields", "text")
 
-    def __init__(self, text: str, is_field: Callable[[str], bool]) -> None:
+    def __init__(self, text: str, is_field: Callable[[str], bool], known: str) -> None:
         self.text = text
         self._pieces: list[tuple[str, bool]] = []
         """Literal texts and names of fields, each with whether it is a field."""
@@ -27,9 +28,7 @@ class Template:
             piece, name = match[0], match[1]
             if name is not None:
                 if not is_field(name):
-                    raise ArgumentError(
-                        f"the template {text!r} has {{{name}}}, which is no field; see the fields there are"
-                    )
+                    raise ArgumentError(f"the template {text!r} has {{{name}}}, which is no field; there are {known}")
                 self._pieces.append((name, True))
             elif piece in ("{", "}"):
                 raise ArgumentError(

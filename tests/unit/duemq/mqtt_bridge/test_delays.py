@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.mqtt_bridge.rules.delays import Delay, DelayRefused, read_delay
+from duemq.mqtt_bridge.rules.delays import read_delay
+from duemq.mqtt_bridge.rules.model import Delay, DelayRefused
 
 NOW_MS = 1_764_000_000_000
 DAY_MS = 86_400_000
@@ -35,8 +36,9 @@ def read(topic: str, *properties: tuple[str, str], longest_ms: int = 3_650 * DAY
         ("delayed/@2025-11-24T17:00:00Z/a", Delay("a", deliver_at_ms=1_764_003_600_000)),
         ("delayed/@2025-11-24T18:00:00.0001+01:00/a", Delay("a", deliver_at_ms=1_764_003_600_001)),
         ("delayed/@12/a", Delay("a", deliver_at_ms=12_000)),
-        ("delayed/10;key=front%2Fdoor;replace/a", Delay("a", delay_ms=10_000, key="front/door", replace=True)),
-        ("delayed/recall;key=door/a", Delay("a", key="door", recall=True)),
+        ("delayed/10;key=front%2Fdoor;replace/a", Delay("a", delay_ms=10_000, key="a#front/door", replace=True)),
+        ("delayed/recall;key=door/a", Delay("a", key="a#door", recall=True)),
+        ("delayed/10;key=a b/x y", Delay("x y", delay_ms=10_000, key="x%20y#a%20b")),
         ("delay/10/a", None),
         ("x/delayed/10/a", None),
     ],
@@ -49,11 +51,15 @@ def test_a_topic_asks_for_a_delay(topic: str, delay: Delay | None) -> None:
     ("topic", "properties", "delay"),
     [
         ("a", (("delay", "10"),), Delay("a", delay_ms=10_000)),
-        ("a", (("delay", "2d"), ("key", "k")), Delay("a", delay_ms=2 * DAY_MS, key="k")),
+        ("a", (("delay", "2d"), ("key", "k")), Delay("a", delay_ms=2 * DAY_MS, key="a#k")),
         ("a", (("deliver-at", "1764000060123"),), Delay("a", deliver_at_ms=NOW_MS + 60_123)),
-        ("a", (("delay", "1s"), ("key", "k"), ("replace", "true")), Delay("a", delay_ms=1_000, key="k", replace=True)),
-        ("a", (("recall", "1"), ("key", "k")), Delay("a", key="k", recall=True)),
-        ("delayed/5/a", (("key", "k"), ("replace", "yes")), Delay("a", delay_ms=5_000, key="k", replace=True)),
+        (
+            "a",
+            (("delay", "1s"), ("key", "k"), ("replace", "true")),
+            Delay("a", delay_ms=1_000, key="a#k", replace=True),
+        ),
+        ("a", (("recall", "1"), ("key", "k")), Delay("a", key="a#k", recall=True)),
+        ("delayed/5/a", (("key", "k"), ("replace", "yes")), Delay("a", delay_ms=5_000, key="a#k", replace=True)),
         ("a", (("key", "k"),), None),
         ("a", (("other", "1"), ("other", "2")), None),
     ],
@@ -114,7 +120,7 @@ def test_any_text_is_a_delay_or_refused(segment: str, properties: list[tuple[str
     with suppress(DelayRefused):
         delay = read(f"delayed/{segment}/a", *properties)
         assert delay is not None
-        assert delay.topic
+        assert delay.plain_topic
         assert delay.recall or (delay.delay_ms is None) != (delay.deliver_at_ms is None)
 
 

@@ -43,6 +43,12 @@ def test_two_filters_overlap_if_a_topic_matches_both(one: str, other: str) -> No
     assert Filter(other).overlaps(Filter(one)) == expected
 
 
+@given(filters.filter(bool), filters.filter(bool))
+def test_a_filter_covers_another_if_it_matches_all_of_its_topics(one: str, other: str) -> None:
+    expected = all(matches(one, topic) for topic in TOPICS if topic and matches(other, topic))
+    assert Filter(one).covers(Filter(other)) == expected
+
+
 def test_a_level_may_have_any_other_character() -> None:
     assert Filter("a.b/+/c*").matches("a.b/x\ny/c*")
     assert not Filter("a.b").matches("axb")

@@ -22,17 +22,17 @@ VALUES = {"key": "K", "2": "two", "property:a b": "p"}
     ],
 )
 def test_fields_are_replaced(text: str, rendered: str) -> None:
-    assert Template(text, VALUES.__contains__).render(VALUES.__getitem__) == rendered
+    assert Template(text, VALUES.__contains__, "{key}").render(VALUES.__getitem__) == rendered
 
 
 @pytest.mark.parametrize("text", ["{", "}", "{}", "{other}", "{key", "key}", "{{key}", "{ke{y}}"])
 def test_other_braces_are_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="the template"):
-        Template(text, VALUES.__contains__)
+        Template(text, VALUES.__contains__, "{key}")
 
 
 @given(st.text())
 def test_a_text_with_doubled_braces_stands_for_itself(text: str) -> None:
-    template = Template(text.replace("{", "{{").replace("}", "}}"), lambda _: False)
+    template = Template(text.replace("{", "{{").replace("}", "}}"), lambda _: False, "none")
     assert template.render(lambda name: name) == text
     assert template.is_constant

@@ -1,0 +1,412 @@
+"""bridge.toml: the file of rules. See docs/mqtt.md for what each name means.
+
+    nameserver = "127.0.0.1:9876"
+
+    [mqtt]
+    host = "127.0.0.1"
+    client_id = "bridge-1"
+
+    [delayed]
+    longest = "30d"
+
+    [[to_rocketmq]]
+    filter = "sensors/+/temp"
+    topic = "Sensors"
+    key = "{2}"
+    tags = "{3}"
+
+    [[to_mqtt]]
+    topic = "Commands"
+    mqtt_topic = "commands/{key}"
+
+Every error names the file and the line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from duemq._consuming.subscription import make_subscription
+from duemq._values import checks
+from duemq._values.durations import parse_duration
+from duemq.errors import ArgumentError
+from duemq.mqtt_bridge.rules import fields, lines, loops
+from duemq.mqtt_bridge.rules.delays import read_delay
+from duemq.mqtt_bridge.rules.filters import Filter, check_topic
+from duemq.mqtt_bridge.rules.model import (
+    NEVER_EXPIRES,
+    Connection,
+    Delay,
+    Delayed,
+    Inbound,
+    Outbound,
+    Rules,
+    RulesError,
+    Subscription,
+    Tls,
+    UserProperties,
+)
+from duemq.mqtt_bridge.rules.tables import WrongTables, convert
+from duemq.mqtt_bridge.rules.templates import Template
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+MAX_BYTES: Final = 1 << 20
+"""Maximum size of the file."""
+
+
+def read(path: Path) -> Rules:
+    """Return the rules of a file. Raises RulesError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RulesError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise RulesError(f"{path}: has more than {MAX_BYTES} bytes, which no file of rules needs")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise RulesError(f"{path}:{data[: error.start].count(10) + 1}: is not UTF-8, as TOML is") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path, environment: dict[str, str] | None = None) -> Rules:
+    """Return the rules of a file's text. `path`: names the file in errors; paths in it that are not absolute count from
+    its directory. `environment`: None for the process's. Raises RulesError."""
+    return _Reader(text, path, dict(os.environ) if environment is None else environment).rules()
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names that a file need not give: made of the share's name or else the client id, so that bridges of different
+    MQTT brokers never take each other's messages, and bridges that share a load do."""
+
+    bridge: str
+
+    @property
+    def delayed_topic(self) -> str:
+        return f"MQTT_DELAYED_{self.bridge}"
+
+    def group(self, topic: str) -> str:
+        return f"mqtt-bridge-{self.bridge}-{topic}"
+
+
+class _Reader:
+    """Reads one file."""
+
+    def __init__(self, text: str, path: Path, environment: dict[str, str]) -> None:
+        self._text = text
+        self._path = path
+        self._environment = environment
+        try:
+            self._file = convert(text)
+        except WrongTables as error:
+            raise self._error_at(error.line, error) from None
+        mqtt = self._file.mqtt
+        self._names = _Names(fields.encoded_name(mqtt.share or mqtt.client_id))
+
+    def rules(self) -> Rules:
+        """Check everything and return the rules. Raises RulesError."""
+        file = self._file
+        connection = self._connection()
+        delayed = self._delayed() if file.delayed.enabled else None
+        refused = file.delayed.prefixes if file.delayed.enabled else ()
+        to_rocketmq = [self._to_rocketmq(number) for number in range(len(file.to_rocketmq))]
+        to_mqtt = [self._to_mqtt(number, refused) for number in range(len(file.to_mqtt))]
+        inbound, outbound = [rule for rule, _ in to_rocketmq], [rule for rule, _ in to_mqtt]
+        self._check_groups(outbound, delayed)
+        self._check_loops([each for _, each in to_rocketmq], [each for _, each in to_mqtt], delayed)
+        status_topic = self._status_topic(connection.client_id)
+        subscriptions = self._subscriptions([each for _, each in to_rocketmq], delayed)
+        return Rules(
+            connection=connection,
+            nameserver=file.nameserver,
+            delayed=delayed,
+            status_topic=status_topic,
+            inbound=tuple(inbound),
+            outbound=tuple(outbound),
+            subscriptions=subscriptions,
+        )
+
+    # --- errors
+
+    def _error(self, place: lines.Path, reason: object) -> RulesError:
+        return self._error_at(lines.line_of(self._text, place), reason)
+
+    def _error_at(self, line: int, reason: object) -> RulesError:
+        return RulesError(f"{self._path}:{line}: {reason}")
+
+    @contextmanager
+    def _at(self, *place: str | int) -> Iterator[None]:
+        """Give errors within the line of what `place` names."""
+        try:
+            yield
+        except ArgumentError as error:
+            raise self._error(place, error) from None
+
+    # --- tables to rules
+
+    def _connection(self) -> Connection:
+        mqtt = self._file.mqtt
+        with self._at("mqtt", "client_id"):
+            check_topic(mqtt.client_id)
+            if "/" in mqtt.client_id:
+                raise ArgumentError(f"the client id {mqtt.client_id!r} has a /; it becomes a level of the status topic")
+        if mqtt.share is not None and ("/" in mqtt.share or "+" in mqtt.share or "#" in mqtt.share):
+            raise self._error(
+                ("mqtt", "share"), f"the share {mqtt.share!r} has one of / + #, which MQTT does not allow"
+            )
+        if mqtt.share is not None and mqtt.protocol != "5":
+            raise self._error(
+                ("mqtt", "share"), 'shared subscriptions are of MQTT 5; leave share out, or set protocol = "5"'
+            )
+        keepalive = self._seconds(("mqtt", "keepalive"), mqtt.keepalive, 1, 65_535)
+        expiry = NEVER_EXPIRES
+        if mqtt.session_expiry != "never":
+            expiry = self._seconds(("mqtt", "session_expiry"), mqtt.session_expiry, 1, NEVER_EXPIRES - 1)
+        tls = self._tls()
+        is_websocket = mqtt.websocket_path is not None
+        default_port = (443 if tls else 80) if is_websocket else (8883 if tls else 1883)
+        return Connection(
+            state_directory=self._state_directory(),
+            host=mqtt.host,
+            port=mqtt.port or default_port,
+            protocol=mqtt.protocol,
+            client_id=mqtt.client_id,
+            user=mqtt.user,
+            password=self._password(),
+            tls=tls,
+            websocket_path=mqtt.websocket_path,
+            keepalive=keepalive,
+            session_expiry=expiry,
+            receive_maximum=mqtt.receive_maximum,
+            max_in_flight=mqtt.max_in_flight,
+            share=mqtt.share,
+        )
+
+    def _seconds(self, place: lines.Path, text: str, least: int, most: int) -> int:
+        """Return a duration in whole seconds."""
+        with self._at(*place):
+            ms = parse_duration(text)
+        seconds, rest = divmod(ms, 1000)
+        if rest or not least <= seconds <= most:
+            raise self._error(place, f"{place[-1]} is {text!r}; it is from {least} to {most} whole seconds")
+        return seconds
+
+    def _relative(self, name: str) -> Path:
+        return self._path.parent / Path(name).expanduser()
+
+    def _state_directory(self) -> Path:
+        if self._file.mqtt.state is not None:
+            return self._relative(self._file.mqtt.state)
+        of_systemd = self._environment.get("STATE_DIRECTORY", "").partition(":")[0]
+        if of_systemd:
+            return Path(of_systemd)
+        return self._relative(f"{fields.encoded_name(self._file.mqtt.client_id)}.state")
+
+    def _password(self) -> str | None:
+        mqtt = self._file.mqtt
+        if mqtt.password_file is None:
+            return mqtt.password
+        place = ("mqtt", "password_file")
+        if mqtt.password is not None:
+            raise self._error(place, "give password or password_file, not both")
+        path = self._relative(mqtt.password_file)
+        try:
+            return path.read_text().removesuffix("\n")
+        except OSError as error:
+            raise self._error(place, f"{path}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise self._error(place, f"{path}: is no text in UTF-8") from None
+
+    def _tls(self) -> Tls | None:
+        tls = self._file.mqtt.tls
+        if isinstance(tls, bool):
+            return Tls() if tls else None
+        files: dict[str, Path | None] = {}
+        for name in ("ca_file", "certificate_file", "key_file"):
+            text = getattr(tls, name)
+            files[name] = self._relative(text) if text is not None else None
+            if text is not None and not os.access(self._relative(text), os.R_OK):
+                raise self._error(("mqtt", "tls", name), f"{self._relative(text)}: is missing, or cannot be read")
+        if files["key_file"] is not None and files["certificate_file"] is None:
+            raise self._error(("mqtt", "tls", "key_file"), "a key_file goes with a certificate_file")
+        return Tls(check_host=tls.check_host, **files)
+
+    def _status_topic(self, client_id: str) -> str:
+        topic = self._file.status.topic or f"duemq/bridge/{client_id}"
+        with self._at("status", "topic"):
+            check_topic(topic)
+        for number, rule in enumerate(self._file.to_rocketmq):
+            if Filter(rule.filter).overlaps(Filter(f"{topic}/#")):
+                line = lines.line_of(self._text, ("to_rocketmq", number, "filter"))
+                raise self._error(
+                    ("status", "topic"),
+                    f"the status topic {topic!r} matches the filter of line {line}: the bridge would take what it "
+                    "tells of itself; give another topic or another filter",
+                )
+        return topic
+
+    def _delayed(self) -> Delayed:
+        delayed = self._file.delayed
+        place = ("delayed", "prefixes")
+        if not delayed.prefixes:
+            raise self._error(place, "no prefixes; leave them out for $delayed and delayed, or set enabled = false")
+        with self._at(*place):
+            for prefix in delayed.prefixes:
+                check_topic(prefix)
+                if "/" in prefix:
+                    raise ArgumentError(f"the prefix {prefix!r} has a /; it is the first level of a topic")
+            if len(set(delayed.prefixes)) < len(delayed.prefixes):
+                raise ArgumentError("a prefix is given twice")
+        topic = delayed.topic or self._names.delayed_topic
+        with self._at("delayed", "topic"):
+            checks.check_topic_to_send(topic)
+        group = delayed.group or self._names.group("delayed")
+        with self._at("delayed", "group"):
+            checks.check_group(group)
+        with self._at("delayed", "longest"):
+            longest_ms = parse_duration(delayed.longest)
+        return Delayed(
+            read=_delay_reader(delayed.prefixes, longest_ms),
+            prefixes=delayed.prefixes,
+            topic=topic,
+            group=group,
+            qos=delayed.qos,
+        )
+
+    def _to_rocketmq(self, number: int) -> tuple[Inbound, loops.ToRocketmq]:
+        rule = self._file.to_rocketmq[number]
+        table = ("to_rocketmq", number)
+        with self._at(*table, "filter"):
+            accepts = Filter(rule.filter)
+
+        def template(name: str, text: str | None) -> Template | None:
+            if text is None:
+                return None
+            with self._at(*table, name):
+                return Template(text, fields.is_inbound_field, fields.INBOUND_FIELDS)
+
+        topic = template("topic", rule.topic)
+        assert topic is not None
+        if topic.is_constant:
+            with self._at(*table, "topic"):
+                checks.check_topic_to_send(topic.render(str))
+        target = fields.target_maker(
+            accepts,
+            topic,
+            template("key", rule.key),
+            template("tags", rule.tags),
+            template("sharding_key", rule.sharding_key),
+        )
+        line = lines.line_of(self._text, table)
+        inbound = Inbound(filter=rule.filter, target=target, qos=rule.qos, retained=rule.retained, line=line)
+        return inbound, loops.ToRocketmq(line, accepts, topic, rule.qos, rule.retained)
+
+    def _to_mqtt(self, number: int, refused: Sequence[str]) -> tuple[Outbound, loops.ToMqtt]:
+        rule = self._file.to_mqtt[number]
+        table = ("to_mqtt", number)
+        with self._at(*table, "topic"):
+            checks.check_topic(rule.topic)
+        with self._at(*table, "tags"):
+            make_subscription(rule.topic, rule.tags, 0)
+        with self._at(*table, "mqtt_topic"):
+            template = Template(rule.mqtt_topic, fields.is_outbound_field, fields.OUTBOUND_FIELDS)
+            loops.as_filter(template)
+            if template.is_constant:
+                check_topic(template.render(str))
+            if template.text.partition("/")[0] in refused:
+                raise ArgumentError(
+                    f"{rule.mqtt_topic!r} begins with a prefix of delays, which would delay each message"
+                )
+        group = rule.group or self._names.group(rule.topic)
+        with self._at(*table, "group"):
+            checks.check_group(group)
+        line = lines.line_of(self._text, table)
+        outbound = Outbound(
+            topic=rule.topic,
+            mqtt_topic=fields.mqtt_topic_maker(template, tuple(refused)),
+            group=group,
+            tags=rule.tags,
+            qos=rule.qos,
+            retain=rule.retain,
+            start=rule.start,
+            line=line,
+        )
+        return outbound, loops.ToMqtt(line, rule.topic, template)
+
+    # --- rules beside each other
+
+    def _check_groups(self, outbound: Sequence[Outbound], delayed: Delayed | None) -> None:
+        of_group = {delayed.group: "the group of [delayed]"} if delayed is not None else {}
+        for rule in outbound:
+            if rule.group in of_group:
+                raise self._error_at(
+                    rule.line,
+                    f"the group {rule.group} is {of_group[rule.group]}, too; members of a group share its messages: "
+                    'give each rule its own, group = "..."',
+                )
+            of_group[rule.group] = f"that of line {rule.line}"
+
+    def _check_loops(
+        self, to_rocketmq: Sequence[loops.ToRocketmq], to_mqtt: Sequence[loops.ToMqtt], delayed: Delayed | None
+    ) -> None:
+        if delayed is not None:
+            for out in to_mqtt:
+                if out.topic == delayed.topic:
+                    raise self._error_at(
+                        out.line, f"{out.topic} is the topic in which delayed messages wait; leave it to [delayed]"
+                    )
+            for back in to_rocketmq:
+                if loops.can_make(back, delayed.topic):
+                    raise self._error_at(
+                        back.line, f"the rule may send to {delayed.topic}, the topic in which delayed messages wait"
+                    )
+        way = loops.find_loop(to_rocketmq, to_mqtt)
+        if way is not None:
+            numbers = ", ".join(str(rule.line) for rule in way)
+            raise self._error_at(
+                way[0].line,
+                f"a message would come back to where it came from, by the rules of lines {numbers}: give one of them "
+                "another topic or filter",
+            )
+
+    def _subscriptions(
+        self, to_rocketmq: Sequence[loops.ToRocketmq], delayed: Delayed | None
+    ) -> tuple[Subscription, ...]:
+        wanted = [loops.Wanted(rule.filter, rule.qos, rule.retained) for rule in to_rocketmq]
+        if delayed is not None:
+            wanted += [loops.Wanted(Filter(f"{prefix}/#"), delayed.qos, "never") for prefix in delayed.prefixes]
+        found = []
+        for each in loops.subscriptions(wanted):
+            if isinstance(each, loops.Wanted):
+                found.append(Subscription(each.filter.text, each.qos, each.retained))
+                continue
+            one, other = (_line(rule, to_rocketmq) for rule in each)
+            raise self._error_at(
+                max(one, other),
+                f"the filters {each[0].filter.text!r} and {each[1].filter.text!r} match topics in common; an MQTT "
+                "broker may deliver their messages twice: make one match all that the other does, or none of it",
+            )
+        return tuple(found)
+
+
+def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmq]) -> int:
+    """Return the line of the rule that wants a subscription; 1 for the prefixes of delays."""
+    return next((rule.line for rule in rules if rule.filter is wanted.filter), 1)
+
+
+def _delay_reader(prefixes: tuple[str, ...], longest_ms: int) -> Callable[[str, UserProperties, int], Delay | None]:
+    def read_one(topic: str, properties: UserProperties, now_ms: int) -> Delay | None:
+        return read_delay(topic, properties, prefixes, now_ms, longest_ms)
+
+    return read_one
