@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from duemq.broker.admin.admin import AdminHandlers
+from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
@@ -372,8 +373,9 @@ class Broker:
             self._workers,
             reads,
         )
+        bridges = Bridges()
         sources = Sources(
-            self.settings, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock
+            self.settings, store, stats, levels, timers, held, retention, self._pulls.polls, bridges, real_clock, clock
         )
         staging = Staging(store, levels, timers, config.cluster_name)
         send_topics = SendTopics(self.settings, topics, held)
@@ -419,6 +421,7 @@ class Broker:
             SettingsHandlers(self.settings, self._workers, self._levels_noted),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
+            bridges,
         ):
             handlers.register(router)
         self._follow_settings()

@@ -12,6 +12,7 @@ import structlog
 import uvloop
 
 from duemq.broker import logs
+from duemq.broker.bridge_process import BridgeProcess, command_of
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.log_output import keep_standard_descriptors, write_last
@@ -43,7 +44,7 @@ def serve(
     keep_standard_descriptors()
     try:
         with logs.logging_to(logs.STANDARD_ERROR, log_format):
-            code, why = _serve(config_file, store, host, port, nameserver_port, settings)
+            code, why = _serve(config_file, store, host, port, nameserver_port, settings, log_format)
     except RuntimeError as error:
         code, why = EXIT_CONFIG, str(error)
     if why is not None:
@@ -58,6 +59,7 @@ def _serve(
     port: int | None,
     nameserver_port: int | None,
     settings: Sequence[str],
+    log_format: str,
 ) -> tuple[int, str | None]:
     """Return the exit code and the reason, None after a clean stop."""
     log = structlog.get_logger("broker")
@@ -73,7 +75,7 @@ def _serve(
         log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            failure = runner.run(_run(config, origin))
+            failure = runner.run(_run(config, origin, log_format))
     except (ConfigError, StoreError) as error:
         return EXIT_CONFIG, str(error)
     except OSError as error:
@@ -96,7 +98,7 @@ def on_loop_error(
         loop.default_exception_handler(context)
 
 
-async def _run(config: BrokerConfig, origin: Origin) -> str | None:
+async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | None:
     """Run a broker; return why its store failed, or None after a requested, clean stop."""
     broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
@@ -106,6 +108,9 @@ async def _run(config: BrokerConfig, origin: Origin) -> str | None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, stopped.set)
     await broker.start()
+    bridge = BridgeProcess(command_of(config.mqtt_bridge, log_format)) if config.mqtt_bridge else None
+    if bridge is not None:
+        bridge.start()
     notify("READY=1")
     asked: asyncio.Future[Any] = asyncio.ensure_future(stopped.wait())
     either: list[asyncio.Future[Any]] = [asked, broker.failed]
@@ -113,6 +118,8 @@ async def _run(config: BrokerConfig, origin: Origin) -> str | None:
     asked.cancel()
     failure = broker.failed.result() if broker.failed.done() else None
     notify("STOPPING=1" if failure is None else f"STATUS=the store takes nothing any more: {failure}\nSTOPPING=1")
+    if bridge is not None:
+        await bridge.stop()
     unclean = await broker.stop()
     if broker.failed.done():
         return f"stopped, for the store takes nothing any more: {broker.failed.result()}"

@@ -113,6 +113,8 @@ class RequestCode(IntEnum):
     """duemq's own: tells how many messages are due when."""
     CHANGE_PENDING = 30005
     """duemq's own: cancels messages that wait, gives them another time, or delivers them now."""
+    REPORT_BRIDGE = 30006
+    """duemq's own: tells the figures of an MQTT bridge, for brokerStatus."""
 
 
 class ResponseCode(IntEnum):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
 from duemq.broker.consume.long_poll import LongPolls
 from duemq.broker.net.held_answers import HeldAnswers
@@ -32,6 +33,7 @@ class Sources:
     held: HeldAnswers
     retention: Retention
     polls: LongPolls
+    bridges: Bridges
     clock: Clock
     """The machine's clock."""
     messages_clock: Clock
@@ -104,6 +106,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "timerEnqueueTps": float(timers.enqueue_tps),
         "timerDequeueTps": float(timers.dequeue_tps),
     }
+    table |= sources.bridges.status()
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
         # duemq's own: backlog and lateness of the level, which an operator asks for next.

@@ -248,6 +248,9 @@ class BrokerConfig:
     recall_enabled: bool = _setting(
         "recallMessageEnable", True, "whether a message that waits may be recalled or cancelled", live=True
     )
+    mqtt_bridge: str = _setting(
+        "mqttBridge", "", "duemq's own: rules (bridge.toml) of an MQTT bridge that runs beside the broker; empty: none"
+    )
     test_clock: bool = _setting("testClock", False, "duemq's own: whether `duemq clock advance` may move the clock")
 
     long_polling: bool = _setting(

@@ -137,6 +137,12 @@ class ListPending(Header):
     count_only: bool = False
 
 
+class ReportBridge(Header):
+    """REPORT_BRIDGE (30006, duemq's own): the figures of an MQTT bridge, in the body. `bridge`: its name."""
+
+    bridge: str
+
+
 class DueCurve(Header):
     """DUE_CURVE (30004, duemq's own): how many messages are due in each of `steps` spans of `step_ms` from `begin_ms`
     (ms since the epoch, now by default) on; of all topics, or one."""
