@@ -114,9 +114,20 @@ def browser() -> Artefact:
     return Artefact("chromium", key_of(platform.machine(), shutil.which("chromium") or ""), build)
 
 
+def mqtt_broker() -> Artefact:
+    """Mosquitto with its two clients, installed if they are missing; the broker's path is in `path`."""
+
+    def build(target: Path) -> None:
+        tools.find_or_install("mosquitto_pub", "mosquitto-clients")
+        (target / "path").write_text(tools.find_or_install("mosquitto", "mosquitto"))
+
+    # As for the browser: the cache may outlive the machine.
+    return Artefact("mosquitto", key_of(platform.machine(), tools.which("mosquitto") or ""), build)
+
+
 def everything() -> list[Artefact]:
     """All artefacts, each after those it depends on."""
     artefacts: list[Artefact] = []
     for version in VERSIONS:
         artefacts += [apache(version), java_program(version)]
-    return [*artefacts, go_program(), cpp_library(), browser()]
+    return [*artefacts, go_program(), cpp_library(), browser(), mqtt_broker()]

@@ -12,13 +12,21 @@ _PACKAGES = {
     "javac": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "mvn": "Maven (Debian: maven)",
     "chromium": "Chromium (Debian: chromium; as root on Debian this is done for you)",
+    "mosquitto": "Mosquitto (Debian: mosquitto; as root on Debian this is done for you)",
+    "mosquitto_pub": "Mosquitto's clients (Debian: mosquitto-clients; as root on Debian this is done for you)",
     "go": "Go, 1.22 or newer (Debian: golang-go)",
 }
 
 
+def which(tool: str) -> str | None:
+    """Return the path of a program, None if it is missing. Debian has daemons where users' shells do not look."""
+    path = os.environ.get("PATH", os.defpath)
+    return shutil.which(tool, path=os.pathsep.join((path, "/usr/sbin", "/usr/local/sbin")))
+
+
 def find(tool: str) -> str:
     """Return the path of a program. Raises MissingToolError, which names the package that has it."""
-    path = shutil.which(tool)
+    path = which(tool)
     if path is None:
         raise MissingToolError(tool, _PACKAGES.get(tool, tool))
     return path
@@ -27,7 +35,7 @@ def find(tool: str) -> str:
 def find_or_install(tool: str, package: str) -> str:
     """Return the path of a program; on Debian, as root, install its package if it is missing."""
     apt = shutil.which("apt-get")
-    if shutil.which(tool) is None and apt is not None and os.geteuid() == 0:
+    if which(tool) is None and apt is not None and os.geteuid() == 0:
         env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         install = [apt, "install", "--yes", "--quiet", "--no-install-recommends", package]
         try:

@@ -3,14 +3,17 @@ test's own systemctl and logger."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from duemq.mqtt_bridge.cli import main as bridge
 from duemq.spark_jobs.cli.commands import main
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -44,7 +47,9 @@ def test_a_unit_that_failed_is_told(tmp_path: Path, notify: dict[str, str], told
     assert done.stdout == told
 
 
-@pytest.mark.parametrize("unit", ["duemq.service", "duemq-analyse.service", "duemq-archive.service"])
+@pytest.mark.parametrize(
+    "unit", ["duemq.service", "duemq-analyse.service", "duemq-archive.service", "duemq-mqtt-bridge.service"]
+)
 def test_units_name_it(unit: str) -> None:
     assert "\nOnFailure=duemq-failed@%n.service\n" in (UNITS / unit).read_text()
 
@@ -83,19 +88,43 @@ def test_what_is_run_every_night_is_a_command_of_ours(by: str, job: str) -> None
         assert given["directory"].endswith("/messages"), "what a volume or a lock brings along is not in the table"
 
 
-@pytest.mark.parametrize("job", ["analyse", "archive"])
-def test_systemd_takes_the_units(tmp_path: Path, job: str) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("duemq-analyse.service", "duemq-analyse.timer"),
+        ("duemq-archive.service", "duemq-archive.timer"),
+        ("duemq-mqtt-bridge.service",),
+    ],
+)
+def test_systemd_takes_the_units(tmp_path: Path, names: tuple[str, ...]) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze")
-    names = [f"duemq-{job}.service", f"duemq-{job}.timer", "duemq-failed@.service"]
-    for name in names:
+    for name in (*names, "duemq-failed@.service"):
         text = (UNITS / name).read_text().replace("/opt/duemq/venv/bin/duemq", "/bin/true")
         (tmp_path / name).write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", *(str(tmp_path / name) for name in names[:2])],
+        ["systemd-analyze", "verify", *(str(tmp_path / name) for name in names)],
         env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_bridges_command_is_one_of_ours() -> None:
+    of_unit = shell_words(UNITS / "duemq-mqtt-bridge.service", "ExecStart=")
+    image = (DEPLOY / "mqtt" / "Dockerfile").read_text()
+    of_image = json.loads(image.rpartition("CMD ")[2])
+    for words in (of_unit, of_image):
+        assert words[0] == "mqtt-bridge"
+        context = bridge.make_context("mqtt-bridge", words[1:], resilient_parsing=False)  # raises for an unknown option
+        assert str(context.params["config"]) == "/etc/duemq/bridge.toml"
+
+
+def test_a_linter_finds_nothing_in_the_image() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [str(hadolint), str(DEPLOY / "mqtt" / "Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from paho.mqtt.properties import Properties
 
 from duemq import Producer, PushConsumer
 from duemq.messages import ReceivedMessage
-from tests.peers import ports
+from tests.peers import ports, tools
 from tests.peers.broker import HOST
 from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.process import Process
@@ -44,8 +43,7 @@ class Mosquitto:
         ]
         config = directory / "mosquitto.conf"
         config.write_text("\n".join(lines) + "\n")
-        program = shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
-        assert program is not None, "apt-get install mosquitto"
+        program = tools.find("mosquitto")
         self.process = Process("mosquitto", [program, "-c", str(config)], directory / "mosquitto.log")
 
     async def start(self) -> None:

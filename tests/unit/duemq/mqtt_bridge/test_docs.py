@@ -1,0 +1,74 @@
+"""docs/mqtt.md and deploy/mqtt: every name of the file of rules is explained, and every sample means what is said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from duemq.mqtt_bridge.rules import check, tables
+from duemq.mqtt_bridge.rules.delays import PROPERTIES
+from duemq.mqtt_bridge.rules.file import parse
+
+ROOT = Path(__file__).parents[4]
+TEXT = (ROOT / "docs" / "mqtt.md").read_text(encoding="utf-8")
+NAMES = set(re.findall(r"`([\w.]+)`", TEXT))
+
+
+def blocks(begin: str) -> list[str]:
+    """Return the indented blocks of the page whose first line contains a text."""
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", TEXT, re.MULTILINE)
+    return [
+        re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in found if begin in block.strip().splitlines()[0]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "prefix"),
+    [
+        (tables.Mqtt, ""),
+        (tables.TlsFiles, ""),
+        (tables.Delayed, "delayed."),
+        (tables.Status, "status."),
+        (tables.ToRocketmq, ""),
+        (tables.ToMqtt, ""),
+    ],
+)
+def test_each_name_is_explained(table: type[tables.File], prefix: str) -> None:
+    assert {f"{prefix}{name}" for name in table.__struct_fields__} <= NAMES
+
+
+def test_each_user_property_is_explained() -> None:
+    assert set(PROPERTIES) <= set(re.findall(r"`([\w-]+)`", TEXT))
+
+
+def test_the_sample_of_rules_does_what_is_said() -> None:
+    (sample,) = blocks("nameserver =")
+    rules = parse(sample, Path("bridge.toml"), {})
+    lines, is_taken = check.sample(rules, "sensors/attic/temp", 0)
+    assert is_taken
+    assert lines[0].startswith("sensors/attic/temp: to RocketMQ's topic Sensors, key attic, tags temp")
+
+
+def test_each_form_of_a_delay_is_taken() -> None:
+    rules = parse('[mqtt]\nclient_id = "b"\n[delayed]\nlongest = "10000d"', Path("bridge.toml"), {})
+    topics = re.findall(r"^\| `(\$?delayed/[^`]+)` \|", TEXT, re.MULTILINE)
+    assert len(topics) == 6
+    for topic in topics:
+        lines, is_taken = check.sample(rules, topic, 1_764_000_000_000)
+        assert is_taken, lines
+
+
+def test_the_rules_of_the_containers_are_rules() -> None:
+    path = ROOT / "deploy" / "mqtt" / "bridge.toml"
+    rules = parse(path.read_text(), path, {})
+    assert rules.connection.host == "mosquitto"
+    assert rules.nameserver == "duemq:9876"
+
+
+def test_the_first_five_minutes_are_rules() -> None:
+    (written,) = re.findall(r"<<'END'\n((?:    .*\n)+?)    END\n", TEXT)
+    rules = parse(re.sub(r"^    ", "", written, flags=re.MULTILINE), Path("bridge.toml"), {})
+    assert rules.delayed is not None
+    assert "$delayed" in rules.delayed.prefixes
