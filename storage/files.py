@@ -361,8 +361,8 @@ class OsFiles:
         self._open.pop(file, None)
 
     def open_descriptor(self, path: str, flags: int, mode: int = 0o644) -> int:
-        """Return a new descriptor. Where there is none left, all files with a descriptor close theirs first; none is in
-        use just now. Must be called in the thread that owns the files. Raises OSError."""
+        """Return a new descriptor. Where there is none left, all files that hold one close it first. Must be called in
+        the thread that owns the files. Raises OSError."""
         try:
             return os.open(path, flags | os.O_CLOEXEC, mode)
         except OSError as error:

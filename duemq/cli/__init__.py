@@ -54,8 +54,8 @@ def main() -> None:
     duemq serve                          start a broker with its name server
     duemq receive greetings --follow     wait for messages
     duemq send greetings hello --in 5s   send one that is due in 5 seconds
-    duemq pending list                   show what waits
-    duemq store repair ./store           make anew what a store has beside its commitlog
+    duemq pending list                   show waiting messages
+    duemq store repair ./store           make all files beside a store's commitlog anew
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """

@@ -4,7 +4,8 @@
     host in a record:                            | address 4 or 16 bytes | port int32 |
 
 The broker's id (offsetMsgId) says where a message lies; the client's own id (property UNIQ_KEY, made by
-`duemq._producing.unique_keys`) is what users see. Mirrors apache/rocketmq common/message/MessageDecoder.java (4.9.7).
+`duemq._producing.unique_keys`) is the one that users see. Mirrors apache/rocketmq
+common/message/MessageDecoder.java (4.9.7).
 """
 
 from __future__ import annotations
