@@ -69,8 +69,8 @@ class File(Protocol):
         """Write all of `data`. Raises OSError; then part of the data may have been written."""
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
-        """Write at several offsets and make the file durable, from any thread. Raises OSError as `write`, NotDurable as
-        `sync`."""
+        """Write at several offsets and make the file durable, from any thread. Raises OSError as `write` does,
+        NotDurable as `sync` does."""
 
     def allocate(self, offset: int, size: int) -> None:
         """Allocate disk space for a range, whose content stays, from any thread. Raises OSError."""

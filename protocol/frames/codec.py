@@ -1,4 +1,4 @@
-"""From frames to commands and back: one `Command`, three header codecs."""
+"""Converts frames to commands and back: one `Command`, three header codecs."""
 
 from __future__ import annotations
 
