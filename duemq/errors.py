@@ -1,4 +1,4 @@
-"""What can go wrong for a user of the client.
+"""The errors of the client.
 
 DueMQError
 ├── ArgumentError             a call that cannot be carried out; nothing was sent. Also a ValueError
@@ -18,13 +18,13 @@ DueMQError
     ├── UnavailableError *           14  it takes no messages now: disk full, a replica, being shut down
     ├── NoPermissionError *          16  topic, group or client lack the permission at this broker
     ├── TopicNotFoundError *         17  it has no such topic
-    ├── NotFoundError                22  there is nothing at what was asked for
+    ├── NotFoundError                22  the requested data does not exist
     ├── SubscriptionError         23-25  it does not understand or does not have the subscription
     ├── GroupNotFoundError           26  it has no such consumer group
     └── IllegalOperationError       604  it is not possible, or not any more: the message to recall is delivered
 
 * `retriable`: the same request may succeed at another broker or a little later. A producer has then already tried as
-often as its `retries` say. The set is that of RocketMQ's own clients, which is why it has the code 16 in it.
+often as its `retries` say. The set is that of RocketMQ's own clients, which is why it includes the code 16.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from duemq.protocol.frames.command import Command
 
 
 class DueMQError(Exception):
-    """Base of all that this package raises on its own account."""
+    """Base of all errors that this package defines."""
 
     retriable: ClassVar[bool] = False
 
 
 class ArgumentError(DueMQError, ValueError):
-    """A call that cannot be carried out as it stands; nothing was sent."""
+    """A call that cannot be carried out as given; nothing was sent."""
 
 
 class DelayError(ArgumentError):
-    """The broker has no such delay; sent all the same, the message would be delivered too early.
+    """The broker has no such delay; if sent nevertheless, the message would be delivered too early.
 
     Attribute: `levels_ms`, the delays in milliseconds that the broker does have for the topic, the first being level 1.
     """
@@ -88,8 +88,8 @@ class ConnectionLostError(DueMQError, ConnectionError):
 
 
 class RequestTimeoutError(DueMQError, TimeoutError):
-    """No answer in time; the request may have been carried out. Attributes: `address`; `request`, its name; `timeout`
-    in seconds."""
+    """No answer came in time; the request may have been carried out. Attributes: `address`; `request`, its name;
+    `timeout` in seconds."""
 
     retriable = True
 
@@ -101,7 +101,7 @@ class RequestTimeoutError(DueMQError, TimeoutError):
 
 
 class PeerError(DueMQError):
-    """A broker or name server sent what the protocol does not allow. Attribute: `address`."""
+    """A broker or name server sent bytes that the protocol does not allow. Attribute: `address`."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"{address} broke the protocol: {why}")
@@ -192,7 +192,7 @@ class TopicNotFoundError(BrokerError):
 
 
 class NotFoundError(BrokerError):
-    """There is nothing at what was asked for, as no stored offset of a group."""
+    """The requested data does not exist, for example a group's stored offset."""
 
     codes = (22,)
     summary = "found nothing"
@@ -213,18 +213,19 @@ class GroupNotFoundError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """What was asked for is not possible, or not any more, as to recall a message that is delivered."""
+    """The requested operation is not possible, or not any more, such as recalling a message that is delivered."""
 
     codes = (604,)
     summary = "cannot do that"
 
 
 def error_of(response: Command, address: str) -> BrokerError:
-    """The error that a response stands for: the one place where response codes become exceptions."""
+    """Return the error for a response: only this function turns response codes into exceptions."""
     return _CLASS_OF_CODE.get(response.code, BrokerError)(response.code, _first_line(response.remark), address)
 
 
 def _first_line(remark: str | None) -> str:
-    """What a person wants of a remark: Java brokers put a stack trace, a link and class names into it."""
+    """Return the part of a remark that is useful to a person: Java brokers add a stack trace, a link and class
+    names."""
     line = (remark or "").partition("\n")[0].partition(", org.apache.rocketmq")[0]
     return line.removeprefix("CODE: ").strip(" .")

@@ -8,8 +8,8 @@
     summary = audit(spark, "/data/a/store")
     print(summary.delivered, summary.lost, summary.lateness.percentiles_ms.get("p99"))
 
-`register(spark)` makes the data source `rocketmq` known to a session of your own, whose workers have to be this Python
-(PYSPARK_PYTHON). `JobError` is what all of these raise where something cannot be done; its text is one line.
+`register(spark)` makes the data source `rocketmq` known to a session of your own, whose workers must run this Python
+(PYSPARK_PYTHON). All of these functions raise `JobError` where something cannot be done; its text is one line.
 """
 
 from importlib import import_module
@@ -79,7 +79,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is asked for: numpy, pyarrow and pyspark take seconds."""
+    """Import a name at its first use: numpy, pyarrow and pyspark take seconds."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"duemq.spark_jobs.{_MODULE_OF[name]}"), name)

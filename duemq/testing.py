@@ -1,4 +1,4 @@
-"""Time travel for tests of what uses delayed messages.
+"""Moves the brokers' clocks, for tests of programs that use delayed messages.
 
     duemq serve --set testClock=true
 
@@ -7,9 +7,9 @@
     await clock.advance("2h")
     message = await consumer.receive()
 
-The clock of the brokers goes on as the machine's and can be moved ahead, never back. Delays go by it, and the store
-times of messages; clients, connections and the deletion of old messages do not. This process's own clock stays as it
-is: a message's `lateness_ms` is then negative by what the brokers are ahead.
+The clock of the brokers runs like the machine's and can be moved ahead, never back. Delays and the store times of
+messages follow it; clients, connections and the deletion of old messages do not. This process's own clock is not moved:
+a message's `lateness_ms` is then negative by the time that the brokers are ahead.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ class TestClock:
     """The clocks of all brokers that a name server knows, moved together. `timeout`: of each request, in seconds.
 
     Its methods raise ConnectError where a name server or a broker does not answer or no broker is known,
-    NoPermissionError where a broker was started without testClock=true, NotSupportedError where it is no duemq,
-    RequestTimeoutError, ConnectionLostError and PeerError.
+    NoPermissionError where a broker was started without testClock=true, NotSupportedError where a broker is no duemq
+    broker, RequestTimeoutError, ConnectionLostError and PeerError.
     """
 
     __test__ = False
-    """pytest takes classes of such names for tests."""
+    """Keeps pytest from taking this class, because of its name, for tests."""
 
     def __init__(self, nameserver: str = "127.0.0.1:9876", *, timeout: float = 3.0) -> None:
         self._nameserver = nameserver
         self._timeout = timeout
 
     async def advance(self, by: str | timedelta | None = None, *, ms: int | None = None) -> datetime:
-        """Move the clocks ahead by text such as "2h" or "1h30m", a timedelta, or `ms` milliseconds; gives the brokers'
-        time after that. What became due is on its way then. No clock is moved where one of them cannot be; raises
-        ArgumentError for what is no time span."""
+        """Move the clocks ahead by text such as "2h" or "1h30m", a timedelta, or `ms` milliseconds; return the brokers'
+        time after that. Messages that became due are on their way then. No clock is moved if one of them cannot be;
+        raises ArgumentError if the argument is no time span."""
         return await self._move(_milliseconds(by, ms))
 
     async def now(self) -> datetime:
-        """The brokers' time; the earliest, where they differ."""
+        """Return the brokers' time; the earliest, if they differ."""
         return await self._move(0)
 
     async def _move(self, ms: int) -> datetime:

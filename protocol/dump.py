@@ -56,11 +56,11 @@ FORMATS: Final = ("raw", "hex", "base64")
 MAX_BYTES: Final = 1 << 27
 """Maximum size, in bytes, of a file of frames."""
 MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
-"""The bytes behind the size of a record."""
+"""Matches the bytes behind the size of a record."""
 MAGIC_AT: Final = 4
 
 _SHOWN: Final = 256
-"""Bytes of a body that is shown in part."""
+"""Number of bytes of a body that is shown in part."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 _HEADERS: Final = {JSON: "JSON", BINARY: "RocketMQ's binary", MSGPACK: "MessagePack"}
@@ -87,13 +87,13 @@ _FLAGS: Final = {
 
 
 def fields(**values: object) -> str:
-    """`name=value` of each value that is not None, joined by blanks. Text with blanks, quotes or what cannot be printed
-    is a JSON string, bytes are as `shown` gives them, other values as JSON."""
+    """Return `name=value` for each value that is not None, joined by blanks. Text with blanks, quotes or unprintable
+    characters becomes a JSON string, bytes the text of `shown`, other values JSON."""
     return " ".join(f"{name}={value(each)}" for name, each in values.items() if each is not None)
 
 
 def when(ms: int) -> str:
-    """A time in ms since the epoch, as UTC; the number where it is before that or beyond the year 9999."""
+    """Return a time in ms since the epoch as UTC; the number where it is before that or beyond the year 9999."""
     try:
         moment = _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -102,8 +102,8 @@ def when(ms: int) -> str:
 
 
 def shown(data: Body, most: int | None = None) -> str:
-    """Bytes as a JSON string where they are text that can be printed, else as hex digits behind 0x; the first `most`
-    bytes, and how many more there are."""
+    """Return bytes as a JSON string if they are printable text, else as hex digits behind 0x; of more than `most` bytes
+    the first ones, and the number of the others."""
     part = bytes(data) if most is None else bytes(data[:most])
     more = f" and {len(data) - len(part)} bytes more" if len(part) < len(data) else ""
     try:
@@ -115,7 +115,7 @@ def shown(data: Body, most: int | None = None) -> str:
 
 
 def value(of: object) -> str:
-    """One value as `fields` writes it."""
+    """Return one value as `fields` writes it."""
     if isinstance(of, bytes | bytearray | memoryview):
         return shown(of)
     if isinstance(of, str):
@@ -137,7 +137,7 @@ def _host(host: bytes) -> str:
 
 
 def record(message: StoredMessage, *, with_body: bool = False) -> str:
-    """A stored message as one line. Times in UTC; `prepared`: the prepared transaction offset."""
+    """Return a stored message as one line. Times in UTC; `prepared`: the prepared transaction offset."""
     found = properties.parse(message.properties_text)
     keys = found.pop(properties.KEYS, None)
     return fields(
@@ -169,8 +169,8 @@ def _sys_flag(flag: int) -> str:
 
 
 def records(data: Body, *, with_bodies: bool = False) -> Iterator[str]:
-    """The records in the body of a pull's answer, one line each. Other bytes are reported, and skipped up to the next
-    record."""
+    """Yield the records in the body of a pull's answer, one line each. Other bytes are reported, and skipped up to the
+    next record."""
     view, at = memoryview(data), 0
     while at < len(view):
         try:
@@ -200,7 +200,7 @@ def _is_record(data: memoryview, at: int) -> bool:
 
 
 def frames(data: bytes, *, with_bodies: bool = False) -> Iterator[str]:
-    """The frames in some bytes, as lines. Never raises because of the content of the bytes."""
+    """Yield the frames in some bytes, as lines. Never raises because of the content of the bytes."""
     reader = FrameReader()
     at = 0
     for number, frame in enumerate(reader.receive_data(data), 1):
@@ -296,8 +296,8 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
 
 
 def unpacked(data: bytes, form: str | None = None) -> bytes:
-    """Frames from one of FORMATS. Without one: hex or base64 where all of it is that and begins like a frame, which has
-    a length below 2**24. Raises ValueError if the data is not in the given format."""
+    """Return frames from data in one of FORMATS. Without a format, the data is hex or base64 if all of it is, and if it
+    begins like a frame, which has a length below 2**24. Raises ValueError if the data is not in the given format."""
     text = b"".join(data.split())
     if form == "hex":
         return bytes.fromhex(text.decode("ascii"))

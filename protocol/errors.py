@@ -14,7 +14,7 @@ from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """Base of everything this package raises."""
+    """Base of all errors that this package raises."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -32,7 +32,7 @@ class FrameError(RemoteProtocolError):
 class FieldError(RemoteProtocolError):
     """A header field is missing, of the wrong type or out of range.
 
-    Attributes: `field`, the field's name on the wire; `why`, what is wrong with it.
+    Attributes: `field`, the field's name on the wire; `why`, the fault.
     """
 
     def __init__(self, field: str, why: str) -> None:
@@ -48,7 +48,7 @@ class BodyError(RemoteProtocolError):
 class RecordError(RemoteProtocolError):
     """A stored message (commitlog record) does not parse.
 
-    Attributes: `offset`, where in the given bytes; `why`.
+    Attributes: `offset`, the record's position in the given bytes; `why`.
     """
 
     def __init__(self, offset: int, why: str) -> None:
@@ -58,4 +58,4 @@ class RecordError(RemoteProtocolError):
 
 
 class TimerIllegal(RemoteProtocolError):
-    """A property of a message that asks for a time is no number, or no time, or contradicts another."""
+    """A property of a message that asks for a time is no number, or no time, or contradicts another property."""

@@ -1,10 +1,10 @@
-"""Texts of others for terminals and logs."""
+"""Makes texts of other parties safe for terminals and logs."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return a text that stays on its line and leaves the terminal alone: what cannot be printed, but for tabs, is
+    """Return a text that stays on its line and leaves the terminal alone: unprintable characters, except tabs, are
     escaped."""
     return "".join(each if each.isprintable() or each == "\t" else _escape(each) for each in text)
 

@@ -1,1 +1,2 @@
-"""When messages become due: delay levels and their queues. Uses storage but no sockets; owns no thread and no task."""
+"""Delivers messages when they become due, from delay levels and timers. Uses storage but no sockets; owns no
+thread and no task."""

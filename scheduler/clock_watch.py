@@ -7,7 +7,7 @@ from typing import Final
 from duemq.storage.clock import Moment
 
 TOLERANCE_MS: Final = 500
-"""Smaller differences count as ordinary corrections of the clock."""
+"""Difference in ms below which a change counts as an ordinary correction of the clock."""
 
 
 class ClockWatch:

@@ -175,7 +175,7 @@ class Pending:
         self, selection: Selection, now_ms: int, after: Place
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
         """Iterate over the messages behind a place that may be selected, each with its place and deliver time; None
-        instead of the message if it is not selected or no longer exists. Yields reads as `select`."""
+        instead of the message if it is not selected or no longer exists. Yields reads as `select` does."""
         self._timers.gather(now_ms)
         end, come_to = self._store.log.end, after
 
@@ -246,7 +246,7 @@ class Pending:
     def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
         """Iterate over the messages that are not in the wheel as of this call and lie behind a physical offset: queue
         offset, physical offset, size and deliver time. Deleting records and messages stored by Apache's broker are left
-        out, since only their records tell enough. Yields reads as `select`."""
+        out, since only their records tell enough. Yields reads as `select` does."""
         queue = self._timers.queue
         return self._units_behind(max(self._timers.queue_offset, queue.min_offset), queue.next_offset, reached)
 
@@ -271,7 +271,7 @@ class Pending:
 
     def count(self, selection: Selection, now_ms: int) -> Iterator[int | ColdRead | None]:
         """Count the selected messages as of now: yields the number at the end, and before it None and reads, as
-        `select`. Without a key, no records of messages in the wheel are read, unless another topic has the same
+        `select` does. Without a key, no records of messages in the wheel are read, unless another topic has the same
         hash."""
         if selection.key is not None:
             number = 0
@@ -293,9 +293,9 @@ class Pending:
         self, begin_ms: int, step_ms: int, steps: int, now_ms: int, topic: str | None = None
     ) -> Iterator[list[int] | ColdRead | None]:
         """Count the messages due in each of `steps` spans of `step_ms` from `begin_ms` on: yields the list of counts at
-        the end, and before it None and reads, as `count`. Overdue messages count as due now. Without a topic and with
-        times in whole seconds, the first call begins a census of the wheel (`timers.index.census`), and once that is
-        complete, calls use its counts instead of the messages."""
+        the end, and before it None and reads, as `count` does. Overdue messages count as due now. Without a topic and
+        with times in whole seconds, the first call begins a census of the wheel (`timers.index.census`), and once that
+        is complete, calls use its counts instead of the messages."""
         counts = np.zeros(steps, np.int64)
         is_counted = topic is None and not begin_ms % 1000 and not step_ms % 1000
         if is_counted:
@@ -326,8 +326,8 @@ class Pending:
         self, topic: str | None, now_ms: int, wheel: Iterator[None] | None = None
     ) -> Iterator[Times | ColdRead | None]:
         """Iterate over the deliver times of the messages of a topic, or of all, in parts of bounded size; yields None
-        and reads as `select`. Messages not in the wheel come last. A message that gets another record in the meantime
-        still counts once. `wheel`: counts the messages in the wheel instead of this, and is iterated here."""
+        and reads as `select` does. Messages not in the wheel come last. A message that gets another record in the
+        meantime still counts once. `wheel`: counts the messages in the wheel instead of this, and is iterated here."""
         ours = Selection(topic)
         if not self._is_alone(topic):
             for each in self.select(ours, now_ms):
@@ -374,7 +374,7 @@ class Pending:
 
     def _due_of(self, ours: Selection, physical: int, size: int | None, due_ms: int) -> Iterator[Times | ColdRead]:
         """Yield the deliver time of a record's message if it is selected. The record is read only if the selection has
-        a topic. Yields reads as `select`."""
+        a topic. Yields reads as `select` does."""
         if ours.topic is not None:
             message = yield from patiently(partial(self._store.message_at, physical, size))
             if message is None or not ours.has(message.properties_text, due_ms):

@@ -26,7 +26,7 @@ class Retry:
         self.reason: str | None = None
         """Why the last try failed; None after a success."""
         self._since_ms = 0
-        """When the present series of failures began, ms since the epoch."""
+        """Time when the present series of failures began, ms since the epoch."""
 
     def run(self, now_ms: int, work: Callable[[], bool]) -> bool:
         """Do a part of the work, unless the pause after a failure lasts. Return whether there was anything to do. A

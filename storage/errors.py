@@ -83,8 +83,8 @@ class RecordTooLarge(RecordIllegal):
 
 
 class NotInMemory(StoreError):
-    """A read would have to wait for the disk. `read` does that read, in any thread, and raises OSError; for a while the
-    bytes are in memory then. `place` tells this read from other reads, wherever they are made."""
+    """A read would wait for the disk, and may not. `read` does that read, in any thread, and raises OSError; for a
+    while the bytes are in memory then. `place` tells this read from other reads, wherever they are made."""
 
     def __init__(self, path: str, place: Hashable, read: Callable[[], object]) -> None:
         super().__init__(f"{path}: not in memory")

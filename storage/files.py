@@ -69,8 +69,8 @@ class File(Protocol):
         """Write all of `data`. Raises OSError; then part of the data may have been written."""
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
-        """Write at several offsets and make the file durable, from any thread. Raises OSError as `write`, NotDurable as
-        `sync`."""
+        """Write at several offsets and make the file durable, from any thread. Raises OSError as `write` does,
+        NotDurable as `sync` does."""
 
     def allocate(self, offset: int, size: int) -> None:
         """Allocate disk space for a range, whose content stays, from any thread. Raises OSError."""
@@ -361,8 +361,8 @@ class OsFiles:
         self._open.pop(file, None)
 
     def open_descriptor(self, path: str, flags: int, mode: int = 0o644) -> int:
-        """Return a new descriptor. Where there is none left, all files with a descriptor close theirs first; none is in
-        use just now. Must be called in the thread that owns the files. Raises OSError."""
+        """Return a new descriptor. Where there is none left, all files that hold one close it first. Must be called in
+        the thread that owns the files. Raises OSError."""
         try:
             return os.open(path, flags | os.O_CLOEXEC, mode)
         except OSError as error:

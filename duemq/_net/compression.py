@@ -1,5 +1,5 @@
-"""Compressed bodies. Bit 0 of a message's sysflag says that the body is compressed, bits 8-10 with what:
-0 zlib (before RocketMQ 5), 1 LZ4 frames, 2 Zstandard, 3 zlib. Mirrors common/sysflag/MessageSysFlag.java (5.3.3)."""
+"""Compressed bodies. Bit 0 of a message's sysflag says that the body is compressed, bits 8-10 give the format: 0 zlib
+(before RocketMQ 5), 1 LZ4 frames, 2 Zstandard, 3 zlib. Mirrors common/sysflag/MessageSysFlag.java (5.3.3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from duemq.protocol.records.record import FLAG_COMPRESSED
 from duemq.protocol.requests import bodies
 
 MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
-"""Largest body unpacked. Far above any limit for bodies, it only keeps a few bytes from filling the memory."""
+"""Most bytes of an unpacked body. Far above any limit for bodies, this only keeps a few bytes from filling the
+memory."""
 
 _TYPE_SHIFT: Final = 8
 _LZ4: Final = 1
@@ -23,13 +24,13 @@ _ZLIB_LEVEL: Final = 5  # RocketMQ's
 
 
 def compress(body: bytes) -> bytes:
-    """A zlib stream, which every RocketMQ client reads."""
+    """Return the body as a zlib stream, which every RocketMQ client reads."""
     packed: bytes = zlib_ng.compress(body, _ZLIB_LEVEL)
     return packed
 
 
 def unpack(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was before a producer compressed it. Raises BodyError."""
+    """Return the body as it was before a producer compressed it. Raises BodyError."""
     if not sys_flag & FLAG_COMPRESSED:
         return body
     kind = sys_flag >> _TYPE_SHIFT & 7

@@ -1,8 +1,8 @@
 """One connection to a broker or name server: moves bytes, matches answers to requests, owns timeouts.
 
-The codec of the headers, with "auto": the first request goes out in JSON, which every peer reads. A duemq broker says
-of itself in the header of its answer that it is written in Python, and from then on requests go out in MessagePack;
-Apache's brokers say Java, and would close the connection on a codec that they do not know.
+The codec of the headers, with "auto": the first request goes out in JSON, which every peer reads. The header of a duemq
+broker's answer names Python as its language, and from then on requests go out in MessagePack; Apache's brokers name
+Java, and would close the connection on an unknown codec.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from duemq.protocol.requests.pending import PendingRequests
 Codec = Literal["auto", "json", "msgpack"]
 
 MAX_IN_FLIGHT: Final = 16_384
-"""Requests of one connection that wait for their answer; a further one waits for its turn."""
+"""Most requests of one connection that wait for their answers; a further one waits for its turn."""
 
 DEFAULT_PORT: Final = 9876
 
@@ -36,13 +36,13 @@ log = logging.getLogger("duemq.connection")
 
 
 class Connection(asyncio.Protocol):
-    """A connection. Made by `connect`."""
+    """A connection, made by `connect`."""
 
     def __init__(self, address: str, codec: Codec, on_request: OnRequest) -> None:
         self.address = address
-        """Where it leads, "host:port"."""
+        """The address of the peer, "host:port"."""
         self.codec = MSGPACK if codec == "msgpack" else JSON
-        """In which codec requests go out now."""
+        """The codec in which requests go out now."""
         self._choice = codec
         self._on_request = on_request
         self._has_answered = False
@@ -61,9 +61,9 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and self._end_reason is None
 
     async def request(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> Command:
-        """Ask and wait for the answer, whatever its code. `timeout` in seconds.
+        """Send a request and wait for the answer, whatever its code. `timeout` in seconds.
 
-        Raises RequestTimeoutError, ConnectionLostError, PeerError; ArgumentError for more than a frame can hold.
+        Raises RequestTimeoutError, ConnectionLostError, PeerError; ArgumentError if the request exceeds a frame.
         """
         try:
             async with asyncio.timeout(timeout), self._turns:
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
 
     async def send_oneway(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> None:
-        """Send a request that is not answered; returns when it is on its way. Raises as `request` does."""
+        """Send a request that has no answer; return when it is on its way. Raises the errors of `request`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._writable.wait()
@@ -120,11 +120,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        # A cast, since uvloop's transports are not of asyncio's classes.
+        # The cast is needed since uvloop's transports are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames apart and give them to those who wait."""
+        """Cut the data into frames, and pass on the responses and requests in them."""
         for frame in self._frames.receive_data(data):
             try:
                 command = frame_codec.decode(frame)
@@ -139,15 +139,15 @@ class Connection(asyncio.Protocol):
             self._end(PeerError, str(self._frames.error))
 
     def eof_received(self) -> None:
-        """The peer closed."""
+        """Note that the peer closed."""
         self._frames.receive_eof()
 
     def pause_writing(self) -> None:
-        """The peer reads more slowly than we write: requests wait."""
+        """Let requests wait, because the peer reads more slowly than this client writes."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Requests go on."""
+        """Let requests go on."""
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         try:
             answer = self._on_request(command)
         except Exception as error:
-            # The only place that can tell: an error here must not end the connection for everybody else.
+            # Only this place can log the error, which must not end the connection for all other requests.
             log.exception("cannot handle a request of %s, code %d", self.address, command.code)
             answer = response(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if command.is_oneway or not self.is_open:
@@ -201,14 +201,14 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _error(self) -> DueMQError:
-        # A new exception for each waiter: one that is raised in several tasks would collect all their tracebacks.
+        # Each waiter needs a new exception: one that is raised in several tasks would collect all their tracebacks.
         assert self._end_reason is not None
         kind, why = self._end_reason
         return kind(self.address, why)
 
 
 OnRequest = Callable[[Command], Command | None]
-"""Handles a request of the broker: gives the answer, or None where it knows no such request or none is wanted."""
+"""Handles a request of the broker: returns the answer, or None if the request is unknown or needs no answer."""
 
 
 async def connect(address: str, *, codec: Codec, on_request: OnRequest, timeout: float) -> Connection:
@@ -226,7 +226,7 @@ async def connect(address: str, *, codec: Codec, on_request: OnRequest, timeout:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", "host" or "[::1]:port". Raises ArgumentError."""
+    """Return host and port of "host:port", "host" or "[::1]:port". Raises ArgumentError."""
     host, separator, port = address.strip().rpartition(":")
     if not separator or port.endswith("]"):
         host, port = address.strip(), str(DEFAULT_PORT)
@@ -236,7 +236,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_codec(codec: Codec) -> None:
-    """Raises ArgumentError unless it is one of the codecs."""
+    """Raise ArgumentError unless the value is one of the codecs."""
     if codec not in get_args(Codec):
         raise ArgumentError(f"the codec {codec!r}; there are {', '.join(get_args(Codec))}")
 
@@ -246,8 +246,8 @@ def _command(code: int, opaque: int, header: Header | None, body: Body, flag: in
 
 
 def _reason(error: Exception) -> str:
-    """The system's own words: asyncio puts addresses and numbers around them, and joins the errors of a host's several
-    addresses into a text."""
+    """Return the system's own words: asyncio puts addresses and numbers around them, and joins the errors of a host's
+    several addresses into a text."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _ERRNO.search(str(error))):
         number = int(found[1])

@@ -1,4 +1,4 @@
-"""Which broker gave an offset message id: its address and port are in it."""
+"""Finds the broker that gave an offset message id, which contains its address and port."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from duemq.protocol.records.message_id import parse_offset_message_id
 
 
 def broker_of(offset_message_id: str) -> str:
-    """The address "host:port" of the broker that gave an id. Raises RemoteProtocolError if it is not such an id."""
+    """Return the address "host:port" of the broker that gave an id. Raises RemoteProtocolError if it is not such an
+    id."""
     host, port, _ = parse_offset_message_id(offset_message_id)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_of_none(offset_message_id: str, addresses: Iterable[str]) -> bool:
-    """Whether the broker that gave an id is none of those at some addresses, each "host:port". False where that cannot
-    be told, since a broker has its port and goes by a name; and for an id that no broker gave. Raises
-    RemoteProtocolError for what is no id."""
+    """Whether the broker that gave an id is none of the brokers at some addresses, each "host:port". False where that
+    is not known, since a broker has its port and an address is a host name; and for an id that no broker gave. Raises
+    RemoteProtocolError if the text is no id."""
     host, port, _ = parse_offset_message_id(offset_message_id)
     if port <= 0:
         return False

@@ -21,7 +21,7 @@ class Pool:
         self._closed = False
 
     async def get(self, address: str) -> Connection:
-        """The connection to an address. Raises ConnectError, ClosedError, and whatever making it ready raises."""
+        """Return the connection to an address. Raises ConnectError, ClosedError, and the errors of `open_`."""
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
             return connection
@@ -38,7 +38,7 @@ class Pool:
 
     @property
     def addresses(self) -> list[str]:
-        """Where there is a connection now."""
+        """Addresses to which there is a connection now."""
         return [address for address, connection in self._connections.items() if connection.is_open]
 
     def drop(self, address: str) -> None:
@@ -52,7 +52,7 @@ class Pool:
             raise ClosedError("the client is closed")
 
     async def close(self) -> None:
-        """Close all; no connection is opened afterwards."""
+        """Close all connections; none is opened afterwards."""
         self._closed = True
         connections = list(self._connections.values())
         self._connections.clear()

@@ -1,4 +1,5 @@
-"""Which brokers have which topics: asked of the name servers, kept, and asked again from time to time."""
+"""The brokers that have each topic: their addresses are requested from the name servers, cached, and requested again
+from time to time."""
 
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ from duemq.protocol.requests.bodies import ClusterInfo, TopicRoute
 from duemq.protocol.requests.headers import GetRouteInfo, Header
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""The topic that brokers have which create topics by themselves: a send names it as the model of the new one."""
+"""The topic of brokers that create topics by themselves: a send names it as the model of the new topic."""
 
 _MAX_QUEUES: Final = 65_536
-"""Of a topic at one broker: each is an object of a route."""
+"""Most queues of a topic at one broker: each becomes an object of a route."""
 AUTO_CREATE_QUEUES: Final = 4
 """Most queues of a topic that is created by a send."""
 
@@ -50,35 +51,38 @@ class Route:
 
     topic: str
     write_queues: tuple[MessageQueue, ...]
-    """Where messages may be sent to: at brokers that have their primary."""
+    """Queues to which messages may be sent, at brokers that have their primary."""
     read_queues: tuple[MessageQueue, ...]
-    """Where messages may be read from, sorted."""
+    """Queues from which messages may be read, sorted."""
     brokers: Mapping[str, Mapping[int, str]]
-    """By name of the broker, the addresses "host:port" by broker id: 0 the primary, others replicas."""
+    """The addresses "host:port" of each broker: broker name to broker id to address; id 0 is the primary, others are
+    replicas."""
 
     def address(self, broker: str, broker_id: int = PRIMARY) -> str | None:
-        """The address of one of a broker's members; of the primary where there is no such member, else of any."""
+        """Return the address of one of a broker's members; if there is no such member, of the primary, else of any;
+        None without members."""
         members = self.brokers.get(broker, {})
         return members.get(broker_id) or members.get(PRIMARY) or next(iter(members.values()), None)
 
     def primary(self, broker: str) -> str | None:
-        """The address of a broker's primary, or None where it has none now."""
+        """Return the address of a broker's primary, or None where it has none now."""
         return self.brokers.get(broker, {}).get(PRIMARY)
 
     @property
     def addresses(self) -> set[str]:
-        """Of all members of all brokers."""
+        """The addresses of all members of all brokers."""
         return {address for members in self.brokers.values() for address in members.values()}
 
 
 def build_route(topic: str, answer: TopicRoute, *, most_queues: int | None = None) -> Route:
-    """A route from a name server's answer. `most_queues` per broker: for a topic that a send is going to create."""
+    """Make a route from a name server's answer. `most_queues` per broker: for a topic that a send is going to
+    create."""
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in answer.broker_datas}
     write, read = [], []
     for queues in sorted(answer.queue_datas, key=lambda queues: queues.broker_name):
         count = queues.write_queue_nums
         if most_queues is not None:
-            # RocketMQ takes the read queues of the model topic for both.
+            # RocketMQ uses the number of read queues of the model topic for both.
             count = min(most_queues, queues.read_queue_nums)
         name = queues.broker_name
         if queues.perm & PERM_WRITE and PRIMARY in brokers.get(name, {}):
@@ -89,7 +93,7 @@ def build_route(topic: str, answer: TopicRoute, *, most_queues: int | None = Non
 
 
 class NameServers:
-    """The name servers, of which any will do: the one that answered last is asked first.
+    """The name servers, of which any will do: the one that answered last is tried first.
 
     `addresses`: "host:port", several joined by ; as in RocketMQ.
     """
@@ -100,7 +104,8 @@ class NameServers:
         self._preferred = 0
 
     async def ask(self, code: int, header: Header | None, *, timeout: float) -> tuple[Command, str]:
-        """The answer, whatever its code, and whose it is. `timeout` in seconds for all of them together.
+        """Send a request to one name server; return the answer, whatever its code, and the address of that server.
+        `timeout` in seconds for all servers together.
 
         Raises the last one's ConnectError, ConnectionLostError or RequestTimeoutError where none answers.
         """
@@ -120,8 +125,8 @@ class NameServers:
         raise AssertionError("no name server")
 
     async def brokers(self, *, timeout: float) -> list[str]:
-        """The addresses of all brokers that a name server knows. Raises ConnectError where it knows none, BrokerError,
-        PeerError, and what `ask` raises."""
+        """Return the addresses of all brokers that a name server knows. Raises ConnectError if it knows none,
+        BrokerError, PeerError, and the errors of `ask`."""
         answer, address = await self.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, timeout=timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise error_of(answer, address)
@@ -135,7 +140,7 @@ class NameServers:
         return addresses
 
     async def check(self, *, timeout: float) -> None:
-        """Connect to one of them. Raises ConnectError where there is none."""
+        """Connect to one of the name servers. Raises ConnectError if that fails for all of them."""
         count = len(self.addresses)
         for number, address in enumerate(self.addresses):
             try:
@@ -157,7 +162,7 @@ class NameServers:
 
 
 def parse_nameservers(text: str) -> list[str]:
-    """The addresses in "a:9876;b:9876". Raises ArgumentError."""
+    """Return the addresses in "a:9876;b:9876". Raises ArgumentError."""
     addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
     if not addresses:
         raise ArgumentError("no address of a name server")
@@ -179,7 +184,7 @@ class Routes:
         self._lock = asyncio.Lock()
 
     async def find(self, topic: str) -> Route:
-        """The route of an existing topic. Raises NoRouteError, and the errors of the name servers."""
+        """Return the route of an existing topic. Raises NoRouteError, and the errors of the name servers."""
         route = self._routes.get(topic)
         if route is not None:
             return route
@@ -189,7 +194,8 @@ class Routes:
             return self._routes[topic]
 
     async def find_to_send(self, topic: str) -> Route:
-        """The route of a topic, or of the brokers that would create it. Raises NoRouteError, and as `find`."""
+        """Return the route of a topic, or of the brokers that would create it. Raises NoRouteError, and the errors of
+        `find`."""
         route = self._routes.get(topic) or self._fallbacks.get(topic)
         if route is None:
             try:
@@ -201,11 +207,12 @@ class Routes:
         return route
 
     def known(self) -> list[Route]:
-        """The routes that were asked for."""
+        """Return the routes that were looked up."""
         return [*self._routes.values(), *self._fallbacks.values()]
 
     async def refresh(self) -> None:
-        """Ask for all routes again. One that cannot be had now stays as it is, one whose topic is gone is dropped."""
+        """Look up all routes again. A route that is not available now stays as it is; the route of a topic that no
+        longer exists is dropped."""
         for topic in {*self._routes, *self._fallbacks}:
             try:
                 self._routes[topic] = await self._look_up(topic)
@@ -245,14 +252,14 @@ class Routes:
 
 
 class RoundRobin:
-    """Takes queues in turn, passing over those of the broker that just failed as long as there is another."""
+    """Takes queues in turn, skipping queues of the broker that just failed as long as there is another."""
 
     def __init__(self, choose_start: Callable[[int], int] = random.randrange) -> None:
-        # A random start: many short-lived producers must not all begin with the first queue.
+        # The start is random: many short-lived producers must not all begin with the first queue.
         self._next = choose_start(1 << 16)
 
     def choose(self, queues: tuple[MessageQueue, ...], failed_broker: str | None = None) -> MessageQueue:
-        """The next of `queues`, of which there is at least one."""
+        """Return the next of `queues`, of which there is at least one."""
         for _ in queues:
             queue = queues[self._next % len(queues)]
             self._next += 1

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is sent. All functions raise ArgumentError.
+"""Checks of arguments before anything is sent. All functions raise ArgumentError.
 
 The limits are RocketMQ's (client/Validators.java and common/topic/TopicValidator.java at 4.9.7).
 """
@@ -15,7 +15,7 @@ from duemq.protocol.records import properties as property_text
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 255
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""RocketMQ's default of maxMessageSize, at producers and at brokers."""
+"""Most bytes of a body: RocketMQ's default of maxMessageSize, at producers and at brokers."""
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
@@ -31,8 +31,8 @@ _BROKERS_OWN: Final = frozenset(
     }
 )
 
-# Names that steer a message on its way. Whoever forwards a received message must not send these along: DELAY would
-# delay it again, TIMER_OUT_MS would make a timer ineffective.
+# Names that steer a message on its way. A program that forwards a received message must not send these along: DELAY
+# would delay it again, TIMER_OUT_MS would make a timer ineffective.
 STEERING_PROPERTIES: Final = frozenset(
     """
     KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
@@ -49,19 +49,19 @@ STEERING_PROPERTIES: Final = frozenset(
 
 
 def check_topic(topic: str) -> None:
-    """A topic that one may subscribe to."""
+    """Check the name of a topic for a subscription."""
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_topic_to_send(topic: str) -> None:
-    """A topic that one may send to."""
+    """Check the name of a topic for a send."""
     check_topic(topic)
     if topic in _BROKERS_OWN:
         raise ArgumentError(f"the topic {topic} belongs to the broker itself; nothing can be sent to it")
 
 
 def check_group(group: str) -> None:
-    """The name of a producer group or consumer group."""
+    """Check the name of a producer group or consumer group."""
     _check_name("group", group, MAX_GROUP_LENGTH)
 
 
@@ -75,13 +75,13 @@ def _check_name(kind: str, name: str, max_length: int) -> None:
 
 
 def check_offset_message_id(message_id: str) -> None:
-    """The id that a broker gave a message."""
+    """Check the id that a broker gave a message."""
     if not isinstance(message_id, str) or not _OFFSET_MESSAGE_ID.fullmatch(message_id):
         raise ArgumentError(f"{message_id!r} is no offset message id, which has 32 or 56 hex digits")
 
 
 def check_body(body: bytes, limit: int) -> None:
-    """The body of one message, before it is compressed."""
+    """Check the body of one message, before it is compressed."""
     if not body:
         raise ArgumentError("an empty body; RocketMQ stores none")
     if len(body) > limit:
@@ -89,7 +89,7 @@ def check_body(body: bytes, limit: int) -> None:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """The user's own properties: names that mean something to the broker are refused."""
+    """Check the user's own properties: names with a meaning for the broker are refused."""
     for name, value in properties.items():
         if name in STEERING_PROPERTIES:
             raise ArgumentError(f"the property {name} is not yours to set; there is an argument for what it does")
@@ -98,7 +98,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
 
 
 def check_property_text(text: str, what: str) -> None:
-    """One name or value in the property text, where it must neither be empty nor contain a separator."""
+    """Check one name or value of the property text, which must neither be empty nor contain a separator."""
     if not isinstance(text, str) or not text:
         raise ArgumentError(f"{what} has to be a text and not empty, it is {text!r}")
     if property_text.NAME_END in text or property_text.PROPERTY_END in text:
@@ -106,14 +106,14 @@ def check_property_text(text: str, what: str) -> None:
 
 
 def check_tags(tags: str) -> None:
-    """A message's tag. One that a subscription could not name is refused."""
+    """Check a message's tag. A tag that a subscription could not name is refused."""
     check_property_text(tags, "a tag")
     if "||" in tags or tags != tags.strip() or tags == "*":
         raise ArgumentError(f"the tag {tags!r} could not be subscribed to: no ||, no * and no blanks around it")
 
 
 def check_property_size(text: str) -> None:
-    """All properties of a message in their wire form."""
+    """Check the size of all properties of a message in their wire form."""
     size = len(text.encode())
     if size > property_text.MAX_BYTES:
         raise ArgumentError(f"properties of {size} bytes; the most is {property_text.MAX_BYTES}")

@@ -14,7 +14,7 @@ _MAX_LENGTH: Final = 64
 
 
 def parse_duration(text: str) -> int:
-    """A duration in milliseconds, from numbers with units: d, h, m, s, ms, each unit at most once, largest first.
+    """Parse a duration in milliseconds, from numbers with units: d, h, m, s, ms, each unit at most once, largest first.
 
     A number may have a fraction; a rest below a millisecond is rounded up, so that a delay is never shortened.
     Raises ArgumentError.
@@ -33,7 +33,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(milliseconds: int) -> str:
-    """A duration of 0 or more milliseconds as `parse_duration` reads it: the shortest text without a fraction."""
+    """Format a duration of 0 or more milliseconds for `parse_duration`: the shortest text without a fraction."""
     if milliseconds == 0:
         return "0s"
     parts = []

@@ -1,4 +1,4 @@
-"""The client's own intervals. RocketMQ's numbers, where it has them; tests use shorter ones."""
+"""The client's own intervals. They have RocketMQ's values where RocketMQ has them; tests use shorter ones."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ class Intervals:
 
     connect_timeout: float = 3.0
     request_timeout: float = 3.0
-    """For requests that the caller gives no timeout: routes, heartbeats, offsets."""
+    """Time-out of requests for which the caller gives no timeout: routes, heartbeats, offsets."""
 
     heartbeat: float = 30.0
-    """Between heartbeats, and between refreshes of the routes."""
+    """Time between heartbeats, and between refreshes of the routes."""
 
     expiry: float = 120.0
-    """A broker forgets a client after this time without a heartbeat, and other members get its queues."""
+    """Time without a heartbeat after which a broker forgets a client, and other members get its queues."""
 
     delays: float = 30.0
     """Validity of the cached delay tables of a broker and its topics, which may change while it runs."""
 
     rebalance: float = 20.0
-    """Between reads of the group's members, besides those that a broker's notice causes."""
+    """Time between reads of the group's members, besides those that a broker's notice causes."""
 
     missing_topic: float = 1.0
-    """Between look-ups of a subscribed topic that does not exist yet. RocketMQ waits for its next rebalance."""
+    """Time between look-ups of a subscribed topic that does not exist yet. RocketMQ waits for its next rebalance."""
 
     commit: float = 5.0
-    """Between commits of offsets."""
+    """Time between commits of offsets."""
 
     commit_all_every: int = 12
     """Every Nth commit also rewrites unchanged offsets: a broker that crashed may have an older one."""
@@ -42,11 +42,12 @@ class Intervals:
 
     first_pause: float = 0.1
     longest_pause: float = 5.0
-    """Between tries that fail: the first pause, doubled each time, up to the longest."""
+    """The longest pause between tries that fail: the pauses begin with `first_pause`, and are doubled each time up to
+    this."""
 
     retry_here: float = 5.0
-    """Until a message is handled again that could be neither handled nor sent back to the broker."""
+    """Time until a message is handled again that could be neither handled nor sent back to the broker."""
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after a number of failures in a row, counted from 1."""
+        """Return the seconds to wait after a number of failures in a row, counted from 1."""
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 20))

@@ -1,4 +1,4 @@
-"""Times and spans as callers give them, turned into whole milliseconds. Rounded up: later, never earlier."""
+"""Times and spans given by callers, converted to whole milliseconds. They are rounded up: later, never earlier."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Span = float | timedelta | str
 """Seconds, a timedelta, or text such as "1h30m"."""
 
 Time = float | datetime
-"""Seconds since the epoch as `time.time()` gives them, or a datetime with a time zone."""
+"""Seconds since the epoch as from `time.time()`, or a datetime with a time zone."""
 
 Clock = Callable[[], int]
-"""Gives the time in ms since the epoch."""
+"""Returns the time in ms since the epoch."""
 
 _LATEST: Final = 1e11
 """Latest time accepted, seconds since the epoch (the year 5138): a larger number must be milliseconds by mistake."""
 
 
 def now_ms() -> int:
-    """The time, in ms since the epoch."""
+    """Return the time, in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 def span_ms(span: Span) -> int:
-    """A span in milliseconds. Raises ArgumentError where it is negative or no span."""
+    """Return a span in milliseconds. Raises ArgumentError if it is negative or no span."""
     if isinstance(span, str):
         return parse_duration(span)
     if isinstance(span, timedelta):
@@ -41,7 +41,7 @@ def span_ms(span: Span) -> int:
 
 
 def time_ms(moment: Time) -> int:
-    """A time in ms since the epoch. Raises ArgumentError where it is ambiguous or no time."""
+    """Return a time in ms since the epoch. Raises ArgumentError if it is ambiguous or no time."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ArgumentError(f"{moment} has no time zone; use datetime.now(timezone.utc) or .astimezone()")
@@ -54,7 +54,7 @@ def time_ms(moment: Time) -> int:
 
 
 def _up(seconds: float) -> int:
-    # Rounded to the microsecond first: 1.1 * 1000 is 1100.0000000000002, which must not become 1101.
+    # Rounding to the microsecond comes first: 1.1 * 1000 is 1100.0000000000002, which must not become 1101.
     return math.ceil(round(seconds * 1000, 3))
 
 

@@ -1,6 +1,6 @@
 """The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
-`duemq clock advance`, `duemq mqtt-bridge`, whose commands `mqtt_bridge.cli` has, `duemq store`, whose commands
-`broker.repair.cli` has, and `duemq spark`, whose commands `spark_jobs.cli.commands` has.
+`duemq clock advance`, `duemq mqtt-bridge` with the commands of `mqtt_bridge.cli`, `duemq store` with the commands of
+`broker.repair.cli`, and `duemq spark` with the commands of `spark_jobs.cli.commands`.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -27,11 +27,11 @@ _ELSEWHERE: Final = {
     "store": ("duemq.broker.repair.cli", "main"),
     "spark": ("duemq.spark_jobs.cli.commands", "main"),
 }
-"""Commands by their names: the modules that have them, and what they are called there."""
+"""Module and name of each command that is defined elsewhere, by the command's name."""
 
 
 class _Commands(click.Group):
-    """A group whose commands are imported when they are asked for: `duemq serve` needs no client."""
+    """A group whose commands are imported at their first use: `duemq serve` needs no client."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """See click."""
@@ -55,14 +55,14 @@ def main() -> None:
     duemq serve                          start a broker with its name server
     duemq receive greetings --follow     wait for messages
     duemq send greetings hello --in 5s   send one that is due in 5 seconds
-    duemq pending list                   show what waits
+    duemq pending list                   show waiting messages
     duemq mqtt-bridge --config b.toml    connect an MQTT broker
-    duemq store repair ./store           make anew what a store has beside its commitlog
+    duemq store repair ./store           make all files beside a store's commitlog anew
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Messages and names have any characters; one that the output lacks is no reason to end.
+        # Messages and names may have any characters; one that the output lacks must not end the command.
         sys.stdout.reconfigure(errors="replace")
 
 
@@ -105,7 +105,7 @@ def serve(
     duemq serve --store ./data
     duemq serve --store ./data --set messageDelayLevel='1s 5s 1m 1h' --log-format json
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads for algebra, of which a broker does none
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of numpy's algebra, which a broker does not use
     try:
         from duemq.broker.main import serve as run_broker
     except ModuleNotFoundError as error:

@@ -23,9 +23,9 @@ def clock() -> None:
 @nameserver_option
 @one_line_errors
 def advance(by: int, nameserver: str) -> None:
-    """Move the clock of all brokers of a name server ahead by DURATION (5s, 1h30m, 2d), and print their time: what is
-    due by then is delivered now. Only brokers that were started with --set testClock=true let themselves be moved;
-    where one of them does not, none is.
+    """Move the clock of all brokers of a name server ahead by DURATION (5s, 1h30m, 2d), and print their time: messages
+    that are due by then are delivered now. Only clocks of brokers that were started with --set testClock=true can be
+    moved; if one broker was started without it, no clock is moved.
     """
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""How the command line shows messages and results: a line of text for people, a line of JSON for programs."""
+"""Formats messages and results for the command line: a line of text for people, a line of JSON for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BAR: Final = 50
 
 
 def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
-    """What became of a sent message; `delay_ms` is the delay that was asked for, if one was."""
+    """Return the result of a send; `delay_ms` is the delay that the user gave, if any."""
     if result.due_time_ms is None:
         return f"sent {result.message_id} to {result.queue} offset {result.queue_offset}"
     when = f"in {format_duration(delay_ms)}" if delay_ms else _from_now(result.due_time_ms - now_ms)
@@ -54,7 +54,7 @@ def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None)
 
 
 def result_as_json(result: SendResult) -> str:
-    """What became of a sent message."""
+    """Return the result of a send."""
     return _line(
         {
             "message_id": result.message_id,
@@ -71,7 +71,7 @@ def result_as_json(result: SendResult) -> str:
 
 
 def cancelled_as_text(name: str, result: CancelResult) -> str:
-    """What became of a message that was to be cancelled."""
+    """Return the outcome for a message that was to be cancelled."""
     return _outcome(name, _CANCELLED[result])
 
 
@@ -82,12 +82,12 @@ def _outcome(offset_message_id: str, text: str) -> str:
 
 
 def cancelled_as_json(name: str, result: CancelResult) -> str:
-    """What became of a message that was to be cancelled."""
+    """Return the outcome for a message that was to be cancelled."""
     return _line({"id": name, "result": str(result)})
 
 
 def pending_as_text(message: PendingMessage) -> str:
-    """Due time, topic, level, [tag], (keys), id."""
+    """Return due time, topic, level, [tag], (keys), id."""
     parts = [local_time(message.due_time_ms), printable(message.topic)]
     if message.delay_level is not None:
         parts.append(f"level {message.delay_level}")
@@ -100,12 +100,12 @@ def pending_as_text(message: PendingMessage) -> str:
 
 
 def pending_as_json(message: PendingMessage) -> str:
-    """All there is of a message that waits."""
+    """Return all fields of a waiting message."""
     return _line(asdict(message))
 
 
 def curve_as_text(curve: DueCurve) -> Iterator[str]:
-    """A line for each span: when it begins, how many messages are due in it, and a bar."""
+    """Yield a line for each span: when it begins, how many messages are due in it, and a bar."""
     most = max(curve.counts)
     width = len(str(most))
     for number, count in enumerate(curve.counts):
@@ -114,12 +114,12 @@ def curve_as_text(curve: DueCurve) -> Iterator[str]:
 
 
 def curve_as_json(curve: DueCurve) -> str:
-    """How many messages are due when."""
+    """Return the number of messages due in each span."""
     return _line(asdict(curve))
 
 
 def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
-    """What became of messages: a line for each, or one for all with the same result."""
+    """Yield the outcomes of changes: a line for each message, or one for all messages with the same result."""
     if by_id:
         for message in changes.messages:
             yield _outcome(message.offset_message_id, _CHANGED[message.result][0])
@@ -131,12 +131,12 @@ def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
 
 
 def changes_as_json(changes: Changes) -> str:
-    """What became of messages."""
+    """Return the outcomes of changes."""
     return _line(asdict(changes))
 
 
 def message_as_text(message: ReceivedMessage) -> str:
-    """Time of receipt, lateness, [tag], (keys), body. Raises BodyError."""
+    """Return time of receipt, lateness, [tag], (keys), body. Raises BodyError."""
     parts = [local_time(message.receive_time_ms)]
     if message.lateness_ms is not None:
         parts.append(f"{message.lateness_ms:+d}ms")
@@ -149,7 +149,7 @@ def message_as_text(message: ReceivedMessage) -> str:
 
 
 def message_as_json(message: ReceivedMessage) -> str:
-    """All there is of a message; a body that is no UTF-8 as `body_base64`. Raises BodyError."""
+    """Return all fields of a message; a body that is no UTF-8 as `body_base64`. Raises BodyError."""
     body: dict[str, str]
     try:
         body = {"body": message.body.decode()}
@@ -179,7 +179,7 @@ def message_as_json(message: ReceivedMessage) -> str:
 
 
 def local_time(time_ms: int) -> str:
-    """A time in ms since the epoch, to the millisecond, in this machine's zone."""
+    """Return a time in ms since the epoch, to the millisecond, in this machine's zone."""
     try:
         return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):  # beyond the year 9999
@@ -189,7 +189,7 @@ def local_time(time_ms: int) -> str:
 def _from_now(milliseconds: int) -> str:
     if milliseconds <= 0:
         return "now"
-    # Nobody wants to read that of a level's 5s there are 4s990ms left.
+    # Rounded, since nobody wants to read that 4s990ms of a level's 5s are left.
     return f"in {format_duration(round(milliseconds, -3) or milliseconds)}"
 
 

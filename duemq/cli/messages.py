@@ -65,9 +65,9 @@ def send(
     nameserver: str,
     codec: Codec,
 ) -> None:
-    """Send one message to TOPIC and print its id, where it lies, and when it is due.
+    """Send one message to TOPIC and print its id, its queue and offset, and when it is due.
 
-    BODY is text; without it, or if it is -, the body is read from standard input, as it is.
+    BODY is text; without it, or if it is -, the body is read from standard input, unchanged.
 
     The broker is asked which delays it has. A duration that equals one of its delay levels, or of the topic's where
     that has its own, is sent as that level; any other duration, and --at, need a broker with timers: duemq, or RocketMQ
@@ -155,16 +155,17 @@ def receive(
     nameserver: str,
     codec: Codec,
 ) -> None:
-    """Receive messages of TOPIC and print one line for each: when it came, how late, [tag], (key), body.
+    """Receive messages of TOPIC and print one line for each: when it came, its lateness, [tag], (keys), body.
 
-    How late is told where the due time is known: of messages with a timer, and of those that duemq delayed by level.
+    The lateness is shown where the due time is known: of messages with a timer, and of messages that duemq delayed by
+    level.
 
     Messages that were printed are consumed: the group remembers how far it has read, so the next `receive` goes on from
     there, and members of one group that run at the same time share the messages. Give another --group to read a
     topic from its beginning again.
 
-    Without --follow it ends when everything was printed that was there at its start; if there is nothing, it waits up
-    to --wait for a first message. Messages that are not due yet are not there yet.
+    Without --follow the command ends when all messages that could be received at its start are printed; if there are
+    none, it waits up to --wait for a first message. Messages that are not due yet cannot be received yet.
 
     \b
     duemq receive orders --follow
@@ -191,7 +192,7 @@ async def _print_messages(
             break
         line = formatting.message_as_json(message) if as_json else formatting.message_as_text(message)
         if not print_line(line):
-            return  # this message was not seen and is not acknowledged
+            return  # the user did not see this message, so it is not acknowledged
         await message.ack()
         printed += 1
     if not printed and not follow:
@@ -199,7 +200,8 @@ async def _print_messages(
 
 
 async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
-    """The next message, or None at the end: nothing came for `wait_ms`; or without it, all that was there is read."""
+    """Return the next message, or None at the end: nothing came for `wait_ms`; or without it, all messages available at
+    the start are read."""
     if follow:
         return await consumer.receive()
     if wait_ms is not None:
@@ -225,9 +227,9 @@ async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | Non
 @client_options
 @one_line_errors
 def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, codec: Codec) -> None:
-    """Cancel messages that wait for a time or a delay level, and print what became of each.
+    """Cancel messages that wait for a time or a delay level, and print the result for each.
 
-    ID is what `duemq send --json` prints as offset_message_id. The exit code is 0 if none of the messages will be
+    ID is the offset_message_id that `duemq send --json` prints. The exit code is 0 if none of the messages will be
     delivered. Needs duemq brokers.
 
     \b

@@ -1,4 +1,4 @@
-"""`duemq pending`: looking at what waits, and changing it."""
+"""`duemq pending`: shows waiting messages, and changes them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def pending() -> None:
     duemq pending curve --step 10m --steps 24
     duemq pending cancel --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00
 
-    Needs duemq brokers. All that the name servers know are asked: what waits at a broker that is down is neither shown
-    nor changed.
+    Needs duemq brokers, and uses all that the name servers know: messages that wait at a broker that is down are
+    neither shown nor changed.
     """
 
 
 def admin_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What all commands about waiting messages share: they are given an `admin` that is not open yet, and `as_json`."""
+    """Add the options that all commands about waiting messages share: the commands get an `admin` that is not open yet,
+    and `as_json`."""
 
     @functools.wraps(command)
     @one_line_errors
@@ -49,7 +50,8 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def selection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which messages, as the methods of `Admin` take them, and what all commands share."""
+    """Add the options that select messages, with the names of the arguments of `Admin`'s methods, and the options that
+    all commands share."""
     options = [
         click.option("--topic", help="Messages for this topic."),
         click.option("--key", help="Messages with this key, or message id."),
@@ -67,7 +69,7 @@ def selection_options(command: Callable[..., None]) -> Callable[..., None]:
 @selection_options
 def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: Any) -> None:
     """Print a line for each message that waits: when it is due, its topic, its level unless it has a timer, [tag],
-    (keys), and the broker's id, for `duemq pending cancel` and the like. They are in no order."""
+    (keys), and the broker's id, for `duemq pending cancel` and similar commands. The lines are in no order."""
 
     async def work() -> None:
         printed = 0
@@ -86,7 +88,7 @@ def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: An
 @pending.command(short_help="Count messages that wait.")
 @selection_options
 def count(as_json: bool, admin: Admin, **selection: Any) -> None:
-    """Print how many messages wait."""
+    """Print the number of waiting messages."""
 
     async def work() -> None:
         async with admin:
@@ -112,8 +114,8 @@ def curve(
     as_json: bool,
     admin: Admin,
 ) -> None:
-    """Print a line for each span of time: when it begins, how many messages are due in it, and a bar. What is overdue
-    counts as due now.
+    """Print a line for each span of time: when it begins, how many messages are due in it, and a bar. Overdue messages
+    count as due now.
 
     \b
     duemq pending curve --step 1h --steps 24
@@ -138,18 +140,19 @@ def curve(
 
 
 def change_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What the commands share that change messages."""
+    """Add the argument and the options of commands that change messages."""
     return click.argument("ids", metavar="[ID]...", nargs=-1)(selection_options(command))
 
 
 @pending.command("cancel", short_help="Cancel them.")
 @change_options
 def cancel_pending(**options: Any) -> None:
-    """Cancel messages that wait: those with an ID, as `duemq pending list` prints it; or those with --topic and at
-    least one of --key, --from and --to. `duemq pending count` with the same options tells beforehand how many they are.
+    """Cancel messages that wait: the messages with an ID, as `duemq pending list` prints it; or the messages of a
+    --topic with at least one of --key, --from and --to. `duemq pending count` with the same options counts them
+    beforehand.
 
-    Prints what became of each ID, or how many had which result. The exit code is 1 if there are some that will be
-    delivered all the same, and if --timeout is over before a broker is done: it goes on then.
+    Prints the result for each ID, or the number of messages with each result. The exit code is 1 if some messages will
+    be delivered nevertheless, and if --timeout is over before a broker is done: the broker goes on then.
     """
     _change(Admin.cancel, {ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED}, **options)
 
@@ -161,8 +164,8 @@ def cancel_pending(**options: Any) -> None:
 )
 @change_options
 def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
-    """Give messages that wait another time, with --in or --at. Their IDs stay. Which messages, and what is printed: as
-    for `duemq pending cancel`. The exit code is 1 if some have no other time.
+    """Give messages that wait another time, with --in or --at. Their IDs stay. The messages are selected, and the
+    results printed, as by `duemq pending cancel`. The exit code is 1 if some messages did not get the other time.
 
     \b
     duemq pending reschedule --topic reminders --key 4711 --in 2h
@@ -176,8 +179,8 @@ def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
 @pending.command(short_help="Deliver them now.")
 @change_options
 def deliver(**options: Any) -> None:
-    """Deliver messages that wait at once. Which messages, and what is printed: as for `duemq pending cancel`. The exit
-    code is 1 if some are not delivered now."""
+    """Deliver messages that wait at once. The messages are selected, and the results printed, as by `duemq pending
+    cancel`. The exit code is 1 if some messages are not delivered now."""
     _change(Admin.deliver_now, {ChangeResult.DELIVERED_NOW}, **options)
 
 
@@ -189,7 +192,7 @@ def _change(
     admin: Admin,
     **selection: Any,
 ) -> None:
-    """Change messages and say what became of them; the exit code is 1 where that is not what was wanted."""
+    """Change messages and print the outcomes; the exit code is 1 if some are not among `wanted`."""
     found: list[Changes] = []
 
     async def work() -> None:
@@ -199,7 +202,7 @@ def _change(
     try:
         run(work())
     except RequestTimeoutError as error:
-        # Any other request changes nothing, as that to the name server.
+        # Any other request changes nothing, such as the one to the name server.
         fail(f"{error}. {_what_now(ids)}" if error.request == RequestCode.CHANGE_PENDING.name else str(error))
     (changes,) = found
     for line in (
@@ -211,7 +214,7 @@ def _change(
 
 
 def _what_now(ids: tuple[str, ...]) -> str:
-    """What a user should know where a change was not answered in time."""
+    """Return the advice for a user whose change got no answer in time."""
     goes_on = "The broker goes on with the change"
     if ids:
         return f"{goes_on}; the same command again tells what became of each message"

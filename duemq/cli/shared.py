@@ -1,4 +1,4 @@
-"""What the commands share: values and options on the command line, how errors are told, and running."""
+"""Shared parts of the commands: values and options on the command line, the reporting of errors, and running."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP = "duemq-cli"
 
 
 def duration(text: str) -> int:
-    """A duration on the command line, in ms."""
+    """Parse a duration on the command line; return ms."""
     try:
         return parse_duration(text)
     except ArgumentError as error:
@@ -34,7 +34,7 @@ def duration(text: str) -> int:
 
 
 def moment(text: str) -> datetime:
-    """A time on the command line, by this machine's clock unless it names another zone."""
+    """Parse a time on the command line, by this machine's clock unless it names another zone."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -44,21 +44,21 @@ def moment(text: str) -> datetime:
 
 
 def origin(text: str) -> From:
-    """Where a new group begins: first, last, or a time."""
+    """Parse the position where a new group begins: first, last, or a time."""
     if text == "first":
         return "first"
     return "last" if text == "last" else moment(text)
 
 
 def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn what a user can do something about into one line and an exit code."""
+    """Turn errors that a user can act on into one line and an exit code."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except (DueMQError, OSError) as error:
-            # A delay is wrong only at this broker; the call is right.
+            # A delay is wrong only for this broker; the call is right.
             if isinstance(error, ArgumentError) and not isinstance(error, DelayError):
                 raise click.UsageError(str(error)) from None
             fail(str(error))
@@ -84,7 +84,7 @@ nameserver_option = click.option(
 
 
 def client_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options that `send` and `receive` share."""
+    """Add the options that `send` and `receive` share."""
     codec = click.option(
         "--codec",
         type=click.Choice(["auto", "json", "msgpack"]),
@@ -96,7 +96,7 @@ def client_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work of a command, on uvloop where that is installed."""
+    """Do the work of a command, on uvloop if that is installed."""
     logging.basicConfig(level=logging.WARNING, format="duemq: %(message)s")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(work)
@@ -130,11 +130,11 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 def print_line(line: str) -> bool:
-    """Print; whether whoever reads it is still there."""
+    """Print a line; return whether the reader of the output still exists."""
     try:
         click.echo(line)
     except BrokenPipeError:
-        # Python would complain at its end that it cannot write the rest either.
+        # Otherwise Python would complain at its end that it cannot write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True

@@ -27,7 +27,7 @@ _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES
 
 
 def decode(header: bytes) -> Command:
-    """The command in a binary header, without its body. Raises FrameError."""
+    """Decode the command in a binary header, without its body. Raises FrameError."""
     try:
         code, language, version, opaque, flag, remark_size = _FIXED.unpack_from(header, 0)
         remark, position = _text(header, _FIXED.size, remark_size, "remark")
@@ -69,7 +69,8 @@ def _text(header: bytes, position: int, size: int, what: str) -> tuple[str, int]
 
 
 def encode(command: Command) -> bytes:
-    """The binary header of a command. Raises LocalProtocolError for a code beyond 16 bits, or a key beyond 32767."""
+    """Encode the binary header of a command. Raises LocalProtocolError for a code beyond 16 bits, or a key beyond
+    32767."""
     remark = (command.remark or "").encode()
     fields = []
     try:

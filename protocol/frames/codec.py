@@ -1,4 +1,4 @@
-"""From frames to commands and back: one `Command`, three header codecs."""
+"""Converts frames to commands and back: one `Command`, three header codecs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _ENCODERS: Final[dict[int, Callable[[Command], bytes]]] = {
 
 
 def decode(frame: Frame) -> Command:
-    """The command in a frame; its body is the frame's view. Raises FrameError where the header does not parse."""
+    """Decode the command in a frame; its body is the frame's view. Raises FrameError where the header does not
+    parse."""
     codec, header, body = frame
     command = _DECODERS[codec](header)
     command.body = body
@@ -31,8 +32,8 @@ def decode(frame: Frame) -> Command:
 
 
 def encode(command: Command, codec: int = JSON) -> bytes:
-    """A command as the bytes of one frame. Raises LocalProtocolError where it does not fit, or has text that is no
-    Unicode."""
+    """Encode a command as the bytes of one frame. Raises LocalProtocolError where it does not fit, or has text that is
+    no Unicode."""
     try:
         header = _ENCODERS[codec](command)
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""One request or response, whatever header codec carries it."""
+"""One request or response, in any header codec."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Command(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request of ours."""
+        """Whether this is a response."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property

@@ -22,11 +22,11 @@ _TOKEN: Final = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|([{}\[\],:])|([^\s{}\[\],
 _MAX_DEPTH: Final = 100
 
 dumps = msgspec.json.encode
-"""Strict JSON, as RocketMQ's readers accept it too."""
+"""Encodes strict JSON, which RocketMQ's readers accept, too."""
 
 
 def loads(text: bytes | bytearray | memoryview | str, *, loose_limit: int | None = None) -> Any:
-    """A value from strict JSON or from fastjson's. Raises BodyError.
+    """Decode a value from strict JSON or from fastjson's. Raises BodyError.
 
     fastjson's dialect is read token by token, at about 1 MB/s: `loose_limit` bounds the bytes read that way.
     """
@@ -90,8 +90,8 @@ class _Converter:
         return "{" + ",".join(members) + "}"
 
     def _key(self, depth: int) -> str:
-        """A key as a string. One that is an object holds only strings as keys: what is in it is escaped, and doubles
-        with each level."""
+        """Return a key as a string. A key that is an object may hold only strings as keys: its content is escaped, and
+        doubles with each level."""
         if self._is_in_key:
             key = self._next()
             if not key.startswith('"'):
@@ -126,10 +126,10 @@ class _Converter:
 
 
 def dump_object_keys(entries: Iterable[tuple[Mapping[str, Any], Any]]) -> bytes:
-    """A map whose keys are objects, in the form that Java and Go read: {{...}:value,...}."""
+    """Encode a map whose keys are objects, in the form that Java and Go read: {{...}:value,...}."""
     return b"{" + b",".join(dumps(key) + b":" + dumps(value) for key, value in entries) + b"}"
 
 
 def dump_int_keys(entries: Mapping[int, Any]) -> bytes:
-    """A map whose keys are integers, without quotes: {0:"a"}."""
+    """Encode a map whose keys are integers, without quotes: {0:"a"}."""
     return b"{" + b",".join(b"%d:%b" % (key, dumps(value)) for key, value in entries.items()) + b"}"

@@ -3,7 +3,7 @@
     0          4          5               8            8+h
     | length   | codec    | header length | header     | body       |      all integers big-endian
     | int32    | uint8    | uint24 = h    | h bytes    | length-4-h |      length: of everything after itself
-    codec of the header: 0 JSON, 1 RocketMQ's binary, 2 MessagePack (ours)
+    codec of the header: 0 JSON, 1 RocketMQ's binary, 2 MessagePack (duemq's own)
 
 Mirrors apache/rocketmq remoting/protocol/RemotingCommand.java and netty/NettyDecoder.java (4.9.7).
 """
@@ -27,8 +27,8 @@ MSGPACK: Final = 2
 CODECS: Final = (JSON, BINARY, MSGPACK)
 
 _BLOCK_BYTES: Final = 64 * 1024
-"""An unfinished frame is held in blocks of this size, however its bytes came: two at a time they must not cost an
-object each, and what many clients begin and give up must leave no holes in memory that nothing fits into."""
+"""Size of the blocks that hold an unfinished frame, whatever the size of the received pieces: pieces of two bytes must
+not cost an object each, and the frames that many clients begin and give up must leave no unusable holes in memory."""
 
 Frame = tuple[int, bytes, memoryview]
 """Codec of the header, header, body. The body is a view of the received bytes: it stays valid while it is referenced,
@@ -36,16 +36,16 @@ and keeps everything received with it in memory."""
 
 
 def join_frame(codec: int, header: bytes, body: bytes | bytearray | memoryview = b"") -> bytes:
-    """One frame as bytes."""
+    """Return one frame as bytes."""
     size = len(header)
     return b"".join((_PREFIX.pack(4 + size + len(body), codec << 24 | size), header, body))
 
 
 class FrameReader:
-    """Receives bytes in any portions, gives whole frames.
+    """Receives bytes in any portions, and returns whole frames.
 
-    Never looks twice at a byte of an unfinished frame, and refuses an over-long frame on its first four bytes.
-    After a `FrameError` (kept in `error`) it ignores its input: the connection has to be closed.
+    Never looks twice at a byte of an unfinished frame, and refuses an over-long frame on its first four bytes. After a
+    `FrameError` (kept in `error`) it ignores its input: the connection must be closed.
     """
 
     __slots__ = ("_blocks", "_max_length", "_need", "_rest", "buffered", "error")
@@ -57,7 +57,7 @@ class FrameReader:
         """The bytes behind the last whole block."""
         self._need = 0
         self.buffered = 0
-        """Bytes held of a frame that is not whole yet."""
+        """Number of bytes held of a frame that is not whole yet."""
         self.error: FrameError | None = None
 
     @property
@@ -67,12 +67,12 @@ class FrameReader:
 
     @property
     def pieces(self) -> int:
-        """Objects that hold that frame."""
+        """Number of objects that hold the unfinished frame."""
         return len(self._blocks) + bool(self._rest)
 
     def receive_data(self, data: bytes) -> list[Frame]:
-        """Take the next bytes, give the frames they complete. On a broken stream the frames before the fault are
-        given and `error` is set."""
+        """Take the next bytes, and return the frames that they complete. On a broken stream the frames before the fault
+        are returned and `error` is set."""
         if self.buffered:
             if self.buffered + len(data) < self._need:
                 self._keep(data)
@@ -120,7 +120,7 @@ class FrameReader:
         return frames
 
     def receive_eof(self) -> None:
-        """The peer closed. Sets `error` if that was in the middle of a frame."""
+        """Note that the peer closed. Sets `error` if that was in the middle of a frame."""
         if self.buffered and self.error is None:
             self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
 

@@ -40,7 +40,7 @@ class _Out(msgspec.Struct, gc=False, omit_defaults=True):
     language: str | None
     opaque: int
     remark: str | None = None
-    # Always given: whatever a default were, it would be left out.
+    # The default is UNSET, so that both are always written: a value equal to its default would be left out.
     serializeTypeCurrentRPC: str | UnsetType = UNSET  # noqa: N815
     version: int | UnsetType = UNSET
 
@@ -51,7 +51,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(header: bytes) -> Command:
-    """The command in a JSON header, without its body. Raises FrameError."""
+    """Decode the command in a JSON header, without its body. Raises FrameError."""
     try:
         head = _decode(header)
     except msgspec.ValidationError:
@@ -84,7 +84,7 @@ def _loosely(header: bytes) -> _Head:
 
 
 def as_text(value: object) -> str:
-    """A JSON value as the text that RocketMQ would read in its place."""
+    """Return a JSON value as the text that RocketMQ would read in its place."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -93,7 +93,7 @@ def as_text(value: object) -> str:
 
 
 def encode(command: Command) -> bytes:
-    """The JSON header of a command."""
+    """Encode the JSON header of a command."""
     return _encode(
         _Out(
             command.code,

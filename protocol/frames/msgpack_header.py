@@ -1,4 +1,4 @@
-"""Header codec 2, ours: a MessagePack array, which our own client uses; RocketMQ does not know it.
+"""Header codec 2, duemq's own: a MessagePack array, which duemq's client uses; RocketMQ does not know it.
 
 [code, language, version, opaque, flag, remark or nil, {extension field: text}]
 """
@@ -15,7 +15,7 @@ from duemq.protocol.frames.integers import is_int32
 
 
 def decode(header: bytes) -> Command:
-    """The command in a MessagePack header, without its body. Raises FrameError."""
+    """Decode the command in a MessagePack header, without its body. Raises FrameError."""
     try:
         head: Any = msgpack.unpackb(header, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
@@ -33,7 +33,7 @@ def decode(header: bytes) -> Command:
 
 
 def encode(command: Command) -> bytes:
-    """The MessagePack header of a command."""
+    """Encode the MessagePack header of a command."""
     packed: bytes = msgpack.packb(
         [
             command.code,

@@ -19,11 +19,11 @@ _HEAD: Final = struct.Struct(">iiiii")
 _U16: Final = struct.Struct(">H")
 
 Part = tuple[int, bytes, str]
-"""Flag, body, property text."""
+"""Flag, body, and property text of one message."""
 
 
 def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[Part]:
-    """The first `most` messages of a batch. Raises BodyError naming the broken part."""
+    """Decode the first `most` messages of a batch. Raises BodyError naming the broken part."""
     parts: list[Part] = []
     position, end = 0, len(data)
     while position < end and len(parts) < most:
@@ -49,7 +49,7 @@ def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[Part]:
 
 
 def encode(parts: Iterable[Part]) -> bytes:
-    """The body of a batch."""
+    """Encode the body of a batch."""
     pieces = []
     for flag, body, text in parts:
         encoded = text.encode()

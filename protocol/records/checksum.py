@@ -3,10 +3,10 @@
     | ... properties | __CRC32# | \\x01 | digits | \\x02 |
     |                | 8        | 1    | 10     | 1    |   bytes; the end of the record
 
-The digits are those of the CRC32 of all of the record before the property, with the top bit cleared: always ten, the
-last one first. The checksum of the body, in the record's head, covers neither the head nor the properties.
+The digits are those of the CRC32 of all bytes of the record before the property, with the top bit cleared: always ten,
+the last one first. The checksum of the body, in the record's head, covers neither the head nor the properties.
 
-RocketMQ 5 writes it where enabledAppendPropCRC is set, and where forceVerifyPropCRC is set also refuses records
+RocketMQ 5 writes this checksum if enabledAppendPropCRC is set, and if forceVerifyPropCRC is set it also refuses records
 without one when it starts after a crash. Mirrors apache/rocketmq store/CommitLog.java and
 common/message/MessageDecoder.java (5.3.3).
 """
@@ -25,23 +25,23 @@ _END: Final = b"\x02"
 SIZE: Final = len(NAME_FIELD) + 11
 """Bytes of the property."""
 ROOM: Final = SIZE + 1
-"""Bytes that it takes at most: properties before it may have to be ended."""
+"""Most bytes that the property takes: the properties before it may need an end."""
 
 
 def without(properties: bytes) -> bytes:
-    """Properties without any checksum: it was of another record."""
+    """Return properties without any checksum, which belonged to another record."""
     if NAME_FIELD not in properties:
         return properties
     return _END.join(part for part in properties.split(_END) if not part.startswith(NAME_FIELD))
 
 
 def ended(properties: bytes) -> bytes:
-    """Properties without a checksum, ended so that one may follow."""
+    """Return properties without a checksum, ended so that one may follow."""
     return properties if not properties or properties.endswith(_END) else properties + _END
 
 
 def checksum_field(parts: Iterable[Body]) -> bytes:
-    """The property for a record whose bytes before it are some parts, one after the other."""
+    """Return the checksum property for a record, from the parts of its bytes before the property, in order."""
     value = 0
     for part in parts:
         value = crc32(part, value)
@@ -49,12 +49,12 @@ def checksum_field(parts: Iterable[Body]) -> bytes:
 
 
 def is_there(properties: bytes) -> bool:
-    """Whether the last of some properties is a checksum. The end of the property before it may have become another
-    byte, which the checksum then tells."""
+    """Whether the last property is a checksum. The byte that ends the property before it may be damaged, which the
+    checksum then shows."""
     return len(properties) >= SIZE and properties[-SIZE:].startswith(NAME_FIELD)
 
 
 def is_right(record: Body) -> bool:
-    """Whether a record whose last property is a checksum has that of its bytes."""
+    """Whether a record whose last property is a checksum has the checksum of its bytes."""
     view = memoryview(record)
     return bytes(view[-SIZE:]) == checksum_field([view[:-SIZE]])

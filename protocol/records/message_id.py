@@ -4,7 +4,8 @@
     host in a record:                            | address 4 or 16 bytes | port int32 |
 
 The broker's id (offsetMsgId) says where a message lies; the client's own id (property UNIQ_KEY, made by
-`duemq._producing.unique_keys`) is what users see. Mirrors apache/rocketmq common/message/MessageDecoder.java (4.9.7).
+`duemq._producing.unique_keys`) is the one that users see. Mirrors apache/rocketmq
+common/message/MessageDecoder.java (4.9.7).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _PORT: Final = struct.Struct(">i")
 
 
 def pack_host(address: str, port: int) -> bytes:
-    """An address and port as a record keeps them: 8 bytes for IPv4, 20 for IPv6. An IPv4 address mapped into IPv6
-    counts as IPv4; a zone id is dropped. Raises ValueError where `address` is no IP address."""
+    """Return an address and port as a record keeps them: 8 bytes for IPv4, 20 for IPv6. An IPv4 address mapped into
+    IPv6 counts as IPv4; a zone id is dropped. Raises ValueError where `address` is no IP address."""
     ip = ip_address(address.partition("%")[0])
     if ip.version == 6 and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
@@ -28,19 +29,19 @@ def pack_host(address: str, port: int) -> bytes:
 
 
 def unpack_host(host: bytes) -> tuple[str, int]:
-    """The address and port in a record's host."""
+    """Return the address and port in a record's host."""
     return str(ip_address(bytes(host[:-4]))), _PORT.unpack(host[-4:])[0]
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The broker's id of the message at a physical offset: 32 hex digits, or 56 for an IPv6 store host."""
+    """Return the broker's id of the message at a physical offset: 32 hex digits, or 56 for an IPv6 store host."""
     return f"{store_host.hex().upper()}{physical_offset:016X}"
 
 
 def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
-    """Address, port and physical offset in a broker's message id. Raises RemoteProtocolError."""
+    """Return address, port and physical offset in a broker's message id. Raises RemoteProtocolError."""
     try:
-        raw = bytes.fromhex(message_id) if message_id.isalnum() else b""  # it passes over blanks
+        raw = bytes.fromhex(message_id) if message_id.isalnum() else b""  # fromhex ignores blanks
     except ValueError:
         raw = b""
     if len(raw) not in (16, 28):

@@ -5,8 +5,8 @@
 RocketMQ 4.9.7 writes no \\x02 at the end, 5.x does; both are read. A part without \\x01, without a name or with an
 empty value is no property. Where a name comes twice the last one counts, as in RocketMQ.
 
-The hot path never makes a dictionary of them: it looks for the few names that steer a message in the text itself.
-Mirrors apache/rocketmq common/message/{MessageDecoder,MessageConst}.java (4.9.7).
+The hot path never makes a dictionary of the properties: it looks in the text itself for the few names that steer a
+message. Mirrors apache/rocketmq common/message/{MessageDecoder,MessageConst}.java (4.9.7).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 TIMER_REPLACE: Final = "TIMER_REPLACE"
 TIMER_FIRST_ID: Final = "TIMER_FIRST_ID"
 TIMER_FROM_LEVEL: Final = "TIMER_FROM_LEVEL"
-"""These three are duemq's own: see `timer_properties`."""
+"""duemq's own, as TIMER_REPLACE and TIMER_FIRST_ID are: see `timer_properties`."""
 DUE_MS: Final = "DUE_MS"
-"""duemq's own: when a message with a level is due, ms since the epoch, which its record does not tell otherwise. Our
-producer adds it by its own clock, our broker puts it right by its."""
+"""duemq's own: the time when a message with a level is due, ms since the epoch, which its record does not tell
+otherwise. duemq's producer adds it by its own clock, and duemq's broker corrects it by the broker's clock."""
 TIMERS: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
-"""Each asks for a time; the first of them that a message has counts."""
+"""Properties that ask for a time; the first of them that a message has counts."""
 TIMER_STATE: Final = (
     TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
@@ -69,7 +69,7 @@ _MAX_KNOWN: Final = 128
 
 
 def parse(text: str) -> dict[str, str]:
-    """The properties in a text."""
+    """Return the properties in a text."""
     result: dict[str, str] = {}
     for part in text.split(PROPERTY_END):
         name, separator, value = part.partition(NAME_END)
@@ -79,18 +79,18 @@ def parse(text: str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """The text of properties, without a \\x02 at the end."""
+    """Return the text of properties, without a \\x02 at the end."""
     return PROPERTY_END.join(f"{name}{NAME_END}{value}" for name, value in properties.items() if value)
 
 
 def get(text: str, name: str) -> str | None:
-    """The value of one property, or None."""
+    """Return the value of one property, or None."""
     key = name + NAME_END
     at = text.rfind(key)
     if at < 0:
         return None
     if at and text[at - 1] != PROPERTY_END:
-        # The end of a longer name, or part of a value.
+        # The match is the end of a longer name, or part of a value.
         at = text.rfind(PROPERTY_END + key) + 1
         if not at and not text.startswith(key):
             return None
@@ -100,13 +100,13 @@ def get(text: str, name: str) -> str | None:
 
 
 def is_empty(text: str, name: str) -> bool:
-    """Whether a property is there without a value, and not with one as well."""
+    """Whether a property exists without a value, and not also with one."""
     empty = f"{name}{NAME_END}"
     return empty in text and empty in text.split(PROPERTY_END) and get(text, name) is None
 
 
 def without(text: str, name: str) -> str:
-    """The text without a property."""
+    """Return the text without a property."""
     key = name + NAME_END
     if key not in text:
         return text
@@ -114,13 +114,13 @@ def without(text: str, name: str) -> str:
 
 
 def without_all(text: str, names: Iterable[str]) -> str:
-    """The text without some properties."""
+    """Return the text without some properties."""
     keys = tuple(name + NAME_END for name in names)
     return PROPERTY_END.join(part for part in text.split(PROPERTY_END) if not part.startswith(keys))
 
 
 def with_property(text: str, name: str, value: str) -> str:
-    """The text with a property added at its end; an older one of the name is taken out."""
+    """Return the text with a property added at its end; an older property of the same name is taken out."""
     text = without(text, name)
     if not text or text.endswith(PROPERTY_END):
         return f"{text}{name}{NAME_END}{value}"
@@ -128,7 +128,7 @@ def with_property(text: str, name: str, value: str) -> str:
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode: over UTF-16 units, wrapped to a signed 32-bit number."""
+    """Return Java's String.hashCode: over UTF-16 units, wrapped to a signed 32-bit number."""
     result = 0
     for unit in memoryview(text.encode(_UTF16, "surrogatepass")).cast("H"):
         result = (31 * result + unit) & 0xFFFFFFFF
@@ -136,7 +136,7 @@ def java_hash(text: str) -> int:
 
 
 def tags_code_of(text: str) -> int:
-    """The tags code of a message with these properties."""
+    """Return the tags code of a message with these properties."""
     at = text.rfind(_NEXT_TAGS_KEY)
     if at < 0:
         return tags_code(get(text, TAGS)) if _TAGS_KEY in text else 0
@@ -147,11 +147,12 @@ def tags_code_of(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """The tags code in a consume queue: the hash of the tags as one text, 0 without tags."""
+    """Return the tags code in a consume queue: the hash of the tags as one text, 0 without tags."""
     if not tags:
         return 0
     return _known_code(tags) if len(tags) <= _MAX_KNOWN else java_hash(tags)
 
 
 _known_code = lru_cache(maxsize=4096)(java_hash)
-"""Cached for tags of usual length only, so that tags made up by clients cannot fill memory."""
+"""Returns the hash of tags, cached for tags of usual length only, so that tags made up by clients cannot fill
+memory."""

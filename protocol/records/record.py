@@ -12,16 +12,16 @@
 
 All integers big-endian. size: of the whole record. crc: CRC32 of the body with the top bit cleared, 0 without a body.
 Times are ms since the epoch. The length of the topic takes 1 byte in version 1 and 2 bytes in version 2, which
-RocketMQ 5 writes for topics beyond 127 bytes, and which 4.9.7 takes for the end of its log: we read both and write
+RocketMQ 5 writes for topics beyond 127 bytes, and which 4.9.7 takes for the end of its log: duemq reads both and writes
 version 1 only. Hosts have 20 bytes where the sysflag says IPv6.
 
 A segment of the commitlog ends with an end marker: int32 space left, uint32 magic, the rest undefined.
 
-In a plain message the prepared transaction offset is unused by RocketMQ; in a message that we delivered from a
+In a plain message the prepared transaction offset is unused by RocketMQ; in a message that duemq delivered from a
 schedule it is the physical offset of the record that scheduled it.
 
-Mirrors apache/rocketmq store/CommitLog.java and common/message/MessageDecoder.java (4.9.7, 5.3.3). The layout is theirs
-and frozen.
+Mirrors apache/rocketmq store/CommitLog.java and common/message/MessageDecoder.java (4.9.7, 5.3.3). The layout is
+RocketMQ's and frozen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FLAG_BORN_IPV6: Final = 1 << 4
 FLAG_STORE_IPV6: Final = 1 << 5
 
 HEAD_IPV4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
-"""Everything up to the body, for IPv4 hosts: the hot path packs this one."""
+"""Layout of all fields up to the body, for IPv4 hosts: the hot path packs this one."""
 HEAD_SIZE_IPV4: Final = 88
 assert HEAD_IPV4.size == HEAD_SIZE_IPV4
 FIXED_SIZE_IPV4: Final = HEAD_SIZE_IPV4 + 1 + 2
@@ -80,12 +80,12 @@ crc32 = zlib_ng.crc32
 
 
 def head_for(sys_flag: int) -> struct.Struct:
-    """The layout of everything up to the body, for the address families that a sysflag says."""
+    """Return the layout of all fields up to the body, for the address families in a sysflag."""
     return _HEADS[sys_flag & FLAG_BORN_IPV6, sys_flag & FLAG_STORE_IPV6]
 
 
 class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
-    """A record taken apart. Attributes as in the drawing above; `body` as stored, maybe compressed."""
+    """A decoded record. Attributes as in the drawing above; `body` as stored, maybe compressed."""
 
     size: int = 0
     magic: int = MAGIC_V1
@@ -110,7 +110,7 @@ class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
         return properties.parse(self.properties_text)
 
     def get_property(self, name: str) -> str | None:
-        """One property, or None."""
+        """Return one property, or None."""
         return properties.get(self.properties_text, name)
 
     @property
@@ -120,17 +120,17 @@ class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def transaction_type(self) -> int:
-        """One of the TRANSACTION_* values."""
+        """The transaction part of the sysflag: one of the TRANSACTION_* values."""
         return self.sys_flag & FLAG_TRANSACTION
 
 
 def body_crc(body: Body) -> int:
-    """The checksum that a record keeps of its body."""
+    """Return the checksum that a record keeps of its body."""
     return crc32(body) & 0x7FFFFFFF if body else 0
 
 
 def encode(message: StoredMessage) -> bytes:
-    """A record; `size` and `magic` of the message are not looked at. The flags for IPv6 follow the hosts' lengths."""
+    """Encode a record; `size` and `magic` of the message are ignored. The flags for IPv6 follow the hosts' lengths."""
     topic, property_bytes = message.topic.encode(), message.properties_text.encode()
     born_v6 = FLAG_BORN_IPV6 if len(message.born_host) == 20 else 0
     store_v6 = FLAG_STORE_IPV6 if len(message.store_host) == 20 else 0
@@ -164,7 +164,7 @@ def encode(message: StoredMessage) -> bytes:
 
 
 def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
-    """The record that starts at byte `offset` of `data`.
+    """Decode the record that starts at byte `offset` of `data`.
 
     Raises RecordError where there is no whole record: too few bytes, a wrong magic, lengths that do not add up to the
     record's size, a wrong checksum, text that is not UTF-8.
@@ -224,7 +224,7 @@ def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True)
 
 
 def decode_all(data: bytes | memoryview) -> list[StoredMessage]:
-    """The records of a pull response's body. Raises RecordError."""
+    """Decode the records of a pull response's body. Raises RecordError."""
     messages, position = [], 0
     while position < len(data):
         message = decode(data, position)

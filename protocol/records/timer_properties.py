@@ -1,32 +1,32 @@
-"""When a message with a timer is due: what its properties ask for, and what RocketMQ makes of them.
+"""Computes when a message with a timer is due, from its properties, by RocketMQ's rules.
 
-    TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that is there counts
+    TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that exists counts
     TIMER_DELIVER_MS                  a time, ms since the epoch
-                                      without a value, all of them: illegal here. RocketMQ passes over properties
+                                      if some exist but none has a value: illegal here. RocketMQ ignores properties
                                       without a value, and delivers such a message at once
-    TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the one that waits with
-                                      this property for the same topic and key. KEYS has exactly one key then
+    TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the message that waits
+                                      with this property for the same topic and key. KEYS has exactly one key then
     TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
     TIMER_FIRST_ID                    duemq's own, set by the broker in a record that was appended again: the id that
-                                      the sender of the message was given, which names its first record; a hyphen, and
-                                      the physical offset of the record before this one
-    TIMER_FROM_LEVEL                  duemq's own, set by the broker in a record that took the place of one with a delay
-                                      level, whose file was about to expire: the level. What a topic asks of its timers
-                                      is not asked of it
+                                      the sender of the message got, which names its first record; a hyphen, and the
+                                      physical offset of the record before this one
+    TIMER_FROM_LEVEL                  duemq's own, set by the broker in a record that took the place of a record with a
+                                      delay level, whose file was about to expire: the level. The topic's policy for
+                                      timers does not apply to such a message
 
 Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
 second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, else D rounded down to one; either way
-the slot of second s has what is due after s and not after s + 1.
+the slot of second s has the messages that are due after s and not after s + 1.
 
-Our own records of the timer topic have the exact time in the prepared-transaction offset, which RocketMQ does not read
-there, as records with a delay level do. A record that was appended again (rolled, or given another time), or that takes
-the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
+duemq's records of the timer topic have the exact time in the prepared-transaction offset, which RocketMQ does not read
+there, as duemq's records with a delay level do. A record that was appended again (rolled, or given another time), or
+that takes the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
 
-TIMER_FIRST_ID holds where its second part is the record's origin. Where a store was written anew (`duemq spark
-compact`) records lie in other places, and so do origins, but ids in properties are what they were: they name nothing
+TIMER_FIRST_ID is valid if its second part is the record's origin. Where a store was written anew (`duemq spark
+compact`) records lie in other places, and origins name these, but ids in properties are unchanged: they name nothing
 there.
 
-Rules after apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
+Follows apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import properties
 
 PRECISION_MS: Final = 1000
-"""RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
+"""RocketMQ's timerPrecisionMs, the width of a slot. Delivery times are nevertheless exact to the millisecond."""
 AGAIN_ROOM: Final = 128
-"""Bytes that the properties of a message that waits leave for those that it gets when it is appended once more:
-TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID goes where there is no room, and
-of what leaves less (retries, records of RocketMQ's) what brokers have added."""
+"""Bytes that the properties of a waiting message leave free for the properties that it gets when it is appended once
+more: TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID is left out where there is
+no room; messages that leave less room (retries, RocketMQ's records) lose properties that brokers have added."""
 MAX_DELIVER_AHEAD_MS: Final = 100 * 366 * 86_400_000
-"""A promised deliver time further ahead of the store time than this is none."""
+"""Lead over the store time, in ms, beyond which a value is no promised deliver time."""
 MAX_HASH: Final = 2**32
-"""Tags codes in the timer topic's queue up to here are hashes, beyond they are deliver times."""
+"""Largest tags code in the timer topic's queue that is a hash; larger ones are deliver times."""
 _MAX_MS: Final = 2**53
-"""No number of ms beyond this is a time."""
+"""Largest number of ms that is a time."""
 
 
 def deliver_time(text: str, now_ms: int) -> int | None:
-    """When the properties of a message ask for it, ms since the epoch; None where they ask for no time. A delay counts
-    from `now_ms` on. Raises TimerIllegal."""
+    """Return when the properties of a message ask for it, ms since the epoch; None where they ask for no time. A delay
+    counts from `now_ms` on. Raises TimerIllegal."""
     for name, factor in ((properties.TIMER_DELAY_SEC, 1000), (properties.TIMER_DELAY_MS, 1)):
         value = properties.get(text, name)
         if value is not None:
@@ -76,7 +76,8 @@ def _number(name: str, value: str) -> int:
 
 
 def replace_key(text: str) -> str | None:
-    """The key whose waiting message a message is to replace, None where it asks for none to be. Raises TimerIllegal."""
+    """Return the key whose waiting message a message is to replace, None where it is to replace none. Raises
+    TimerIllegal."""
     value = properties.get(text, properties.TIMER_REPLACE)
     if value is None or value.lower() == "false":
         return None
@@ -92,7 +93,8 @@ def replace_key(text: str) -> str | None:
 
 
 def stored_key(text: str) -> str | None:
-    """As `replace_key`, for a stored message: a wrong property, as a store of Apache's broker may have, gives None."""
+    """Return the `replace_key` of a stored message: None for a wrong property, as a store of Apache's broker may
+    have."""
     if properties.TIMER_REPLACE not in text:
         return None
     try:
@@ -102,20 +104,21 @@ def stored_key(text: str) -> str | None:
 
 
 def slot_second(deliver_ms: int) -> int:
-    """The second, since the epoch, in whose slot a message waits that is due at a time."""
+    """Return the second, since the epoch, in whose slot a message waits that is due at a time."""
     return (deliver_ms - 1) // PRECISION_MS
 
 
 def out_ms(deliver_ms: int) -> int:
-    """TIMER_OUT_MS for a deliver time, by RocketMQ's rule."""
+    """Return TIMER_OUT_MS for a deliver time, by RocketMQ's rule."""
     return slot_second(deliver_ms) * PRECISION_MS
 
 
 def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
-    """When a stored message of the timer topic is due, ms since the epoch; None where it is no timer message.
+    """Return when a stored message of the timer topic is due, ms since the epoch; None where it is no timer message.
 
-    Exact for our own records, and where a property tells the time; else (RocketMQ's with a delay) the store time and
-    the delay, which is exact but for the time between RocketMQ's two looks at its clock; else by the end of its slot.
+    Exact for duemq's own records, and where a property tells the time; else (RocketMQ's records with a delay) the store
+    time and the delay, which is exact except for the time between RocketMQ's two readings of its clock; else the end of
+    its slot.
     """
     slot = properties.get(text, properties.TIMER_OUT_MS)
     if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > _MAX_MS:
@@ -135,8 +138,8 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
 
 
 def first_id(text: str, prepared_transaction_offset: int) -> str | None:
-    """The id of a message's first record, by the properties of a record that was appended again; None where there is
-    none that holds."""
+    """Return the id of a message's first record, by the properties of a record that was appended again; None where
+    there is no valid one."""
     value = properties.get(text, properties.TIMER_FIRST_ID)
     if value is None or properties.get(text, properties.TIMER_ROLL_TIMES) is None:
         return None
@@ -145,13 +148,13 @@ def first_id(text: str, prepared_transaction_offset: int) -> str | None:
 
 
 def first_id_value(first: str, origin: int) -> str:
-    """TIMER_FIRST_ID for a record that takes the place of the one at a physical offset."""
+    """Return TIMER_FIRST_ID for a record that takes the place of the record at a physical offset."""
     return f"{first}-{origin}"
 
 
 def queue_code(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
-    """The tags code of a record in the timer topic's consume queue: when the message is due, ms since the epoch; None
-    for a record that deletes another message, whose properties have to be read."""
+    """Return the tags code of a record in the timer topic's consume queue: the time when the message is due, ms since
+    the epoch; None for a record that deletes another message, whose properties must be read."""
     if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
         return None
     return due_of(text, store_timestamp, prepared_transaction_offset)

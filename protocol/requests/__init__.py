@@ -1,1 +1,1 @@
-"""What requests and responses say: their header fields and bodies, as RocketMQ names them."""
+"""The content of requests and responses: their header fields and bodies, by RocketMQ's names."""

@@ -1,7 +1,7 @@
 """JSON bodies of requests and responses, typed.
 
-Source: apache/rocketmq common/protocol/{heartbeat,route,body}/*.java at 4.9.7, and what they turn into with fastjson.
-Unknown fields are ignored; what Java dereferences without a check is always written.
+Source: apache/rocketmq common/protocol/{heartbeat,route,body}/*.java at 4.9.7, and their form in fastjson. Unknown
+fields are ignored; fields that Java dereferences without a check are always written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MessageQueue(msgspec.Struct, rename="camel", gc=False, frozen=True, order=
     topic: str
 
     def to_json(self) -> dict[str, Any]:
-        """As the JSON object that RocketMQ uses for it, as a value or as a key of a map."""
+        """Return the JSON object that RocketMQ uses for a queue, as a value or as a key of a map."""
         return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
 
 
@@ -38,10 +38,10 @@ BROADCASTING = "BROADCASTING"
 
 
 class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
-    """What a consumer group wants of a topic. `sub_string`: tags joined by ||, or * for all; `sub_version` grows with
-    each change (ms since the epoch when it was made).
+    """The subscription of a consumer group to a topic. `sub_string`: tags joined by ||, or * for all; `sub_version`
+    grows with each change (ms since the epoch when it was made).
 
-    `tags_set` and `code_set` are the tags taken apart, and their hashes. Apache's broker does not work them out itself:
+    `tags_set` and `code_set` are the separate tags, and their hashes. Apache's broker does not compute them itself:
     when another member of the group pulls without naming its subscription, as Java members do, it filters by those of
     the last heartbeat, and without them would find nothing."""
 
@@ -73,7 +73,7 @@ else:
 
 
 class ConsumerData(msgspec.Struct, rename="camel", gc=False):
-    """A consumer group that a client is a member of. The constants are read by name and by place."""
+    """A consumer group of which a client is a member. The constants are read by name and by number."""
 
     group_name: str
     consume_type: EnumName | None = "CONSUME_PASSIVELY"
@@ -98,7 +98,7 @@ def _constant(field: str, value: str | int | None, names: tuple[str, ...]) -> st
 
 
 class ProducerData(msgspec.Struct, rename="camel", gc=False):
-    """A producer group that a client is a member of."""
+    """A producer group of which a client is a member."""
 
     group_name: str
 
@@ -126,8 +126,8 @@ class LockBatch(msgspec.Struct, rename="camel", gc=False):
 
 
 def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """Body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to INVOKE_BROKER_TO_RESET_OFFSET (222): where a
-    group is to go on in each queue. `as_list`: in the form that the C++ client reads."""
+    """Encode the body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to INVOKE_BROKER_TO_RESET_OFFSET (222):
+    the queue offset at which a group is to go on, for each queue. `as_list`: in the form that the C++ client reads."""
     if as_list:
         entries = [{**queue.to_json(), "offset": offset} for queue, offset in offsets.items()]
         return fastjson.dumps({"offsetTable": entries})
@@ -137,11 +137,11 @@ def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = Fa
 
 class _ResetOffsets(msgspec.Struct, rename="camel"):
     offset_table: dict[str, Int64] = {}
-    """By queue, as JSON text."""
+    """Queue offsets, by queue as JSON text."""
 
 
 def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[MessageQueue, int]:
-    """The offsets in the body that Java and Go clients are sent. Raises BodyError."""
+    """Decode the offsets in the body that Java and Go clients get. Raises BodyError."""
     table = decode(body, _ResetOffsets).offset_table
     return {decode(queue.encode(), MessageQueue): offset for queue, offset in table.items()}
 
@@ -150,7 +150,7 @@ def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[Message
 
 
 class QueueData(msgspec.Struct, rename="camel", gc=False):
-    """How many queues of a topic one broker has. `perm` bits: 1 inherit, 2 write, 4 read."""
+    """The numbers of queues of a topic at one broker. `perm` bits: 1 inherit, 2 write, 4 read."""
 
     broker_name: str
     perm: Int32
@@ -160,14 +160,15 @@ class QueueData(msgspec.Struct, rename="camel", gc=False):
 
 
 class BrokerData(msgspec.Struct, rename="camel", gc=False):
-    """A broker and its replicas: broker id (0 the primary) to "host:port"."""
+    """A broker and its replicas: `broker_addrs` maps broker id (0 the primary) to "host:port"."""
 
     broker_addrs: dict[Int64, str]
     broker_name: str
     cluster: str = ""
 
     def to_json(self, *, strict: bool) -> bytes:
-        """As JSON; unless `strict`, with the broker ids unquoted, the only form older clients read."""
+        """Return the JSON text; unless `strict`, with the broker ids unquoted, the only form that older clients
+        read."""
         addresses = (
             fastjson.dumps({str(number): address for number, address in self.broker_addrs.items()})
             if strict
@@ -188,7 +189,7 @@ class TopicRoute(msgspec.Struct, rename="camel", gc=False):
     order_topic_conf: str | None = None
 
     def to_json(self, *, strict: bool) -> bytes:
-        """As JSON; see BrokerData.to_json."""
+        """Return the JSON text; see BrokerData.to_json."""
         order = b'"orderTopicConf":%b,' % fastjson.dumps(self.order_topic_conf) if self.order_topic_conf else b""
         return b'{"brokerDatas":[%b],"filterServerTable":{},%b"queueDatas":%b}' % (
             b",".join(broker.to_json(strict=strict) for broker in self.broker_datas),
@@ -198,14 +199,15 @@ class TopicRoute(msgspec.Struct, rename="camel", gc=False):
 
 
 class ClusterInfo(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to GET_BROKER_CLUSTER_INFO (106), as read. Brokers by their name; the names by cluster."""
+    """Body of the answer to GET_BROKER_CLUSTER_INFO (106), as read: brokers by name, and names of brokers by
+    cluster."""
 
     broker_addr_table: dict[str, BrokerData] = msgspec.field(default_factory=dict)
     cluster_addr_table: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 def cluster_info(brokers: Iterable[BrokerData], clusters: Mapping[str, Iterable[str]]) -> bytes:
-    """Body of the answer to GET_BROKER_CLUSTER_INFO (106): always with unquoted broker ids."""
+    """Encode the body of the answer to GET_BROKER_CLUSTER_INFO (106): always with unquoted broker ids."""
     table = b",".join(
         b"%b:%b" % (fastjson.dumps(broker.broker_name), broker.to_json(strict=False)) for broker in brokers
     )
@@ -217,14 +219,15 @@ def cluster_info(brokers: Iterable[BrokerData], clusters: Mapping[str, Iterable[
 
 
 class DataVersion(msgspec.Struct, rename="camel", gc=False):
-    """Which edition of a table this is; readers compare for equality only. `timestamp` in ms since the epoch."""
+    """The edition of a table; readers compare for equality only. `timestamp` in ms since the epoch."""
 
     timestamp: Int64 = 0
     counter: Int64 = 0
     state_version: Int64 = 0
 
     def to_json(self) -> dict[str, int]:
-        """As 4.9.7 writes it, without the state version that only 5.x knows, unless there is one."""
+        """Return the fields as 4.9.7 writes them, without the state version, which only 5.x knows, unless there is
+        one."""
         fields = {"counter": self.counter, "timestamp": self.timestamp}
         return {**fields, "stateVersion": self.state_version} if self.state_version else fields
 
@@ -233,15 +236,15 @@ CancelOutcome = Literal["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "
 
 
 class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
-    """What became of one message of a CANCEL_MESSAGE, whose answer has a list of these."""
+    """The outcome for one message of a CANCEL_MESSAGE, whose answer has a list of these."""
 
     msg_id: str
     result: CancelOutcome
 
 
 class PendingMessage(msgspec.Struct, rename="camel", gc=False):
-    """A message that waits. Times in ms since the epoch; `delay_level` is 0 with a timer; `keys` as the property KEYS
-    has them; `body_size` in bytes, as stored."""
+    """A waiting message. Times in ms since the epoch; `delay_level` is 0 with a timer; `keys` as in the property KEYS;
+    `body_size` in bytes, as stored."""
 
     msg_id: str
     unique_key: str | None
@@ -257,8 +260,8 @@ class PendingMessage(msgspec.Struct, rename="camel", gc=False):
 
 
 class PendingPage(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to LIST_PENDING. `cursor` is for the next page, None where there is none; `counted` is how
-    many messages these are, or, where only that was asked for, how many there are."""
+    """Body of the answer to LIST_PENDING. `cursor` is for the next page, None where there is none; `counted` is the
+    number of these messages, or, if only a count was requested, of all."""
 
     messages: list[PendingMessage]
     cursor: str | None
@@ -266,7 +269,7 @@ class PendingPage(msgspec.Struct, rename="camel", gc=False):
 
 
 class DueCounts(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to DUE_CURVE: how many messages are due in each span of `step_ms` from `begin_ms` on."""
+    """Body of the answer to DUE_CURVE: the number of messages due in each span of `step_ms` from `begin_ms` on."""
 
     begin_ms: Int64
     step_ms: Int64
@@ -285,21 +288,22 @@ ChangeOutcome = Literal[
 
 
 class ChangedMessage(msgspec.Struct, rename="camel", gc=False):
-    """What became of one message of a CHANGE_PENDING."""
+    """The outcome for one message of a CHANGE_PENDING."""
 
     msg_id: str
     result: ChangeOutcome
 
 
 class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to CHANGE_PENDING: how many messages had which result, and the first 1000 of them."""
+    """Body of the answer to CHANGE_PENDING: the number of messages by result, and the first 1000 of the messages."""
 
     counts: dict[ChangeOutcome, Int64]
     messages: list[ChangedMessage]
 
 
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):
-    """A topic as a broker declares it. `attributes` are 5.x's. In a table its key is its name, whatever it says."""
+    """A topic as a broker declares it. `attributes` are 5.x's. In a table the key is the topic's name, whatever
+    `topic_name` says."""
 
     topic_name: str = ""
     read_queue_nums: Int32 = 16
@@ -311,7 +315,7 @@ class TopicConfig(msgspec.Struct, rename="camel", gc=False):
     attributes: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As 4.9.7 writes it, plus the attributes where there are any."""
+        """Return the fields as 4.9.7 writes them, plus the attributes where there are any."""
         fields: dict[str, Any] = {
             "order": self.order,
             "perm": self.perm,
@@ -344,13 +348,13 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """Largest JSON body of a request; a heartbeat of a thousand groups has a tenth of it."""
 LOOSE_LIMIT = 1024 * 1024
-"""Most bytes of a body that are read as fastjson's JSON; such a reading takes about a second a megabyte."""
+"""Most bytes of a body that are read as fastjson's JSON; that takes about a second a megabyte."""
 
 
 def decode(
     body: bytes | bytearray | memoryview, body_type: type[T], *, strict: bool = False, loose_limit: int = LOOSE_LIMIT
 ) -> T:
-    """Type a JSON body. `strict`: as strict JSON only, which is what clients send. Raises BodyError."""
+    """Decode a typed JSON body. `strict`: as strict JSON only, which clients send. Raises BodyError."""
     try:
         return msgspec.json.decode(body, type=body_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -363,7 +367,7 @@ def decode(
 
 
 def decode_request(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
-    """Type the JSON body of a request, which is strict JSON of at most MAX_REQUEST_BYTES. Raises BodyError."""
+    """Decode the typed JSON body of a request, which is strict JSON of at most MAX_REQUEST_BYTES. Raises BodyError."""
     check_size(body, body_type.__name__)
     return decode(body, body_type, strict=True)
 
@@ -375,7 +379,7 @@ def check_size(body: bytes | bytearray | memoryview, what: str) -> None:
 
 
 def decompress(body: bytes | bytearray | memoryview, limit: int) -> bytes:
-    """A zlib stream of at most `limit` bytes when unpacked. Raises BodyError."""
+    """Return the content of a zlib stream, at most `limit` bytes unpacked. Raises BodyError."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(body, limit)

@@ -1,5 +1,5 @@
 """Requests that wait for their response: the correlation by opaque, with deadlines. Part of the sans-IO core: time is
-an argument, and the object that a request waits with (a future, a callback) belongs to the caller."""
+an argument, and the object by which a request waits (a future, a callback) belongs to the caller."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class PendingRequests(Generic[T]):
         return len(self._waiting)
 
     def new_opaque(self) -> int:
-        """The next request id, for a request without an answer as well; it wraps within a positive int32."""
+        """Return the next request id, for a request without an answer as well; it wraps within a positive int32."""
         self._next = self._next + 1 & 0x7FFF_FFFF
         return self._next
 
     def add(self, waiter: T, deadline: float) -> int:
-        """Note a request that is about to be sent; gives its opaque. `deadline` in seconds of the caller's clock."""
+        """Note a request that is about to be sent; return its opaque. `deadline` in seconds of the caller's clock."""
         opaque = self.new_opaque()
         self._waiting[opaque] = (deadline, waiter)
         return opaque
 
     def take(self, opaque: int) -> T | None:
-        """Take out the waiter for an opaque; None where there is none (expired, or never asked)."""
+        """Take out the waiter for an opaque; return None where there is none (expired, or never noted)."""
         entry = self._waiting.pop(opaque, None)
         return entry[1] if entry is not None else None
 
@@ -41,7 +41,7 @@ class PendingRequests(Generic[T]):
         return [self._waiting.pop(opaque)[1] for opaque in late]
 
     def clear(self) -> list[T]:
-        """Everybody, when the connection is lost."""
+        """Take out all waiters, when the connection is lost."""
         waiters = [waiter for _, waiter in self._waiting.values()]
         self._waiting.clear()
         return waiters

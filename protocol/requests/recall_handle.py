@@ -1,9 +1,9 @@
-"""The handle of a message that waits for its time: the answer to its send has it, RECALL_MESSAGE names it by that.
+"""The handle of a waiting message: the answer to its send has the handle, and RECALL_MESSAGE names the message by it.
 
     base64url of    v1 <topic> <broker name> <TIMER_OUT_MS + 1> <UNIQ_KEY> [<physical offset>-<deliver time>]
 
-Words are parted by one blank, numbers decimal. The last word is ours: RocketMQ's clients read the first five and send
-the handle back as it is. A handle of Apache's broker has no sixth word.
+Words are parted by one blank, numbers decimal. The last word is duemq's own: RocketMQ's clients read the first five and
+send the handle back unchanged. A handle of Apache's broker has no sixth word.
 Mirrors apache/rocketmq common/producer/RecallMessageHandle.java (5.3.3).
 """
 
@@ -23,7 +23,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
 class RecallHandle(NamedTuple):
-    """A handle, read. Times in ms since the epoch."""
+    """A decoded handle. Times in ms since the epoch."""
 
     topic: str
     broker_name: str
@@ -31,17 +31,17 @@ class RecallHandle(NamedTuple):
     """A time in the second in whose slot the message waits; -1 where the handle has no number there."""
     unique_key: str
     place: tuple[int, int] | None = None
-    """Physical offset and deliver time, in a handle of ours."""
+    """Physical offset and deliver time, in a handle of duemq's."""
 
 
 def encode(topic: str, broker_name: str, out_ms: int, unique_key: str, physical_offset: int, deliver_ms: int) -> bytes:
-    """The handle of a message; `out_ms` is its TIMER_OUT_MS. No word of it may have a blank in it."""
+    """Encode the handle of a message; `out_ms` is its TIMER_OUT_MS. None of its words may contain a blank."""
     text = f"v1 {topic} {broker_name} {out_ms + 1} {unique_key} {physical_offset}-{deliver_ms}"
     return b2a_base64(text.encode(), newline=False).translate(_TO_URL)
 
 
 def decode(handle: str) -> RecallHandle:
-    """Read a handle. Raises RemoteProtocolError."""
+    """Decode a handle. Raises RemoteProtocolError."""
     padded = handle.translate(_FROM_URL) + "=" * (-len(handle) % 4)
     try:
         words = a2b_base64(padded, strict_mode=True).decode().split(" ")

@@ -1,4 +1,4 @@
-"""Body of REGISTER_BROKER (103): what topics a broker has.
+"""Body of REGISTER_BROKER (103): the topics of a broker.
 
 Plain, JSON:
     {"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{...},"topicConfigTable":{"T":{...}}}}
@@ -26,7 +26,7 @@ from duemq.protocol.requests.bodies import DataVersion, TopicConfig
 
 _I32: Final = struct.Struct(">i")
 _MAX_BYTES: Final = 16 * 1024 * 1024
-"""Unpacked; as large as a plain one can be."""
+"""Most bytes of an unpacked body; as large as a plain one can be."""
 
 
 class _TopicTable(msgspec.Struct, rename="camel"):
@@ -39,12 +39,13 @@ class _Plain(msgspec.Struct, rename="camel"):
 
 
 def encode_registration(topic_table: Mapping[str, Any]) -> bytes:
-    """The uncompressed body for a topic table in the form of topics.json."""
+    """Encode the uncompressed body for a topic table in the form of topics.json."""
     return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": topic_table})
 
 
 class Registration(NamedTuple):
-    """A broker's registration. `version`: the edition of its topic table; `size`: of the plain body in bytes."""
+    """A broker's registration. `version`: the edition of its topic table; `size`: the size of the plain body in
+    bytes."""
 
     version: DataVersion
     topics: dict[str, TopicConfig]
@@ -52,7 +53,7 @@ class Registration(NamedTuple):
 
 
 def decode_registration(body: Body, *, compressed: bool) -> Registration:
-    """The registration in a body. Raises BodyError."""
+    """Decode the registration in a body. Raises BodyError."""
     if compressed:
         return _decode_compressed(bodies.decompress(body, _MAX_BYTES))
     table = bodies.decode(body, _Plain).topic_config_serialize_wrapper or _TopicTable()

@@ -35,7 +35,7 @@ class Missed:
 
     def take(self) -> Iterator[tuple[int, int]]:
         """Iterate over missed messages: the physical offset of the newest record, and the deliver time, ms since the
-        epoch. In the order of the records, until none is left; more may be added in the meantime."""
+        epoch. They come in the order of the records, until none is left; more may be added in the meantime."""
         while self._due_ms:
             for physical_offset in sorted(self._due_ms):
                 due_ms = self._due_ms.pop(physical_offset, None)
@@ -67,7 +67,8 @@ class Moves:
             self._searches.remove(missed)
 
     def add(self, message: StoredMessage, position: int | None, again: int, due_ms: int) -> None:
-        """Note that a waiting message got another record. `message`: its former record; `position`: of its unit in the
-        timer log, None without one; `again`: physical offset of the new record; `due_ms`: its deliver time."""
+        """Note that a waiting message got another record. `message`: its former record; `position`: the position of its
+        unit in the timer log, None without one; `again`: physical offset of the new record; `due_ms`: its deliver
+        time."""
         for missed in self._searches:
             missed.add(message, position, again, due_ms)

@@ -75,7 +75,8 @@ class _SortedRun:
         self._due: NDArray[np.int64] = np.ascontiguousarray(waits["due"])
         """Deliver times in order: a place is an index into this array."""
         if (self._due[1:] < self._due[:-1]).any():
-            # 16 bits are sorted ten times as fast. Stable: messages due in the same ms stay in the order of arrival.
+            # 16 bits are sorted ten times as fast. The sort is stable: messages due in the same ms stay in the order of
+            # arrival.
             due = self._due - self._due.min()
             narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
             self._order = np.argsort(narrow, kind="stable")
@@ -277,7 +278,7 @@ class Second:
             older = runs.pop()
             run = _SortedRun(joined([older.first(len(older)), run.first(len(run))]))
         runs.append(run)
-        # Assigned last: where memory runs out before, nothing has changed.
+        # These are assigned last: if memory runs out before, nothing has changed.
         self._runs, self._unsorted, self._unsorted_ms = runs, [], _NEVER_MS
 
     def _take_in_older(self) -> None:

@@ -155,7 +155,7 @@ class Slots:
         return second if excess <= 0 else second + -(-excess // self.window) * -self.window
 
     def slots_for(self, seconds: NDArray[np.int64], now_ms: int) -> NDArray[np.int64]:
-        """Return what `slot_for` returns, for the due seconds of many messages."""
+        """Return the results of `slot_for` for the due seconds of many messages."""
         # The slot is a multiple of the window earlier, so that it can be computed from the deliver time.
         window = self.window
         excess = np.maximum(seconds - (self.base(now_ms) + window), 0)

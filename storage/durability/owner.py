@@ -91,7 +91,7 @@ class Part(Protocol):
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether a crash from now on would need a checkpoint whose note is taken after this."""
+        """Whether recovery from a crash after this moment needs a checkpoint with a newer note."""
 
     def note(self) -> bytes:
         """Return the note for a checkpoint made now: the state from which recovery goes on."""

@@ -116,7 +116,7 @@ class ConsumeQueue:
         self.is_held = False
         """Whether units stay in memory for now, because files of a former queue of this name are being removed."""
         self.watchers: tuple[Watcher, ...] = ()
-        """Called once after each append to this queue; they must not raise."""
+        """Functions called once after each append to this queue; they must not raise."""
         self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ MAX_UNITS: Final = 800
 _AHEAD_BYTES: Final = 512 << 20
 """Most bytes that one job reads ahead: a queue with more to read is late for other reasons."""
 _AHEAD_GAP: Final = 16 << 10
-"""Records that lie closer together are one request to the disk."""
+"""Largest gap, in bytes, between records that are read with one request to the disk."""
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """The largest tags code that is an address in RocketMQ's consumequeue_ext: the consumer looks at the tags itself."""

@@ -278,8 +278,8 @@ class TimerWheel:
         self._is_dirty[hours] = self._is_used[hours] = self._is_filled[hours] = True
 
     def take_back(self, seconds: Integers, positions: Integers, previous: Integers) -> None:
-        """Remove the newest units of the log, given in its order, from their slots, as far as they are there: each slot
-        returns to its state before the first of them."""
+        """Remove the newest units of the log, given in its order, from their slots, as far as the slots have them: each
+        slot returns to its state before the first of them."""
         slots = seconds % SLOTS
         self._need(slots // HOUR)
         there = (self._second.values[slots] == seconds) & (self._last.values[slots] >= positions)

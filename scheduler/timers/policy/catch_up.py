@@ -67,7 +67,7 @@ class CatchUpDecision(NamedTuple):
 
 
 class _Hold:
-    """How the messages of a topic are put off: since which time (ms), and to the slot of which second."""
+    """A hold on the messages of a topic: the time since which they are put off (ms), and the second to whose slot."""
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
