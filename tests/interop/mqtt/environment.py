@@ -153,6 +153,16 @@ class World:
                     found.append(message)
         return found
 
+    async def all_or_more(self, topic: str, count: int) -> list[ReceivedMessage]:
+        """Messages of a topic from its beginning, until so many different bodies are there."""
+        found: list[ReceivedMessage] = []
+        async with self.consumer(topic, f"readers-{next(_numbers)}") as consumer, asyncio.timeout(60):
+            while len({message.body for message in found}) < count:
+                message = await consumer.receive()
+                await message.ack()
+                found.append(message)
+        return found
+
     async def all_messages(self, topic: str) -> list[ReceivedMessage]:
         """All messages of a topic that nobody sends to any more."""
         found: list[ReceivedMessage] = []
