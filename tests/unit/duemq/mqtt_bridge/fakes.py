@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ class FakeSession:
         self.is_lost = False
         self.limits = limits or ServerLimits()
         self.sent: list[Publish | Ack] = []
+        self.on_send: Callable[[], None] = lambda: None
         self._cutter = Cutter(1 << 24)
         self._changed = asyncio.Event()
 
     def send(self, data: bytes | bytearray) -> None:
+        self.on_send()
         for first, body, _ in self._cutter.feed(bytes(data)):
             if first & 0xF0 == packets.PUBLISH:
                 self.sent.append(packets.decode_publish(first, body, is_v5=self.is_v5))
@@ -70,6 +72,7 @@ class FakeProducer:
     waiting: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
+    on_send: Callable[[], None] = lambda: None
     ids: int = 0
 
     def __post_init__(self) -> None:
@@ -104,6 +107,7 @@ class FakeProducer:
         return (await self._store([{"topic": topic, "body": body, **options}]))[0]
 
     async def _store(self, stored: list[dict[str, Any]]) -> list[SendResult]:
+        self.on_send()
         await self.may_go.wait()
         error, is_stored = self.failures.pop(0) if self.failures else (None, True)
         if is_stored:

@@ -13,7 +13,7 @@ import pytest
 from duemq._values.intervals import Intervals
 from duemq.errors import ConnectionLostError, MessageRejectedError, RequestTimeoutError
 from duemq.mqtt_bridge.inbound import FromMqtt
-from duemq.mqtt_bridge.session.journal import open_journal
+from duemq.mqtt_bridge.session.journal import Journal, open_journal
 from duemq.mqtt_bridge.session.packets import (
     NO_PROPERTIES,
     PUBACK,
@@ -41,8 +41,11 @@ NOW = 1_800_000_000_000
 class Bench:
     """A bridge's way in, with what is around it."""
 
-    def __init__(self, inbound: FromMqtt, producer: FakeProducer, recaller: FakeRecaller, status: Status) -> None:
+    def __init__(
+        self, inbound: FromMqtt, producer: FakeProducer, recaller: FakeRecaller, status: Status, journal: Journal
+    ) -> None:
         self.inbound = inbound
+        self.journal = journal
         self.producer = producer
         self.recaller = recaller
         self.status = status
@@ -82,7 +85,7 @@ async def bench(
     )
     running = asyncio.create_task(inbound.run())
     try:
-        yield Bench(inbound, producer, recaller, status)
+        yield Bench(inbound, producer, recaller, status, journal)
     finally:
         running.cancel()
         await asyncio.wait((running,))
@@ -131,6 +134,16 @@ async def test_a_failed_send_is_tried_again(tmp_path: Path, qos: int) -> None:
         await at.acks(message(1, qos=qos))
         assert at.producer.bodies == [b"x"]
         assert at.producer.calls.count("stored") == (3 if qos == 2 else 0)
+
+
+async def test_with_qos_2_the_journal_has_it_on_the_disk_before_the_send_and_before_the_pubcomp(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        saved: list[bool] = []
+        at.producer.on_send = at.session.on_send = lambda: saved.append(at.journal.is_saved)
+        await at.acks(message(1, qos=2))
+        assert saved == [True, True]
+        await at.acks(Ack(PUBREL, 1))
+        assert saved == [True, True, True]
 
 
 async def test_with_qos_2_a_send_that_was_stored_though_it_failed_is_not_sent_again(tmp_path: Path) -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from duemq.messages import MessageQueue
-from duemq.mqtt_bridge.outbound import Flight, Window
+from duemq.consumer import PushConsumer
+from duemq.messages import MessageQueue, ReceivedMessage
+from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
 from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State, open_journal
 from duemq.mqtt_bridge.session.packet_ids import NoPacketIdError, PacketIds
-from duemq.mqtt_bridge.session.packets import PUBACK, PUBCOMP, PUBREC, Ack, Publish, encode_publish
+from duemq.mqtt_bridge.session.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack, Publish, encode_publish
+from duemq.mqtt_bridge.status import Status
+from duemq.protocol.codes import RequestCode
+from tests.unit.duemq.conftest import INTERVALS
+from tests.unit.duemq.fake import FakeBroker
 from tests.unit.duemq.mqtt_bridge.fakes import FakeSession
 
 QUEUE = MessageQueue("Out", "broker-a", 0)
@@ -114,10 +122,13 @@ async def test_with_qos_2_pubrel_follows_when_the_journal_has_the_pubrec(journal
     await bench.connect(session())
     bench.send(1, 2, qos=2)
     releasing = asyncio.create_task(bench.window.release())
+    saved: list[bool] = []
+    bench.session.on_send = lambda: saved.append(journal.is_saved)
     bench.window.received([Ack(PUBREC, 1)])
     assert bench.shown() == ["1", "2"]
     await bench.session.until(3)
     assert bench.shown() == ["1", "2", "r1"]
+    assert saved == [True]
     assert journal.published[place(1)] == Published(1, State.RELEASED)
     bench.window.received([Ack(PUBCOMP, 2), Ack(PUBCOMP, 1)])  # the first is of no message on its way
     assert [each.packet_id for each in bench.finished] == [1]
@@ -177,3 +188,157 @@ def test_packet_ids_go_round_and_each_is_in_use_once() -> None:
             ask()
     ids.give_back(77)
     assert ids.take() == 77
+
+
+# --- a rule, with a consumer of a broker that is scripted -------------------------------------------------------------
+
+NOW = 1_800_000_000_000
+
+
+class Rule:
+    """A rule that publishes, over a session and a window of its own."""
+
+    def __init__(self, journal: Journal, consumer: PushConsumer, qos: QoS, is_delayed: bool) -> None:
+        self.journal = journal
+        self.status = Status("status", lambda: NOW)
+        self.ids = PacketIds()
+        self.window = Window(most=100, journal=journal, ids=self.ids, finished=self._finished)
+        self.session = FakeSession()
+        self.rule = ToMqtt(
+            Outbound(topic="demo", mqtt_topic=_topic, group="g", qos=qos),
+            is_delayed=is_delayed,
+            bridge="b",
+            consumer=consumer,
+            is_v5=True,
+            window=self.window,
+            journal=journal,
+            ids=self.ids,
+            status=self.status,
+            intervals=INTERVALS,
+            clock=lambda: NOW,
+        )
+
+    def _finished(self, flights: list[Flight]) -> None:
+        self.rule.finished(flights)
+
+    def published(self) -> list[tuple[str, bytes, int]]:
+        return [(each.topic, each.payload, each.qos) for each in self.session.sent if isinstance(each, Publish)]
+
+
+def _topic(message: ReceivedMessage) -> str:
+    if message.body == b"wrong":
+        raise TemplateError("it has no topic")
+    return "t"
+
+
+@asynccontextmanager
+async def rule(journal: Journal, broker: FakeBroker, qos: QoS, *, is_delayed: bool = False) -> AsyncIterator[Rule]:
+    consumer = PushConsumer("g", nameserver=broker.address, from_="first", _intervals=INTERVALS, _clock=lambda: NOW)
+    consumer.subscribe("demo")
+    async with consumer:
+        made = Rule(journal, consumer, qos, is_delayed)
+        running = [asyncio.create_task(made.rule.run()), asyncio.create_task(made.window.release())]
+        await made.window.connected(cast("Any", made.session))
+        yield made
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        await made.rule.settle()
+
+
+async def committed(broker: FakeBroker, offset: int) -> None:
+    await broker.until(lambda: broker.offsets.get(("g", "demo", 0)) == offset)
+
+
+async def test_the_offset_moves_when_mqtt_has_the_message(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(2)
+        assert at.published() == [("t", b"a", 1), ("t", b"b", 1)]
+        at.window.received([Ack(PUBACK, 2)])
+        await broker.until_requests(RequestCode.PULL_MESSAGE, 6)
+        assert broker.offsets.get(("g", "demo", 0), 0) == 0
+        at.window.received([Ack(PUBACK, 1)])
+        await committed(broker, 2)
+        assert at.status.counters.published == 2
+
+
+async def test_with_qos_0_it_moves_when_the_message_is_sent(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    async with rule(journal, broker, 0) as at:
+        await committed(broker, 2)
+        assert at.published() == [("t", b"a", 0), ("t", b"b", 0)]
+
+
+async def test_with_qos_2_the_journal_has_it_before_it_is_published(journal: Journal, broker: FakeBroker) -> None:
+    async with rule(journal, broker, 2) as at:
+        saved: list[bool] = []
+        at.session.on_send = lambda: saved.append(journal.is_saved)
+        await broker.store("demo", b"a")
+        await at.session.until(1)
+        assert saved == [True]
+        assert list(journal.published.values()) == [Published(1, State.PUBLISHED)]
+        at.window.received([Ack(PUBREC, 1)])
+        await at.session.until(2)
+        at.window.received([Ack(PUBCOMP, 1)])
+        await committed(broker, 1)
+    # RocketMQ gives it again, since its broker lost the offset.
+    broker.offsets.clear()
+    async with rule(journal, broker, 2) as at:
+        await committed(broker, 1)
+        assert (at.session.sent, at.status.counters.repeated) == ([], 1)
+
+
+async def test_with_qos_2_what_was_published_before_a_kill_goes_again_with_its_packet_id(
+    journal: Journal, broker: FakeBroker
+) -> None:
+    await broker.store("demo", b"a", b"b")
+    where = MessageQueue("demo", "broker-a", 0)
+    states = {0: Published(71, State.PUBLISHED), 1: Published(72, State.RELEASED)}
+    journal.set_published((Place("g", where, offset), state) for offset, state in states.items())
+    async with rule(journal, broker, 2) as at:
+        await at.session.until(3)
+        again = [(each.packet_id, each.dup) for each in at.session.sent if isinstance(each, Publish)]
+        assert again == [(71, True)]
+        assert at.session.acks() == [(PUBREL, 72, 0)] * 2
+
+
+async def test_what_cannot_be_published_goes_to_the_dead_letters(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"wrong", b"a")
+    async with rule(journal, broker, 1) as at:
+        [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert request.ext["delayLevel"] == "-1"
+        await at.session.until(1)
+        assert (at.published(), at.status.counters.refused) == ([("t", b"a", 1)], 1)
+
+
+async def test_what_the_mqtt_broker_refuses_comes_again_later(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(1)
+        at.window.received([Ack(PUBACK, 1, 0x97)])
+        [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert request.ext["delayLevel"] == "0"
+        assert at.status.counters.refused == 1
+
+
+async def test_what_would_go_back_and_what_is_expired_is_not_published(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"back", text="MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02")
+    await broker.store("demo", b"expired", text=f"MQTT_EXPIRES_AT\x01{NOW}\x02")
+    await broker.store("demo", b"other", text="MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01u\x02")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(1)
+        assert at.published() == [("t", b"other", 1)]
+        counters = at.status.counters
+        assert (counters.own, counters.expired) == (1, 1)
+
+
+async def test_a_delayed_message_goes_out_as_it_came(journal: Journal, broker: FakeBroker) -> None:
+    text = "MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02MQTT_QOS\x010\x02MQTT_RETAIN\x01true\x02own\x011\x02"
+    await broker.store("demo", b"\0", text=f"{text}MQTT_EMPTY\x01true\x02")
+    async with rule(journal, broker, 2, is_delayed=True) as at:
+        await at.session.until(1)
+        [message] = at.session.sent
+        assert isinstance(message, Publish)
+        assert (message.topic, message.payload, message.qos, message.retain) == ("t", b"", 0, True)
+        assert message.properties.user == (("own", "1"),)

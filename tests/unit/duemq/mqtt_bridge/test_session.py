@@ -12,7 +12,7 @@ import pytest
 
 from duemq.mqtt_bridge.rules.model import Connection, Subscription
 from duemq.mqtt_bridge.session import packets
-from duemq.mqtt_bridge.session.client import MqttConnectionError, ServerLimits, Session
+from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack, encode_publish
 
 CONNACK = "2003000000"
