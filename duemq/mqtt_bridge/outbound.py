@@ -173,12 +173,20 @@ class Window:
     def send(self, flights: Iterable[Flight]) -> None:
         """Send messages, whose packet ids are theirs; with QoS 2 the journal has them on the disk. What the broker does
         not allow yet, and all without a connection, goes out later."""
+        done: list[Flight] = []
         for flight in flights:
+            known = self._journal.published.get(flight.place) if flight.qos == 2 else None
+            if known is not None and known.state is State.DONE:
+                done.append(flight)  # while it was on its way to here
+                continue
+            flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
             self._flights[flight.packet_id] = flight
             if not flight.is_released:
                 self._unsent.append(flight)
             elif self._session is not None:
                 self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
+        if done:
+            self._finished(done)
         self._send_unsent()
         self._update_room()
 
@@ -242,14 +250,24 @@ class Window:
             self._has_released.clear()
             session, released = self._session, self._released
             self._released = []
-            flights = self._flights
-            self._journal.set_published(
-                (flights[each].place, Published(each, State.RELEASED)) for each in released if each in flights
-            )
+            places = self._places(released)
+            self._journal.set_published((place, Published(each, State.RELEASED)) for each, place in places.items())
             await self._journal.saved()
             if session is not None:
                 for packet_id in released:
                     session.send(encode_ack(packets.PUBREL, packet_id))
+
+    def _places(self, packet_ids: Iterable[int]) -> dict[int, Place]:
+        """The messages with these packet ids, also those that RocketMQ has not given again yet: a broker may send a
+        PUBREC again when a connection begins."""
+        flights = self._flights
+        places = {each: flights[each].place for each in packet_ids if each in flights}
+        unknown = set(packet_ids) - places.keys()
+        if unknown:
+            for place, published in self._journal.published.items():
+                if published.packet_id in unknown and published.state is not State.DONE:
+                    places[published.packet_id] = place
+        return places
 
 
 def _ends(ack: Ack, flight: Flight) -> bool:

@@ -42,11 +42,11 @@ class Mosquitto:
             "max_queued_messages 0",
             *settings,
         ]
-        config = directory / "mosquitto.conf"
-        config.write_text("\n".join(lines) + "\n")
+        self.config = directory / "mosquitto.conf"
+        self.config.write_text("\n".join(lines) + "\n")
         program = shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
         assert program is not None, "apt-get install mosquitto"
-        self.process = Process("mosquitto", [program, "-c", str(config)], directory / "mosquitto.log")
+        self.process = Process("mosquitto", [program, "-c", str(self.config)], directory / "mosquitto.log")
 
     async def start(self) -> None:
         await self.process.start(r"mosquitto version \S+ running", timeout=20)

@@ -165,6 +165,28 @@ async def test_after_a_kill_what_was_released_is_released_again_before_rocketmq_
     assert bench.finished == []
 
 
+async def test_after_a_kill_a_pubrec_may_come_before_rocketmq_gives_the_message_again(journal: Journal) -> None:
+    bench = Bench(journal)
+    journal.set_published([(place(1), Published(1, State.PUBLISHED))])
+    await bench.connect(session())
+    releasing = asyncio.create_task(bench.window.release())
+    bench.window.received([Ack(PUBREC, 1)])
+    await bench.session.until(1)
+    assert (bench.shown(), journal.published[place(1)].state) == (["r1"], State.RELEASED)
+    bench.window.received([Ack(PUBCOMP, 1)])
+    assert journal.published[place(1)].state is State.DONE
+    releasing.cancel()
+
+
+async def test_what_was_released_or_done_while_rocketmq_gave_it_again_is_not_published(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    journal.set_published([(place(1), Published(1, State.RELEASED)), (place(2), Published(0, State.DONE))])
+    bench.window.send([flight(1, 2), flight(2, 2)])
+    assert bench.shown() == ["r1"]
+    assert [each.packet_id for each in bench.finished] == [2]
+
+
 async def test_it_is_told_when_nothing_is_on_its_way(journal: Journal) -> None:
     bench = Bench(journal)
     await bench.connect(session())
