@@ -136,6 +136,20 @@ class Session(aiomqtt.Client):
             self._loop.call_soon(self._flush)
         self._out += data
 
+    def pause(self) -> None:
+        """Read nothing more until `resume`. A pause of more than twice the keepalive ends the connection, after which
+        the broker sends again what is not acknowledged."""
+        sock = self._client.socket()
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+
+    def resume(self) -> None:
+        """Read on after a pause."""
+        sock = self._client.socket()
+        if sock is not None:
+            self._loop.add_reader(sock.fileno(), self._wire.read_all)
+            self._wire.read_all()  # TLS may have read already what a socket no longer tells of
+
     async def drained(self) -> None:
         """Wait until all is with the operating system, or the connection is gone."""
         self._flush()

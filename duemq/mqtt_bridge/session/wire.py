@@ -99,9 +99,18 @@ class Wire:
         """Close the connection without a word."""
         self._client._sock_close()
 
+    def read_all(self) -> None:
+        """Read what is there, also where it lies in the buffer of TLS."""
+        while self._read() == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            pending = getattr(self._client.socket(), "pending", None)
+            if pending is None or not pending():
+                return
+
     def _read(self, max_packets: int = 1) -> MQTTErrorCode:
         """In place of paho's `loop_read`."""
         client = self._client
+        if client.socket() is None:
+            return MQTTErrorCode.MQTT_ERR_NO_CONN
         found: list[Publish | Ack] = []
         total = 0
         try:

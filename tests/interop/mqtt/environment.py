@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -27,6 +28,11 @@ _numbers = itertools.count()
 READY = "connected to the MQTT broker"
 
 
+def mosquitto_program() -> str | None:
+    """Where Mosquitto is; Debian has it where only root looks."""
+    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 class Mosquitto:
     """Debian's Mosquitto on a port of its own. `settings`: lines of its configuration. What it keeps outlives it."""
 
@@ -44,8 +50,8 @@ class Mosquitto:
         ]
         self.config = directory / "mosquitto.conf"
         self.config.write_text("\n".join(lines) + "\n")
-        program = shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
-        assert program is not None, "apt-get install mosquitto"
+        program = mosquitto_program()
+        assert program is not None
         self.process = Process("mosquitto", [program, "-c", str(self.config)], directory / "mosquitto.log")
 
     async def start(self) -> None:

@@ -169,6 +169,7 @@ def check(found: Counter[int], acknowledged: set[int], *, once: bool) -> None:
 
 
 SEEDS = [pytest.param(KILLS, seed, id=f"seed {seed}") for seed in (1, 2)]
+ONE_SEED = SEEDS[:1]
 SOAK = [pytest.param(50, 100, id="50 kills", marks=(pytest.mark.soak, pytest.mark.timeout(1200)))]
 
 
@@ -186,14 +187,14 @@ async def test_killed_bridge_to_mqtt(world: World, qos: int, kills: int, seed: i
     check(found, acknowledged, once=qos == 2)
 
 
-@pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
+@pytest.mark.parametrize(("kills", "seed"), [*ONE_SEED, *SOAK])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_killed_duemq_from_mqtt(world: World, qos: int, kills: int, seed: int) -> None:
     found, acknowledged = await from_mqtt(world, "duemq", qos, seed, kills)
     check(found, acknowledged, once=qos == 2)
 
 
-@pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
+@pytest.mark.parametrize(("kills", "seed"), [*ONE_SEED, *SOAK])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_killed_duemq_to_mqtt(world: World, qos: int, kills: int, seed: int) -> None:
     found, acknowledged = await to_mqtt(world, "duemq", qos, seed, kills)
@@ -244,7 +245,7 @@ async def insist_on_sending(producer: Producer, topic: str, body: str) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
+@pytest.mark.parametrize(("kills", "seed"), [*ONE_SEED, *SOAK])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_killed_mosquitto_from_mqtt(tmp_path: Path, qos: int, kills: int, seed: int) -> None:
     """What Mosquitto has on its disk comes, however often it is killed meanwhile."""
@@ -273,7 +274,7 @@ async def test_killed_mosquitto_from_mqtt(tmp_path: Path, qos: int, kills: int, 
         assert {each: times for each, times in found.items() if times > 1} == {}, "twice"
 
 
-@pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
+@pytest.mark.parametrize(("kills", "seed"), [*ONE_SEED, *SOAK])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_killed_mosquitto_to_mqtt(tmp_path: Path, qos: int, kills: int, seed: int) -> None:
     """All but what Mosquitto had acknowledged to the bridge in the turn of its loop in which it was killed."""

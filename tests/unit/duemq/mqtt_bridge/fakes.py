@@ -33,6 +33,7 @@ class FakeSession:
         self.is_lost = False
         self.limits = limits or ServerLimits()
         self.sent: list[Publish | Ack] = []
+        self.pauses: list[str] = []
         self.on_send: Callable[[], None] = lambda: None
         self._cutter = Cutter(1 << 24)
         self._changed = asyncio.Event()
@@ -45,6 +46,12 @@ class FakeSession:
             else:
                 self.sent.append(packets.decode_ack(first, body))
         self._changed.set()
+
+    def pause(self) -> None:
+        self.pauses.append("pause")
+
+    def resume(self) -> None:
+        self.pauses.append("resume")
 
     async def drained(self) -> None:
         """Always."""

@@ -250,6 +250,19 @@ async def test_qos_0_beyond_the_bound_is_dropped_and_counted(tmp_path: Path) -> 
         assert len(at.producer.messages) == 11
 
 
+async def test_a_broker_that_sends_more_than_is_held_is_not_read(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt='receive_maximum = 5\nprotocol = "3.1.1"') as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await asyncio.sleep(0)
+        at.inbound.received([message(number) for number in range(2, 30)])
+        assert at.session.pauses == ["pause"]
+        at.producer.may_go.set()
+        await at.session.until(29)
+        assert at.session.pauses == ["pause", "resume"]
+        assert len(at.producer.messages) == 29
+
+
 async def test_a_lost_connection_gets_no_acknowledgement_and_the_next_one_neither(tmp_path: Path) -> None:
     """What was under way then comes again by itself."""
     async with bench(tmp_path) as at:

@@ -178,6 +178,21 @@ async def test_a_broker_that_does_not_read_is_waited_for(tmp_path: Path) -> None
         assert len(body) > 1_000_000
 
 
+async def test_a_paused_connection_reads_nothing(tmp_path: Path) -> None:
+    received = Received()
+    async with peer() as broker, session(broker.port, received, tmp_path) as client:
+        client.pause()
+        broker.send(publish(1))
+        client.send(encode_ack(packets.PUBACK, 9))
+        await broker.until(packets.PUBACK)
+        await asyncio.sleep(0)
+        assert received == []
+        client.resume()
+        await received.until(1)
+        broker.send(publish(2))
+        await received.until(2)
+
+
 async def test_packet_ids_of_subscriptions_are_the_bridges(tmp_path: Path) -> None:
     async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
         assert await client.subscribe_to("a/#", Subscription("a/#", 2, "once")) is None
