@@ -54,11 +54,16 @@ class Flight:
     """Whether PUBREC came, so that only PUBREL is sent again."""
     is_sent: bool = False
     """Whether it was sent over the present connection."""
+    is_again: bool = False
+    """Whether an earlier process sent it, so that the broker may count it already."""
     reason: int = packets.SUCCESS
 
 
 class Window:
-    """The messages on their way to MQTT: at most `most`, of which as many are sent as the broker allows.
+    """The messages on their way to MQTT: at most `most`, of which as many are sent as the broker allows, less one.
+
+    Mosquitto counts messages with QoS 2 that it has from an earlier connection, and ends a connection that sends one of
+    them again while there are as many as it allows: so the last one is never used.
 
     `finished` is told of messages that the broker has or refuses, in the order in which it said so.
     """
@@ -74,6 +79,8 @@ class Window:
         """By packet id, in the order in which they were first to be sent."""
         self._unsent: deque[Flight] = deque()
         self._on_way = 0
+        self._missing = {each.packet_id for each in journal.published.values() if each.state is not State.DONE}
+        """Packet ids of an earlier process whose messages RocketMQ has not given again yet; the broker counts them."""
         self._session: Session | None = None
         self._released: list[int] = []
         self._has_released = asyncio.Event()
@@ -127,6 +134,7 @@ class Window:
         for published in lost.values():
             if published.packet_id not in flights:
                 self._ids.give_back(published.packet_id)
+        self._missing.clear()
         for flight in flights.values():
             flight.is_released = flight.is_sent = False
             clear_dup(flight.packet)
@@ -152,7 +160,13 @@ class Window:
         session = self._session
         if session is None or self._is_closing:
             return 0
-        return min(self._most, session.limits.receive_maximum) - len(self._flights)
+        # What is missing has to be read, whatever comes before it.
+        most = self._most if self._missing else min(self._most, self._limit(session))
+        return most - len(self._flights)
+
+    def _limit(self, session: Session) -> int:
+        """How many may be on their way without those that are missing."""
+        return max(1, session.limits.receive_maximum - 1 - len(self._missing))
 
     def _update_room(self) -> None:
         if self._free() > 0:
@@ -181,10 +195,14 @@ class Window:
                 continue
             flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
             self._flights[flight.packet_id] = flight
-            if not flight.is_released:
+            self._missing.discard(flight.packet_id)
+            if flight.is_released:
+                if self._session is not None:
+                    self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
+            elif flight.is_again and self._session is not None:
+                self._send(flight, self._session)
+            else:
                 self._unsent.append(flight)
-            elif self._session is not None:
-                self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
         if done:
             self._finished(done)
         self._send_unsent()
@@ -194,12 +212,14 @@ class Window:
         session = self._session
         if session is None:
             return
-        unsent, most = self._unsent, session.limits.receive_maximum
-        while unsent and self._on_way < most:
-            flight = unsent.popleft()
-            flight.is_sent = True
-            self._on_way += 1
-            session.send(flight.packet)
+        unsent, most = self._unsent, self._limit(session)
+        while unsent and (self._on_way < most or unsent[0].is_again):
+            self._send(unsent.popleft(), session)
+
+    def _send(self, flight: Flight, session: Session) -> None:
+        flight.is_sent = True
+        self._on_way += 1
+        session.send(flight.packet)
 
     def received(self, acks: Iterable[Ack]) -> None:
         """PUBACK, PUBREC and PUBCOMP, as they came."""
@@ -241,6 +261,7 @@ class Window:
         ]
         for _, published in done:
             self._ids.give_back(published.packet_id)
+            self._missing.discard(published.packet_id)
         self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
 
     async def release(self) -> None:
@@ -403,7 +424,7 @@ class ToMqtt:
             raise
         if not qos:
             return packet
-        flight = Flight(packet_id, packet, message, qos, place)
+        flight = Flight(packet_id, packet, message, qos, place, is_again=known is not None)
         if known is not None:
             counters.repeated += 1
             set_dup(packet)

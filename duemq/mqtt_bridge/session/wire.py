@@ -28,6 +28,7 @@ NAMES_OF_PAHO: Final = (
     "_in_packet",
     "_out_packet",
     "_mid_generate",
+    "_registered_write",
     "_msgtime_mutex",
     "_last_bytes_received",
     "loop_read",
@@ -94,6 +95,10 @@ class Wire:
     def is_blocked(self) -> bool:
         """Whether something is still to be written, since the broker does not read."""
         return self._client.want_write()
+
+    def wants_to_write(self, sock: object) -> bool:
+        """Whether this is the present connection's socket, and it is to be watched."""
+        return self._client.socket() is sock and self._client._registered_write
 
     def cut(self) -> None:
         """Close the connection without a word."""

@@ -78,7 +78,7 @@ def session(*, is_present: bool = True, most: int = 100) -> FakeSession:
 
 async def test_no_more_is_sent_than_the_broker_allows(journal: Journal) -> None:
     bench = Bench(journal)
-    await bench.connect(session(most=2))
+    await bench.connect(session(most=3))
     assert await bench.window.room() == 2
     bench.send(1, 2, 3, 4, qos=1)
     assert bench.shown() == ["1", "2"]
@@ -100,16 +100,16 @@ async def test_without_a_connection_there_is_no_room_and_what_is_sent_waits(jour
     bench.send(1, 2, qos=1)
     assert not waiting.done()
     await bench.connect(session())
-    assert await waiting == 98
+    assert await waiting == 97
     assert bench.shown() == ["1", "2"]
 
 
 async def test_after_a_lost_connection_all_is_sent_again_in_its_order(journal: Journal) -> None:
     bench = Bench(journal)
-    await bench.connect(session(most=3))
+    await bench.connect(session(most=4))
     bench.send(1, 2, 3, 4, qos=1)
     bench.window.received([Ack(PUBACK, 2)])
-    await bench.connect(session(most=2))
+    await bench.connect(session(most=3))
     assert bench.shown() == ["1+", "3+"]
     bench.window.received([Ack(PUBACK, 1)])
     assert bench.shown() == ["1+", "3+", "4+"]
@@ -185,6 +185,20 @@ async def test_what_was_released_or_done_while_rocketmq_gave_it_again_is_not_pub
     bench.window.send([flight(1, 2), flight(2, 2)])
     assert bench.shown() == ["r1"]
     assert [each.packet_id for each in bench.finished] == [2]
+
+
+async def test_the_broker_counts_what_an_earlier_process_sent(journal: Journal) -> None:
+    journal.set_published((place(each), Published(each, State.PUBLISHED)) for each in (1, 2))
+    bench = Bench(journal)
+    await bench.connect(session(most=4))
+    bench.send(3, 4, qos=1)
+    assert bench.shown() == ["3"]
+    again = flight(2, 2)
+    again.is_again = True
+    bench.window.send([again])
+    assert bench.shown() == ["3", "2"]
+    bench.window.received([Ack(PUBACK, 3)])
+    assert bench.shown() == ["3", "2", "4"]
 
 
 async def test_it_is_told_when_nothing_is_on_its_way(journal: Journal) -> None:
