@@ -233,14 +233,14 @@ class Session(aiomqtt.Client):
         if self._disconnected.done() and not self._disconnected.cancelled():
             self._disconnected.exception()  # looked at, since `wait_lost` tells it
 
-    # aiomqtt's own watch a socket that was closed meanwhile, which uvloop takes amiss of the next one with its number.
+    # aiomqtt's own would watch a socket that was closed meanwhile, or the next one with its number.
 
     def _on_socket_open(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         # Called in the thread that connects.
         self._loop.call_soon_threadsafe(self._watch, sock)
 
     def _watch(self, sock: PahoSocket) -> None:
-        if sock is not None and self._client.socket() is sock:
+        if self._wire.is_open(sock):
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
             self._misc_task = self._loop.create_task(self._misc_loop())
 
@@ -248,7 +248,7 @@ class Session(aiomqtt.Client):
         self._loop.call_soon_threadsafe(self._watch_writing, sock)
 
     def _watch_writing(self, sock: PahoSocket) -> None:
-        if sock is not None and self._wire.wants_to_write(sock):
+        if self._wire.wants_to_write(sock):
             self._loop.add_writer(sock.fileno(), self._client.loop_write)
 
     def _on_socket_unregister_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
+from aiomqtt.types import PahoSocket
 from paho.mqtt.client import Client
 from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.exception import MalformedPacket
 
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.packets import Ack, Cutter, PacketError, Publish
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import SocketLike
 
 NAMES_OF_PAHO: Final = (
     "_sock_recv",
@@ -96,9 +100,13 @@ class Wire:
         """Whether something is still to be written, since the broker does not read."""
         return self._client.want_write()
 
-    def wants_to_write(self, sock: object) -> bool:
-        """Whether this is the present connection's socket, and it is to be watched."""
-        return self._client.socket() is sock and self._client._registered_write
+    def is_open(self, sock: PahoSocket) -> TypeGuard[SocketLike]:
+        """Whether this is the present connection's socket."""
+        return sock is not None and self._client.socket() is sock
+
+    def wants_to_write(self, sock: PahoSocket) -> TypeGuard[SocketLike]:
+        """Whether this is the present connection's socket, and something waits for it to take more."""
+        return self.is_open(sock) and self._client._registered_write
 
     def cut(self) -> None:
         """Close the connection without a word."""
