@@ -13,6 +13,7 @@ passed over until the group's offset has passed it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -54,8 +55,8 @@ class Flight:
     """Whether PUBREC came, so that only PUBREL is sent again."""
     is_sent: bool = False
     """Whether it was sent over the present connection."""
-    is_again: bool = False
-    """Whether an earlier process sent it, so that the broker may count it already."""
+    is_noted: bool = False
+    """Whether the journal has it on the disk; with QoS 2 it is sent only then."""
     reason: int = packets.SUCCESS
 
 
@@ -83,7 +84,7 @@ class Window:
         """Packet ids of an earlier process whose messages RocketMQ has not given again yet; the broker counts them."""
         self._session: Session | None = None
         self._released: list[int] = []
-        self._has_released = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._is_closing = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -139,7 +140,7 @@ class Window:
             flight.is_released = flight.is_sent = False
             clear_dup(flight.packet)
         journal.set_published(
-            (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.qos == 2
+            (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.is_noted
         )
 
     def disconnected(self) -> None:
@@ -185,8 +186,8 @@ class Window:
         await self._is_empty.wait()
 
     def send(self, flights: Iterable[Flight]) -> None:
-        """Send messages, whose packet ids are theirs; with QoS 2 the journal has them on the disk. What the broker does
-        not allow yet, and all without a connection, goes out later."""
+        """Send messages, whose packet ids are theirs. What the broker does not allow yet, what the journal has to have
+        before, and all without a connection, goes out later."""
         done: list[Flight] = []
         for flight in flights:
             known = self._journal.published.get(flight.place) if flight.qos == 2 else None
@@ -199,8 +200,6 @@ class Window:
             if flight.is_released:
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
-            elif flight.is_again and self._session is not None:
-                self._send(flight, self._session)
             else:
                 self._unsent.append(flight)
         if done:
@@ -213,13 +212,15 @@ class Window:
         if session is None:
             return
         unsent, most = self._unsent, self._limit(session)
-        while unsent and (self._on_way < most or unsent[0].is_again):
-            self._send(unsent.popleft(), session)
-
-    def _send(self, flight: Flight, session: Session) -> None:
-        flight.is_sent = True
-        self._on_way += 1
-        session.send(flight.packet)
+        while unsent and self._on_way < most:
+            flight = unsent[0]
+            if flight.qos == 2 and not flight.is_noted:
+                self._has_work.set()
+                return
+            unsent.popleft()
+            flight.is_sent = True
+            self._on_way += 1
+            session.send(flight.packet)
 
     def received(self, acks: Iterable[Ack]) -> None:
         """PUBACK, PUBREC and PUBCOMP, as they came."""
@@ -231,7 +232,7 @@ class Window:
                 if flight is not None:
                     flight.is_released = True
                 self._released.append(ack.packet_id)
-                self._has_released.set()
+                self._has_work.set()
             elif flight is None:
                 if ack.kind == packets.PUBCOMP:
                     without_message.add(ack.packet_id)
@@ -245,9 +246,12 @@ class Window:
         if without_message:
             self._finish(without_message)
         if finished:
+            noted = [flight for flight in finished if flight.qos == 2]
             self._journal.set_published(
-                (flight.place, Published(0, State.DONE)) for flight in finished if flight.qos == 2
+                (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
             )
+            # One that is refused goes back to RocketMQ; until it has, it may be given again.
+            self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
             self._finished(finished)
             self._send_unsent()
         self._update_room()
@@ -264,19 +268,26 @@ class Window:
             self._missing.discard(published.packet_id)
         self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
 
-    async def release(self) -> None:
-        """Answer PUBRECs with PUBREL, once the journal has them on the disk, until cancelled. Raises JournalError."""
+    async def run(self) -> None:
+        """Send what the journal has to have before, once that is so: messages with QoS 2, and PUBREL for each PUBREC.
+        Until cancelled. Raises JournalError."""
         while True:
-            await self._has_released.wait()
-            self._has_released.clear()
+            await self._has_work.wait()
+            self._has_work.clear()
             session, released = self._session, self._released
             self._released = []
             places = self._places(released)
             self._journal.set_published((place, Published(each, State.RELEASED)) for each, place in places.items())
+            room = self._limit(session) - self._on_way if session is not None else 0
+            new = [each for each in itertools.islice(self._unsent, max(0, room)) if each.qos == 2 and not each.is_noted]
+            self._journal.set_published((each.place, Published(each.packet_id, State.PUBLISHED)) for each in new)
             await self._journal.saved()
+            for flight in new:
+                flight.is_noted = True
             if session is not None:
                 for packet_id in released:
                     session.send(encode_ack(packets.PUBREL, packet_id))
+            self._send_unsent()
 
     def _places(self, packet_ids: Iterable[int]) -> dict[int, Place]:
         """The messages with these packet ids, also those that RocketMQ has not given again yet: a broker may send a
@@ -372,8 +383,6 @@ class ToMqtt:
             else:
                 out += found
                 at_most_once.append(message)
-        if any(flight.qos == 2 for flight in flights):
-            await self._journal.saved()
         self._window.send(flights)
         if at_most_once:
             await self._send_once(out, at_most_once)
@@ -424,13 +433,11 @@ class ToMqtt:
             raise
         if not qos:
             return packet
-        flight = Flight(packet_id, packet, message, qos, place, is_again=known is not None)
+        flight = Flight(packet_id, packet, message, qos, place, is_noted=known is not None)
         if known is not None:
             counters.repeated += 1
             set_dup(packet)
             flight.is_released = known.state is State.RELEASED
-        elif qos == 2:
-            self._journal.set_published([(place, Published(packet_id, State.PUBLISHED))])
         return flight
 
     def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:
