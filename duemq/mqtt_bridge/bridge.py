@@ -210,7 +210,7 @@ class _Running:
         try:
             async with asyncio.TaskGroup() as tasks:
                 others = [
-                    tasks.create_task(self._window.release(), name="duemq releases"),
+                    tasks.create_task(self._window.run(), name="duemq window"),
                     tasks.create_task(self._tell_forever(), name="duemq counters"),
                     *(
                         tasks.create_task(each.run(), name=f"duemq to MQTT {each.rule.topic}")

@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from duemq._values.times import now_ms
-from duemq.cli.shared import fail, run
+from duemq.cli.shared import fail
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
@@ -52,7 +52,9 @@ def main(context: click.Context, config: Path) -> None:
         fail(f"the MQTT bridge needs the package {error.name}; install duemq[mqtt]: pip install 'duemq[mqtt]'")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("duemq.consumer").setLevel(logging.WARNING)
-    run(_serve(config, rules))
+    # Not on uvloop, though it is faster: where a socket is closed and the next one gets its number at once, as happens
+    # with paho's, uvloop may never watch that number again.
+    asyncio.run(_serve(config, rules))
 
 
 @main.command(short_help="Try the rules against sample topics.")

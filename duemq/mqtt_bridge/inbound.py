@@ -117,10 +117,12 @@ class FromMqtt:
         self._waiting: list[Publish | Ack] = []
         self._arrived = asyncio.Event()
         self._is_closing = False
+        self._is_paused = False
 
     def connected(self, session: Session) -> None:
         """A new connection begins. What came over an old one and is not begun comes again, but for QoS 0."""
         self._session = session
+        self._is_paused = False
         self._waiting = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
 
     def received(self, items: Iterable[Publish | Ack]) -> None:
@@ -131,6 +133,10 @@ class FromMqtt:
                 self._counters.dropped += 1
             else:
                 waiting.append(each)
+        if len(waiting) >= 2 * self._bound and not self._is_paused and self._session is not None:
+            # MQTT 3.1.1 has no receive maximum: a broker may send whatever it has.
+            self._is_paused = True
+            self._session.pause()
         if waiting:
             self._arrived.set()
 
@@ -141,6 +147,9 @@ class FromMqtt:
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
+            if self._is_paused and self._session is not None:
+                self._is_paused = False
+                self._session.resume()
             if batch and self._session is not None and not self._is_closing:
                 await self._handle(batch, self._session)
 

@@ -13,6 +13,7 @@ passed over until the group's offset has passed it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -54,11 +55,16 @@ class Flight:
     """Whether PUBREC came, so that only PUBREL is sent again."""
     is_sent: bool = False
     """Whether it was sent over the present connection."""
+    is_noted: bool = False
+    """Whether the journal has it on the disk; with QoS 2 it is sent only then."""
     reason: int = packets.SUCCESS
 
 
 class Window:
-    """The messages on their way to MQTT: at most `most`, of which as many are sent as the broker allows.
+    """The messages on their way to MQTT: at most `most`, of which as many are sent as the broker allows, less one.
+
+    Mosquitto counts messages with QoS 2 that it has from an earlier connection, and ends a connection that sends one of
+    them again while there are as many as it allows: so the last one is never used.
 
     `finished` is told of messages that the broker has or refuses, in the order in which it said so.
     """
@@ -74,9 +80,11 @@ class Window:
         """By packet id, in the order in which they were first to be sent."""
         self._unsent: deque[Flight] = deque()
         self._on_way = 0
+        self._missing = {each.packet_id for each in journal.published.values() if each.state is not State.DONE}
+        """Packet ids of an earlier process whose messages RocketMQ has not given again yet; the broker counts them."""
         self._session: Session | None = None
         self._released: list[int] = []
-        self._has_released = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._is_closing = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -127,11 +135,12 @@ class Window:
         for published in lost.values():
             if published.packet_id not in flights:
                 self._ids.give_back(published.packet_id)
+        self._missing.clear()
         for flight in flights.values():
             flight.is_released = flight.is_sent = False
             clear_dup(flight.packet)
         journal.set_published(
-            (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.qos == 2
+            (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.is_noted
         )
 
     def disconnected(self) -> None:
@@ -152,7 +161,13 @@ class Window:
         session = self._session
         if session is None or self._is_closing:
             return 0
-        return min(self._most, session.limits.receive_maximum) - len(self._flights)
+        # What is missing has to be read, whatever comes before it.
+        most = self._most if self._missing else min(self._most, self._limit(session))
+        return most - len(self._flights)
+
+    def _limit(self, session: Session) -> int:
+        """How many may be on their way without those that are missing."""
+        return max(1, session.limits.receive_maximum - 1 - len(self._missing))
 
     def _update_room(self) -> None:
         if self._free() > 0:
@@ -171,14 +186,24 @@ class Window:
         await self._is_empty.wait()
 
     def send(self, flights: Iterable[Flight]) -> None:
-        """Send messages, whose packet ids are theirs; with QoS 2 the journal has them on the disk. What the broker does
-        not allow yet, and all without a connection, goes out later."""
+        """Send messages, whose packet ids are theirs. What the broker does not allow yet, what the journal has to have
+        before, and all without a connection, goes out later."""
+        done: list[Flight] = []
         for flight in flights:
+            known = self._journal.published.get(flight.place) if flight.qos == 2 else None
+            if known is not None and known.state is State.DONE:
+                done.append(flight)  # while it was on its way to here
+                continue
+            flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
             self._flights[flight.packet_id] = flight
-            if not flight.is_released:
+            self._missing.discard(flight.packet_id)
+            if flight.is_released:
+                if self._session is not None:
+                    self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
+            else:
                 self._unsent.append(flight)
-            elif self._session is not None:
-                self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
+        if done:
+            self._finished(done)
         self._send_unsent()
         self._update_room()
 
@@ -186,9 +211,13 @@ class Window:
         session = self._session
         if session is None:
             return
-        unsent, most = self._unsent, session.limits.receive_maximum
+        unsent, most = self._unsent, self._limit(session)
         while unsent and self._on_way < most:
-            flight = unsent.popleft()
+            flight = unsent[0]
+            if flight.qos == 2 and not flight.is_noted:
+                self._has_work.set()
+                return
+            unsent.popleft()
             flight.is_sent = True
             self._on_way += 1
             session.send(flight.packet)
@@ -203,7 +232,7 @@ class Window:
                 if flight is not None:
                     flight.is_released = True
                 self._released.append(ack.packet_id)
-                self._has_released.set()
+                self._has_work.set()
             elif flight is None:
                 if ack.kind == packets.PUBCOMP:
                     without_message.add(ack.packet_id)
@@ -217,9 +246,12 @@ class Window:
         if without_message:
             self._finish(without_message)
         if finished:
+            noted = [flight for flight in finished if flight.qos == 2]
             self._journal.set_published(
-                (flight.place, Published(0, State.DONE)) for flight in finished if flight.qos == 2
+                (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
             )
+            # One that is refused goes back to RocketMQ; until it has, it may be given again.
+            self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
             self._finished(finished)
             self._send_unsent()
         self._update_room()
@@ -233,23 +265,41 @@ class Window:
         ]
         for _, published in done:
             self._ids.give_back(published.packet_id)
+            self._missing.discard(published.packet_id)
         self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
 
-    async def release(self) -> None:
-        """Answer PUBRECs with PUBREL, once the journal has them on the disk, until cancelled. Raises JournalError."""
+    async def run(self) -> None:
+        """Send what the journal has to have before, once that is so: messages with QoS 2, and PUBREL for each PUBREC.
+        Until cancelled. Raises JournalError."""
         while True:
-            await self._has_released.wait()
-            self._has_released.clear()
+            await self._has_work.wait()
+            self._has_work.clear()
             session, released = self._session, self._released
             self._released = []
-            flights = self._flights
-            self._journal.set_published(
-                (flights[each].place, Published(each, State.RELEASED)) for each in released if each in flights
-            )
+            places = self._places(released)
+            self._journal.set_published((place, Published(each, State.RELEASED)) for each, place in places.items())
+            room = self._limit(session) - self._on_way if session is not None else 0
+            new = [each for each in itertools.islice(self._unsent, max(0, room)) if each.qos == 2 and not each.is_noted]
+            self._journal.set_published((each.place, Published(each.packet_id, State.PUBLISHED)) for each in new)
             await self._journal.saved()
+            for flight in new:
+                flight.is_noted = True
             if session is not None:
                 for packet_id in released:
                     session.send(encode_ack(packets.PUBREL, packet_id))
+            self._send_unsent()
+
+    def _places(self, packet_ids: Iterable[int]) -> dict[int, Place]:
+        """The messages with these packet ids, also those that RocketMQ has not given again yet: a broker may send a
+        PUBREC again when a connection begins."""
+        flights = self._flights
+        places = {each: flights[each].place for each in packet_ids if each in flights}
+        unknown = set(packet_ids) - places.keys()
+        if unknown:
+            for place, published in self._journal.published.items():
+                if published.packet_id in unknown and published.state is not State.DONE:
+                    places[published.packet_id] = place
+        return places
 
 
 def _ends(ack: Ack, flight: Flight) -> bool:
@@ -333,8 +383,6 @@ class ToMqtt:
             else:
                 out += found
                 at_most_once.append(message)
-        if any(flight.qos == 2 for flight in flights):
-            await self._journal.saved()
         self._window.send(flights)
         if at_most_once:
             await self._send_once(out, at_most_once)
@@ -385,13 +433,11 @@ class ToMqtt:
             raise
         if not qos:
             return packet
-        flight = Flight(packet_id, packet, message, qos, place)
+        flight = Flight(packet_id, packet, message, qos, place, is_noted=known is not None)
         if known is not None:
             counters.repeated += 1
             set_dup(packet)
             flight.is_released = known.state is State.RELEASED
-        elif qos == 2:
-            self._journal.set_published([(place, Published(packet_id, State.PUBLISHED))])
         return flight
 
     def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:

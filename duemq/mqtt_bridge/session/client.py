@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ TIMEOUT: Final = 10.0
 """For the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
+
+
+_quiet = logging.getLogger("duemq.mqtt_bridge.paho")
+"""What paho logs of a lost connection is told once, by whoever waits for it."""
+_quiet.setLevel(logging.CRITICAL)
 
 
 class MqttConnectionError(DueMQError):
@@ -68,6 +74,7 @@ class Session(aiomqtt.Client):
             username=connection.user,
             password=connection.password,
             identifier=connection.client_id,
+            logger=_quiet,
             protocol=aiomqtt.ProtocolVersion.V5 if self.is_v5 else aiomqtt.ProtocolVersion.V311,
             will=aiomqtt.Will(will[0], will[1], qos=1, retain=True),
             clean_session=None if self.is_v5 else False,
@@ -135,6 +142,20 @@ class Session(aiomqtt.Client):
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += data
+
+    def pause(self) -> None:
+        """Read nothing more until `resume`. A pause of more than twice the keepalive ends the connection, after which
+        the broker sends again what is not acknowledged."""
+        sock = self._client.socket()
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+
+    def resume(self) -> None:
+        """Read on after a pause."""
+        sock = self._client.socket()
+        if sock is not None:
+            self._loop.add_reader(sock.fileno(), self._wire.read_all)
+            self._wire.read_all()  # TLS may have read already what a socket no longer tells of
 
     async def drained(self) -> None:
         """Wait until all is with the operating system, or the connection is gone."""
@@ -211,6 +232,24 @@ class Session(aiomqtt.Client):
         super()._on_disconnect(client, userdata, flags, reason_code, properties)
         if self._disconnected.done() and not self._disconnected.cancelled():
             self._disconnected.exception()  # looked at, since `wait_lost` tells it
+
+    # aiomqtt's own would watch a socket that was closed meanwhile, or the next one with its number.
+
+    def _on_socket_open(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
+        # Called in the thread that connects.
+        self._loop.call_soon_threadsafe(self._watch, sock)
+
+    def _watch(self, sock: PahoSocket) -> None:
+        if self._wire.is_open(sock):
+            self._loop.add_reader(sock.fileno(), self._wire.read_all)
+            self._misc_task = self._loop.create_task(self._misc_loop())
+
+    def _on_socket_register_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
+        self._loop.call_soon_threadsafe(self._watch_writing, sock)
+
+    def _watch_writing(self, sock: PahoSocket) -> None:
+        if self._wire.wants_to_write(sock):
+            self._loop.add_writer(sock.fileno(), self._client.loop_write)
 
     def _on_socket_unregister_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         super()._on_socket_unregister_write(client, userdata, sock)

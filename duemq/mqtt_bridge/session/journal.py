@@ -266,9 +266,14 @@ class Journal:
 
     # --- the file
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether all changes that were made are on the disk."""
+        return not self._changes and self._writing is None
+
     async def saved(self) -> None:
         """Wait until all changes that were made are on the disk. Raises JournalError."""
-        while self._changes or self._writing is not None:
+        while not self.is_saved:
             if self._writing is None:
                 changes, self._changes = self._changes, []
                 self._writing = asyncio.create_task(self._save(changes), name="duemq journal")

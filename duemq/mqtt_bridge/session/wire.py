@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
+from aiomqtt.types import PahoSocket
 from paho.mqtt.client import Client
 from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.exception import MalformedPacket
 
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.packets import Ack, Cutter, PacketError, Publish
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import SocketLike
 
 NAMES_OF_PAHO: Final = (
     "_sock_recv",
@@ -28,6 +32,7 @@ NAMES_OF_PAHO: Final = (
     "_in_packet",
     "_out_packet",
     "_mid_generate",
+    "_registered_write",
     "_msgtime_mutex",
     "_last_bytes_received",
     "loop_read",
@@ -95,13 +100,30 @@ class Wire:
         """Whether something is still to be written, since the broker does not read."""
         return self._client.want_write()
 
+    def is_open(self, sock: PahoSocket) -> TypeGuard[SocketLike]:
+        """Whether this is the present connection's socket."""
+        return sock is not None and self._client.socket() is sock
+
+    def wants_to_write(self, sock: PahoSocket) -> TypeGuard[SocketLike]:
+        """Whether this is the present connection's socket, and something waits for it to take more."""
+        return self.is_open(sock) and self._client._registered_write
+
     def cut(self) -> None:
         """Close the connection without a word."""
         self._client._sock_close()
 
+    def read_all(self) -> None:
+        """Read what is there, also where it lies in the buffer of TLS."""
+        while self._read() == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            pending = getattr(self._client.socket(), "pending", None)
+            if pending is None or not pending():
+                return
+
     def _read(self, max_packets: int = 1) -> MQTTErrorCode:
         """In place of paho's `loop_read`."""
         client = self._client
+        if client.socket() is None:
+            return MQTTErrorCode.MQTT_ERR_NO_CONN
         found: list[Publish | Ack] = []
         total = 0
         try:

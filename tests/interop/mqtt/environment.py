@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +27,11 @@ _numbers = itertools.count()
 READY = "connected to the MQTT broker"
 
 
+def mosquitto_program() -> str | None:
+    """Where Mosquitto is; Debian has it where only root looks."""
+    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 class Mosquitto:
     """Debian's Mosquitto on a port of its own. `settings`: lines of its configuration. What it keeps outlives it."""
 
@@ -41,10 +47,10 @@ class Mosquitto:
             "max_queued_messages 0",
             *settings,
         ]
-        config = directory / "mosquitto.conf"
-        config.write_text("\n".join(lines) + "\n")
+        self.config = directory / "mosquitto.conf"
+        self.config.write_text("\n".join(lines) + "\n")
         program = tools.find("mosquitto")
-        self.process = Process("mosquitto", [program, "-c", str(config)], directory / "mosquitto.log")
+        self.process = Process("mosquitto", [program, "-c", str(self.config)], directory / "mosquitto.log")
 
     async def start(self) -> None:
         await self.process.start(r"mosquitto version \S+ running", timeout=20)
@@ -149,6 +155,16 @@ class World:
                     message = await consumer.receive()
                     await message.ack()
                     found.append(message)
+        return found
+
+    async def all_or_more(self, topic: str, count: int) -> list[ReceivedMessage]:
+        """Messages of a topic from its beginning, until so many different bodies are there."""
+        found: list[ReceivedMessage] = []
+        async with self.consumer(topic, f"readers-{next(_numbers)}") as consumer, asyncio.timeout(60):
+            while len({message.body for message in found}) < count:
+                message = await consumer.receive()
+                await message.ack()
+                found.append(message)
         return found
 
     async def all_messages(self, topic: str) -> list[ReceivedMessage]:

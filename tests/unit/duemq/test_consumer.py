@@ -807,3 +807,19 @@ async def test_after_a_failure_the_first_pull_is_not_held(broker: FakeBroker, ca
         await broker.until(lambda: len(pulls(broker)) == 4)
     assert [request.ext["sysFlag"] for request in pulls(broker)] == ["4", "6", "4", "6"]
     assert caplog.messages[-1] == "reading demo@broker-a:0: going on"
+
+
+async def test_many_messages_are_received_at_once_and_committed_on_demand(broker: FakeBroker) -> None:
+    await broker.store("demo", *(b"%d" % number for number in range(5)))
+    consumer = make_consumer(broker, _intervals=replace(INTERVALS, commit=60.0))
+    async with consumer:
+        first = await consumer.receive_many(1)
+        await broker.until(lambda: len(pulls(broker)) >= 2)
+        rest = await consumer.receive_many(100)
+        assert bodies([*first, *rest]) == [b"0", b"1", b"2", b"3", b"4"]
+        queue = first[0].queue
+        assert (await consumer.commit()).get(queue, 0) == 0
+        for message in [*first, *rest[:2]]:
+            await message.ack()
+        assert (await consumer.commit())[queue] == 3
+        assert broker.offsets["g", "demo", 0] == 3

@@ -63,3 +63,16 @@ async def test_closed_it_drops_what_waits_and_tells_everybody() -> None:
     inbox.put_again(make_message())
     assert await asyncio.gather(*waiting) == [None, None, None]
     assert await inbox.get() is None
+
+
+async def test_what_is_there_can_be_had_at_once() -> None:
+    inbox = Inbox(10, 10_000)
+    messages = [make_message() for _ in range(4)]
+    assert inbox.get_more(5) == []
+    inbox.put([messages[0], lost_message(), *messages[1:]])
+    assert inbox.get_more(2) == messages[:2]
+    assert inbox.get_more(5) == messages[2:]
+    assert inbox.messages == 4
+    inbox.close()
+    assert inbox.get_more(5) == []
+    assert await inbox.get() is None

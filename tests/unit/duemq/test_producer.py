@@ -32,7 +32,7 @@ from duemq.protocol.frames.frame import JSON, MSGPACK
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.requests import bodies, recall_handle
 from duemq.protocol.requests.bodies import BrokerData
-from duemq.protocol.requests.headers import RecallMessageResponse, SendMessageResponse
+from duemq.protocol.requests.headers import OffsetResponse, RecallMessageResponse, SendMessageResponse
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, success
 
@@ -698,3 +698,70 @@ async def test_a_broker_that_would_deliver_both_is_not_sent_to(
     with pytest.raises(NotSupportedError, match="only a duemq broker replaces"):
         await producer.send("demo", b"x", keys="a", replace=True, **delay)
     assert not sends(broker)
+
+
+# --- what was stored ------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_id_may_be_known_before_the_send(broker: FakeBroker, producer: Producer) -> None:
+    message_id = producer.new_message_id()
+    assert (await producer.send("demo", "x", message_id=message_id)).message_id == message_id
+    results = await producer.send_batch([Message("demo", "y", message_id="MINE"), Message("demo", "z")])
+    assert results[0].message_id == "MINE"
+    assert len({message_id, *(each.message_id for each in results)}) == 3
+
+
+async def test_a_send_may_be_tried_once_only(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(SEND, failure(ResponseCode.SYSTEM_BUSY, "busy"))
+    with pytest.raises(BrokerError):
+        await producer.send("demo", "x", retries=0)
+    assert len(sends(broker)) == 1
+
+
+async def test_a_batch_goes_by_its_sharding_key(broker: FakeBroker, producer: Producer) -> None:
+    queue = await producer.choose_queue("demo", "key")
+    results = await producer.send_batch([Message("demo", each, sharding_key="key") for each in "ab"])
+    assert {each.queue for each in results} == {queue}
+    with pytest.raises(ArgumentError, match="one sharding key"):
+        await producer.send_batch([Message("demo", each, sharding_key=each) for each in "ab"])
+    results = await producer.send_batch([Message("demo", each, sharding_key=each) for each in "ab"], queue=queue)
+    assert {each.queue for each in results} == {queue}
+
+
+async def test_which_messages_are_stored(broker: FakeBroker, producer: Producer) -> None:
+    for number in range(100):
+        broker.append("demo", 1, b"x", f"UNIQ_KEY\x01id{number}\x02")
+    queue = MessageQueue("demo", "broker-a", 1)
+    assert await producer.end_offset(queue) == 100
+    assert await producer.stored(["id3", "id50", "id99", "other"], queue, 40) == {"id50": 50, "id99": 99}
+    assert await producer.stored(["id3"], queue, 0) == {"id3": 3}
+    assert await producer.stored(["id3"], queue, 100) == {}
+
+
+async def test_a_topic_that_its_broker_does_not_have_has_nothing_stored(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(RequestCode.GET_MAX_OFFSET, failure(ResponseCode.TOPIC_NOT_EXIST, "none"))
+    queue = await producer.choose_queue("new")
+    assert await producer.end_offset(queue) == 0
+    assert await producer.stored(["id"], queue, 0) == {}
+
+
+async def test_a_topic_that_only_the_name_server_does_not_know_may_have_it(
+    broker: FakeBroker, producer: Producer
+) -> None:
+    """A name server forgets the topics of a broker that is away: that must not look as if nothing was stored."""
+    queue = await producer.choose_queue("new")
+    broker.on(RequestCode.GET_MAX_OFFSET, success(OffsetResponse(7)))
+    with pytest.raises(NoRouteError):
+        await producer.stored(["id"], queue, 0)
+    broker.auto_create = False
+    producer._client.routes._fallbacks.clear()
+    with pytest.raises(NoRouteError):
+        await producer.stored(["id"], queue, 0)
+
+
+async def test_what_is_stored_is_asked_only_of_an_open_producer(broker: FakeBroker) -> None:
+    producer = make_producer(broker)
+    with pytest.raises(ClosedError):
+        await producer.choose_queue("demo")
+    with pytest.raises(ClosedError):
+        producer.new_message_id()

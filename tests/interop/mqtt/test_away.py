@@ -1,0 +1,134 @@
+"""Goal: whichever side is away, what comes meanwhile waits where it is, and goes on when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.interop.mqtt.environment import World, take
+
+RULES = """
+[[to_rocketmq]]
+filter = "in/#"
+topic = "In"
+qos = 2
+
+[[to_mqtt]]
+topic = "Out"
+mqtt_topic = "out/x"
+qos = 1
+"""
+STATUS = "duemq/bridge/bridge"
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_duemq_is_away(world: World, qos: int) -> None:
+    await world.start(RULES)
+    await world.publish("in/x", "first", qos=qos)
+    await world.received("In", 1)
+    await world.broker.stop()
+    await asyncio.gather(*(world.publish("in/x", f"away {number}", qos=qos) for number in range(5)))
+    await world.bridge.logged("sending to RocketMQ what comes from MQTT")
+    await world.broker.start()
+    found = {message.body for message in await world.all_or_more("In", 6)}
+    assert found == {b"first", *(f"away {number}".encode() for number in range(5))}
+
+
+async def test_mosquitto_is_away(world: World) -> None:
+    await world.start(RULES)
+    async with world.client(name="listener") as client:
+        await client.subscribe("out/#", qos=2)
+    async with world.producer() as producer:
+        await producer.send("Out", "before")
+        await world.mosquitto.stop()
+        await world.bridge.logged("lost the connection")
+        for number in range(5):
+            await producer.send("Out", str(number))
+    await world.mosquitto.start()
+    async with world.client(name="listener") as client:
+        found = {bytes(message.payload) for message in await take(client, 6)}
+    assert found == {b"before", b"0", b"1", b"2", b"3", b"4"}
+
+
+async def test_the_bridge_is_away(world: World) -> None:
+    await world.start(RULES)
+    await world.bridge.stop()
+    for number in range(5):
+        await world.publish("in/x", str(number), qos=number % 2 + 1)
+    await world.bridge.start()
+    found = [message.body for message in await world.received("In", 5)]
+    assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_nobody_is_there_at_the_start(world: World) -> None:
+    world.bridge.write(RULES)
+    await world.bridge.launch()
+    await world.bridge.logged("starting")
+    await world.broker.start()
+    await world.bridge.logged("the MQTT session")
+    await world.mosquitto.start()
+    await world.bridge.logged("connected to the MQTT broker")
+    await world.publish("in/x", "hello")
+    [message] = await world.received("In", 1)
+    assert message.body == b"hello"
+
+
+async def test_the_state_is_told(world: World) -> None:
+    await world.start(RULES)
+    async with world.client() as client:
+        await client.subscribe(STATUS, qos=1)
+        states = [json.loads(bytes(message.payload))["state"] for message in await take(client, 1, without=())]
+        await world.bridge.kill()
+        states += [json.loads(bytes(message.payload))["state"] for message in await take(client, 1, without=())]
+        await world.bridge.start()
+        states += [json.loads(bytes(message.payload))["state"] for message in await take(client, 1, without=())]
+        await world.bridge.stop()
+        states += [json.loads(bytes(message.payload))["state"] for message in await take(client, 1, without=())]
+    assert states == ["online", "offline", "online", "offline"]
+
+
+async def test_rules_are_read_again_when_they_change(world: World) -> None:
+    await world.start(RULES)
+    begin = world.bridge.log.stat().st_size
+    world.bridge.write(RULES.replace('"In"', '"In'))
+    await world.bridge.logged("the old rules go on", begin)
+    await world.publish("in/x", "old")
+    [message] = await world.received("In", 1)
+    assert message.body == b"old"
+    world.bridge.write(RULES.replace('"In"', '"New"').replace('"in/#"', '"new/#"'))
+    await world.bridge.logged("connected to the MQTT broker", begin)
+    # The old subscription is ended, since the broker would keep it.
+    await world.publish("in/x", "nobody wants it")
+    await world.publish("new/x", "new")
+    [message] = await world.received("New", 1)
+    assert message.body == b"new"
+    async with world.client() as client:
+        await client.subscribe(f"{STATUS}/counters")
+        await world.bridge.stop()
+        told = [json.loads(bytes(message.payload)) for message in await take(client, 2, without=())]
+    assert told[-1]["unmatched"] == 0
+
+
+async def test_two_bridges_share_the_load(world: World) -> None:
+    await world.start(RULES, 'share = "both"')
+    other = type(world.bridge)(world.bridge.config.parent.parent / "other", world.mosquitto, world.broker.nameserver)
+    other.write(RULES, 'share = "both"')
+    other.config.write_text(other.config.read_text().replace('client_id = "bridge"', 'client_id = "other"'))
+    await other.start()
+    try:
+        for number in range(20):
+            await world.publish("in/x", str(number))
+        found = [message.body for message in await world.received("In", 20)]
+    finally:
+        await other.stop()
+    assert sorted(int(body) for body in found) == list(range(20))
+
+
+async def test_a_second_bridge_with_the_same_state_ends(world: World) -> None:
+    await world.start(RULES)
+    second = type(world.bridge)(world.bridge.config.parent, world.mosquitto, world.broker.nameserver)
+    line = await second.process.start("another bridge runs with", timeout=20)
+    assert "state" in line
+    assert await second.process.stop() == 1

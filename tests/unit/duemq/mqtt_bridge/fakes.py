@@ -1,0 +1,146 @@
+"""RocketMQ and an MQTT connection as a test wants them, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from duemq.errors import DueMQError
+from duemq.messages import Message, MessageQueue, SendResult, SendStatus
+from duemq.mqtt_bridge.rules.file import parse
+from duemq.mqtt_bridge.rules.model import Rules
+from duemq.mqtt_bridge.session import packets
+from duemq.mqtt_bridge.session.client import ServerLimits
+from duemq.mqtt_bridge.session.packets import Ack, Cutter, Publish
+
+QUEUE = 0
+
+
+def rules(text: str, directory: Path, mqtt: str = "") -> Rules:
+    """The rules of a file with these tables."""
+    return parse(f'[mqtt]\nclient_id = "b"\n{mqtt}\n{text}', directory / "bridge.toml", {})
+
+
+class FakeSession:
+    """A connection: what was sent over it, as packets."""
+
+    def __init__(self, *, is_v5: bool = True, is_present: bool = True, limits: ServerLimits | None = None) -> None:
+        self.is_v5 = is_v5
+        self.is_present = is_present
+        self.is_lost = False
+        self.limits = limits or ServerLimits()
+        self.sent: list[Publish | Ack] = []
+        self.pauses: list[str] = []
+        self.on_send: Callable[[], None] = lambda: None
+        self._cutter = Cutter(1 << 24)
+        self._changed = asyncio.Event()
+
+    def send(self, data: bytes | bytearray) -> None:
+        self.on_send()
+        for first, body, _ in self._cutter.feed(bytes(data)):
+            if first & 0xF0 == packets.PUBLISH:
+                self.sent.append(packets.decode_publish(first, body, is_v5=self.is_v5))
+            else:
+                self.sent.append(packets.decode_ack(first, body))
+        self._changed.set()
+
+    def pause(self) -> None:
+        self.pauses.append("pause")
+
+    def resume(self) -> None:
+        self.pauses.append("resume")
+
+    async def drained(self) -> None:
+        """Always."""
+
+    async def until(self, count: int) -> list[Publish | Ack]:
+        """What was sent, once that is so many packets."""
+        async with asyncio.timeout(10):
+            while len(self.sent) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.sent
+
+    def acks(self) -> list[tuple[int, int, int]]:
+        """Kind, packet id and reason of what was sent but for messages."""
+        return [(each.kind, each.packet_id, each.reason) for each in self.sent if isinstance(each, Ack)]
+
+
+@dataclass
+class FakeProducer:
+    """Keeps messages. `failures` are raised by the next sends, each after or before the message was stored."""
+
+    queues: int = 1
+    failures: list[tuple[DueMQError, bool]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    waiting: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    may_go: asyncio.Event = field(default_factory=asyncio.Event)
+    on_send: Callable[[], None] = lambda: None
+    ids: int = 0
+
+    def __post_init__(self) -> None:
+        self.may_go.set()
+
+    def new_message_id(self) -> str:
+        self.ids += 1
+        return f"ID{self.ids}"
+
+    async def choose_queue(self, topic: str, sharding_key: str | None = None) -> MessageQueue:
+        return MessageQueue(topic, "broker-a", QUEUE)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        return len(self.messages)
+
+    async def stored(self, message_ids: Iterable[str], queue: MessageQueue, from_offset: int) -> dict[str, int]:
+        self.calls.append("stored")
+        wanted = set(message_ids)
+        found = enumerate(self.messages)
+        return {each["message_id"]: at for at, each in found if at >= from_offset and each["message_id"] in wanted}
+
+    async def send_batch(self, messages: list[Message], **options: Any) -> list[SendResult]:
+        self.calls.append("send_batch")
+        stored = [
+            {"topic": each.topic, "body": each.body, "message_id": each.message_id, "keys": each.keys, **options}
+            for each in messages
+        ]
+        return await self._store(stored)
+
+    async def send(self, topic: str, body: bytes, **options: Any) -> SendResult:
+        self.calls.append("send")
+        return (await self._store([{"topic": topic, "body": body, **options}]))[0]
+
+    async def _store(self, stored: list[dict[str, Any]]) -> list[SendResult]:
+        self.on_send()
+        await self.may_go.wait()
+        error, is_stored = self.failures.pop(0) if self.failures else (None, True)
+        if is_stored:
+            self.messages += stored
+        if error is not None:
+            raise error
+        queue = MessageQueue(stored[0]["topic"], "broker-a", QUEUE)
+        begin = len(self.messages) - len(stored)
+        return [SendResult(SendStatus.SEND_OK, "id", "offset id", queue, begin + at) for at in range(len(stored))]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [each["body"] for each in self.messages]
+
+
+class FakeRecaller:
+    """Cancels, and knows what waits."""
+
+    def __init__(self, producer: FakeProducer) -> None:
+        self._producer = producer
+        self.cancelled: list[str] = []
+
+    async def cancel_key(self, topic: str, key: str) -> int:
+        self.cancelled.append(key)
+        return 1
+
+    async def waits(self, topic: str, message_id: str) -> bool:
+        self._producer.calls.append("waits")
+        return message_id in self._producer.waiting

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from duemq.cli import main
+from duemq.mqtt_bridge.cli import _Watch
+
+RULES = """
+[mqtt]
+client_id = "b"
+[[to_rocketmq]]
+filter = "in/+"
+topic = "In"
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["mqtt-bridge", *arguments])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "bridge.toml"
+    path.write_text(RULES)
+    return path
+
+
+def test_rules_are_tried(config: Path) -> None:
+    for arguments in (["check", "--config", str(config)], ["--config", str(config), "check"]):
+        result = run(*arguments, "in/x", "delayed/10/in/y")
+        assert result.exit_code == 0, result.output
+        assert "in/x: to RocketMQ's topic In" in result.output
+        assert "waits 10s" in result.output
+    assert run("check", "--config", str(config), "elsewhere").exit_code == 1
+
+
+@pytest.mark.parametrize("arguments", [["check"], []])
+def test_wrong_rules_are_one_line_with_the_place(config: Path, arguments: list[str]) -> None:
+    config.write_text(RULES.replace('"In"', '"no topic"'))
+    result = run(*arguments, "--config", str(config))
+    assert result.exit_code == 1
+    assert f"{config}:6: " in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_without_aiomqtt_it_says_what_to_install(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiomqtt", None)
+    result = run("--config", str(config))
+    assert result.exit_code == 1
+    assert "pip install 'duemq[mqtt]'" in result.output
+
+
+def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch, reload = _Watch(config), asyncio.Event()
+    assert watch.changed(reload) is None
+    config.write_text(RULES + "[")
+    assert watch.changed(reload) is None
+    assert watch.changed(reload) is None
+    assert caplog.text.count("the old rules go on") == 1
+    config.write_text(RULES.replace('"In"', '"New"'))
+    os.utime(config, ns=(1, 1))
+    found = watch.changed(reload)
+    assert found is not None
+    assert watch.changed(reload) is None
+    reload.set()
+    assert watch.changed(reload) is not None
+    config.unlink()
+    assert watch.changed(reload) is None

@@ -1,0 +1,299 @@
+"""What becomes of messages that come from MQTT, with RocketMQ as a test wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from duemq._values.intervals import Intervals
+from duemq.errors import ConnectionLostError, MessageRejectedError, RequestTimeoutError
+from duemq.mqtt_bridge.inbound import FromMqtt
+from duemq.mqtt_bridge.session.journal import Journal, open_journal
+from duemq.mqtt_bridge.session.packets import (
+    NO_PROPERTIES,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    Ack,
+    Properties,
+    Publish,
+)
+from duemq.mqtt_bridge.status import Status
+from tests.unit.duemq.mqtt_bridge.fakes import FakeProducer, FakeRecaller, FakeSession, rules
+
+RULES = """
+[[to_rocketmq]]
+filter = "in/#"
+topic = "In"
+key = "{2}"
+qos = 2
+"""
+INTERVALS = Intervals(first_pause=0.001, longest_pause=0.002)
+NOW = 1_800_000_000_000
+
+
+class Bench:
+    """A bridge's way in, with what is around it."""
+
+    def __init__(
+        self, inbound: FromMqtt, producer: FakeProducer, recaller: FakeRecaller, status: Status, journal: Journal
+    ) -> None:
+        self.inbound = inbound
+        self.journal = journal
+        self.producer = producer
+        self.recaller = recaller
+        self.status = status
+        self.session = FakeSession()
+        self.connect(self.session)
+
+    def connect(self, session: FakeSession) -> None:
+        self.session = session
+        self.inbound.connected(cast("Any", session))
+
+    async def acks(self, *items: Publish | Ack, count: int | None = None) -> list[tuple[int, int, int]]:
+        """What is answered to these, once it is so much."""
+        before = len(self.session.sent)
+        self.inbound.received(items)
+        await self.session.until(before + (len(items) if count is None else count))
+        return self.session.acks()[before:]
+
+
+@asynccontextmanager
+async def bench(
+    directory: Path, text: str = RULES, mqtt: str = "", producer: FakeProducer | None = None
+) -> AsyncIterator[Bench]:
+    journal = await open_journal(directory / "state")
+    producer = producer or FakeProducer()
+    recaller = FakeRecaller(producer)
+    found = rules(text, directory, mqtt)
+    status = Status(found.status_topic, lambda: NOW)
+    inbound = FromMqtt(
+        found,
+        bridge="b",
+        producer=cast("Any", producer),
+        recaller=recaller,
+        journal=journal,
+        status=status,
+        intervals=INTERVALS,
+        clock=lambda: NOW,
+    )
+    running = asyncio.create_task(inbound.run())
+    try:
+        yield Bench(inbound, producer, recaller, status, journal)
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+        await journal.close()
+
+
+def message(
+    packet_id: int = 1, payload: bytes = b"x", qos: int = 1, topic: str = "in/a", dup: bool = False, **more: Any
+) -> Publish:
+    properties = Properties(**more) if more else NO_PROPERTIES
+    return Publish(topic, payload, qos, False, dup, packet_id if qos else 0, properties)
+
+
+@pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
+async def test_nothing_is_acknowledged_before_rocketmq_has_it(tmp_path: Path, qos: int, kind: int) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(7, qos=qos)])
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (at.session.sent, at.producer.messages) == ([], [])
+        at.producer.may_go.set()
+        await at.session.until(1)
+        assert at.session.acks() == [(kind, 7, 0)]
+        assert at.producer.bodies == [b"x"]
+
+
+async def test_what_comes_together_is_one_batch_and_acknowledged_in_its_order(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        acks = await at.acks(*(message(number, b"%d" % number) for number in range(1, 300)))
+        assert acks == [(PUBACK, number, 0) for number in range(1, 300)]
+        assert at.producer.calls == ["send_batch"]
+        assert at.producer.bodies == [b"%d" % number for number in range(1, 300)]
+
+
+async def test_a_large_payload_goes_alone(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(message(1, b"a"), message(2, b"b" * 5000), message(3, b"c"))
+        assert sorted(at.producer.calls) == ["send", "send_batch"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_failed_send_is_tried_again(tmp_path: Path, qos: int) -> None:
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), False)] * 3)
+    async with bench(tmp_path, producer=producer) as at:
+        await at.acks(message(1, qos=qos))
+        assert at.producer.bodies == [b"x"]
+        assert at.producer.calls.count("stored") == (3 if qos == 2 else 0)
+
+
+async def test_with_qos_2_the_journal_has_it_on_the_disk_before_the_send_and_before_the_pubcomp(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        saved: list[bool] = []
+        at.producer.on_send = at.session.on_send = lambda: saved.append(at.journal.is_saved)
+        await at.acks(message(1, qos=2))
+        assert saved == [True, True]
+        await at.acks(Ack(PUBREL, 1))
+        assert saved == [True, True, True]
+
+
+async def test_with_qos_2_a_send_that_was_stored_though_it_failed_is_not_sent_again(tmp_path: Path) -> None:
+    producer = FakeProducer(failures=[(RequestTimeoutError("a", "send", 3.0), True)])
+    async with bench(tmp_path, producer=producer) as at:
+        assert await at.acks(message(1, qos=2)) == [(PUBREC, 1, 0)]
+        assert at.producer.bodies == [b"x"]
+        assert at.producer.calls == ["send_batch", "stored"]
+
+
+async def test_with_qos_2_a_delayed_one_is_looked_for_where_it_waits(tmp_path: Path) -> None:
+    producer = FakeProducer(failures=[(RequestTimeoutError("a", "send", 3.0), False)])
+    async with bench(tmp_path, producer=producer) as at:
+        producer.waiting.add("ID1")
+        assert await at.acks(message(1, qos=2, topic="delayed/10/a")) == [(PUBREC, 1, 0)]
+        assert at.producer.calls == ["send", "stored", "waits"]
+
+
+async def test_a_message_whose_packet_id_is_known_is_the_same(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        assert await at.acks(message(5, qos=2)) == [(PUBREC, 5, 0)]
+        at.connect(FakeSession())
+        assert await at.acks(message(5, qos=2, dup=True)) == [(PUBREC, 5, 0)]
+        assert await at.acks(Ack(PUBREL, 5)) == [(PUBCOMP, 5, 0)]
+        assert at.producer.bodies == [b"x"]
+        # The id is free: another message, also with the same content.
+        assert await at.acks(message(5, qos=2)) == [(PUBREC, 5, 0)]
+        assert at.producer.bodies == [b"x", b"x"]
+
+
+async def test_after_a_kill_a_message_that_was_stored_is_found(tmp_path: Path) -> None:
+    producer = FakeProducer()
+    async with bench(tmp_path, producer=producer) as at:
+        await at.acks(message(5, qos=2), message(6, b"y", qos=2))
+    producer.calls.clear()
+    del producer.messages[1]  # as if the kill had come before the second was sent
+    async with bench(tmp_path, producer=producer) as at:
+        again = await at.acks(message(5, qos=2, dup=True), message(6, b"y", qos=2, dup=True))
+        assert again == [(PUBREC, 5, 0), (PUBREC, 6, 0)]
+        assert producer.bodies == [b"x", b"y"]
+        assert producer.calls[0] == "stored"
+
+
+async def test_a_broker_that_lost_its_last_seconds_sends_again_what_was_released(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(message(5, qos=2))
+        await at.acks(Ack(PUBREL, 5))
+    async with bench(tmp_path, producer=at.producer) as at:
+        assert await at.acks(message(5, qos=2, dup=True)) == [(PUBREC, 5, 0)]
+        assert at.producer.bodies == [b"x"]
+
+
+async def test_a_packet_id_with_another_content_is_another_message(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(message(5, qos=2))
+        await at.acks(message(5, b"y", qos=2))
+        assert at.producer.bodies == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
+@pytest.mark.parametrize(("protocol", "reason"), [("5", 0x83), ("3.1.1", 0)])
+async def test_what_is_refused_has_a_reason_code_with_mqtt_5(
+    tmp_path: Path, qos: int, kind: int, protocol: str, reason: int
+) -> None:
+    producer = FakeProducer(failures=[(MessageRejectedError(13, "too far ahead", "a"), False)])
+    async with bench(tmp_path, mqtt=f'protocol = "{protocol}"', producer=producer) as at:
+        assert await at.acks(message(1, qos=qos)) == [(kind, 1, reason)]
+        assert await at.acks(message(2, qos=qos, topic="delayed/x/a")) == [(kind, 2, reason)]
+        assert await at.acks(message(3, qos=qos)) == [(kind, 3, 0)]
+        assert at.status.counters.refused == 2
+
+
+async def test_one_of_a_batch_that_is_refused_does_not_harm_the_others(tmp_path: Path) -> None:
+    refusal = MessageRejectedError(13, "too large", "a")
+    producer = FakeProducer(failures=[(refusal, False), (refusal, False)])
+    async with bench(tmp_path, producer=producer) as at:
+        acks = await at.acks(*(message(number, b"%d" % number) for number in (1, 2, 3)))
+        assert acks == [(PUBACK, 1, 0x83), (PUBACK, 2, 0), (PUBACK, 3, 0)]
+        assert producer.bodies == [b"2", b"3"]
+
+
+async def test_what_the_bridge_published_itself_and_what_no_rule_wants_is_acknowledged_only(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        own = message(1, user=(("duemq-bridge", "b"),))
+        others = message(2, user=(("duemq-bridge", "other"),))
+        await at.acks(own, others, message(3, topic="elsewhere"), message(4, topic=at.status.topic))
+        assert len(at.producer.messages) == 1
+        assert (at.status.counters.own, at.status.counters.unmatched) == (2, 1)
+
+
+async def test_a_topic_that_only_begins_as_the_status_topic_is_none(tmp_path: Path) -> None:
+    status = Status("a/b", lambda: NOW)
+    assert [status.is_own(topic) for topic in ("a/b", "a/b/c", "a/bc", "a")] == [True, True, False, False]
+
+
+async def test_qos_0_beyond_the_bound_is_dropped_and_counted(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum = 5") as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(number, qos=0) for number in range(15)])
+        assert at.status.counters.dropped == 5
+        at.inbound.received([message(1)])
+        at.producer.may_go.set()
+        await at.session.until(1)
+        assert len(at.producer.messages) == 11
+
+
+async def test_a_broker_that_sends_more_than_is_held_is_not_read(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt='receive_maximum = 5\nprotocol = "3.1.1"') as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await asyncio.sleep(0)
+        at.inbound.received([message(number) for number in range(2, 30)])
+        assert at.session.pauses == ["pause"]
+        at.producer.may_go.set()
+        await at.session.until(29)
+        assert at.session.pauses == ["pause", "resume"]
+        assert len(at.producer.messages) == 29
+
+
+async def test_a_lost_connection_gets_no_acknowledgement_and_the_next_one_neither(tmp_path: Path) -> None:
+    """What was under way then comes again by itself."""
+    async with bench(tmp_path) as at:
+        first = at.session
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        at.inbound.received([message(2)])
+        second = FakeSession()
+        at.connect(second)
+        at.producer.may_go.set()
+        at.inbound.received([message(2, dup=True)])
+        await second.until(1)
+        assert (first.acks(), second.acks()) == ([(PUBACK, 1, 0)], [(PUBACK, 2, 0)])
+        assert len(at.producer.messages) == 2
+
+
+async def test_what_replaces_and_what_cancels_keep_their_order(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(
+            message(1, topic="delayed/1;key=k;replace/a"),
+            message(2, topic="delayed/recall;key=k/a"),
+            message(3, topic="delayed/2;key=k;replace/a"),
+        )
+        assert at.producer.calls == ["send", "send"]
+        assert at.recaller.cancelled == ["a#k"]
+        assert [each["replace"] for each in at.producer.messages] == [True, True]
+
+
+async def test_a_message_that_expires_before_it_is_due_is_dropped(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(message(1, topic="delayed/10/a", expiry=10), message(2, topic="delayed/10/a", expiry=11))
+        assert (len(at.producer.messages), at.status.counters.expired) == (1, 1)

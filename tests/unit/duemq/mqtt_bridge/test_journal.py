@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq.messages import MessageQueue
+from duemq.mqtt_bridge.session import journal as module
+from duemq.mqtt_bridge.session.journal import (
+    FILE_NAME,
+    TURN_MS,
+    JournalError,
+    Place,
+    Published,
+    State,
+    Taken,
+    open_journal,
+)
+
+QUEUE = MessageQueue("T", "broker-a", 3)
+
+
+def taken(packet_id: int) -> Taken:
+    return Taken(packet_id, f"KEY{packet_id}", b"digest", QUEUE, 7, is_delayed=packet_id % 2 == 1)
+
+
+def place(offset: int, group: str = "g") -> Place:
+    return Place(group, QUEUE, offset)
+
+
+async def test_what_is_saved_is_there_after_a_start(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "new")
+    journal.take([taken(1), taken(2), taken(3)])
+    journal.release([2, 99])
+    journal.forget_received([3])
+    journal.set_published([(place(5), Published(9, State.PUBLISHED)), (place(6), Published(8, State.RELEASED))])
+    journal.set_published([(place(5), Published(0, State.DONE))])
+    journal.subscribe("a/#", 1)
+    journal.subscribe("b", 2)
+    journal.forget_subscriptions(["b"])
+    await journal.close()
+    again = await open_journal(tmp_path / "new")
+    assert again.received[1] == taken(1)
+    assert again.received[2].is_released
+    assert again.received[2].is_stored
+    assert set(again.received) == {1, 2}
+    assert again.published == {place(5): Published(0, State.DONE), place(6): Published(8, State.RELEASED)}
+    assert again.subscriptions == {"a/#": 1}
+    again.forget_session()
+    assert (again.received, again.subscriptions) == ({}, {})
+    await again.close()
+
+
+async def test_many_changes_are_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = await open_journal(tmp_path)
+    commits: list[int] = []
+    write = module._write
+
+    def counted(database: Any, changes: Any) -> None:
+        commits.append(1)
+        write(database, changes)
+
+    monkeypatch.setattr(module, "_write", counted)
+    for number in range(1, 500):
+        journal.take([taken(number)])
+    await journal.saved()
+    await journal.saved()
+    assert commits == [1]
+    await journal.close()
+
+
+async def test_two_bridges_cannot_have_one_journal(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    with pytest.raises(JournalError, match="another bridge"):
+        await open_journal(tmp_path)
+    await journal.close()
+    await (await open_journal(tmp_path)).close()
+
+
+async def test_what_is_no_journal_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(JournalError, match="move it away"):
+        await open_journal(tmp_path)
+
+
+async def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    journal.take([taken(1)])
+    journal._change("INSERT INTO nowhere VALUES (?)", [(1,)])
+    with pytest.raises(JournalError, match="cannot be written"):
+        await journal.saved()
+    await journal.close()
+
+
+async def test_the_last_that_were_released_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_RELEASED", 2)
+    journal = await open_journal(tmp_path)
+    journal.take(taken(number) for number in range(1, 5))
+    journal.release([1, 2])
+    journal.take([taken(1)])  # the packet id has another message
+    journal.release([3, 4])
+    assert set(journal.received) == {1, 3, 4}
+    assert not journal.received[1].is_released
+    await journal.close()
+
+
+async def test_messages_are_forgotten_when_the_offset_has_passed_them(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    assert not journal.is_passed(place(10), 0)
+    journal.set_published((place(10 + each), Published(0, State.DONE)) for each in range(4))
+    journal.set_published([(place(9), Published(77, State.PUBLISHED)), (place(10, "other"), Published(0, State.DONE))])
+    assert journal.forget_before("g", {QUEUE: 12}, 0) == [77]
+    assert set(journal.published) == {place(12), place(13), place(10, "other")}
+    # A broker that lost its last offsets gives them again.
+    assert [journal.is_passed(place(each), 0) for each in (10, 11, 12)] == [True, True, False]
+    await journal.close()
+    journal = await open_journal(tmp_path)
+    assert [journal.is_passed(place(each), 0) for each in (10, 11, 12)] == [True, True, False]
+    # Somebody sends the group back: further than a broker can have lost.
+    assert not journal.is_passed(place(3), 0)
+    assert not journal.is_passed(place(11), 0)
+    await journal.close()
+
+
+async def test_what_passed_long_ago_may_be_given_again(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    assert not journal.is_passed(place(0), 0)
+    for turn in range(4):
+        journal.forget_before("g", {QUEUE: 100 * (turn + 1)}, turn * TURN_MS)
+    assert journal.is_passed(place(250), 0)
+    assert not journal.is_passed(place(199), 0)
+    await journal.close()

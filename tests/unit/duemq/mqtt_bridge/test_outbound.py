@@ -1,0 +1,399 @@
+"""What becomes of messages that go to MQTT: the window, and QoS 2 over connections and kills."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from duemq.consumer import PushConsumer
+from duemq.messages import MessageQueue, ReceivedMessage
+from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
+from duemq.mqtt_bridge.session.client import ServerLimits
+from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State, open_journal
+from duemq.mqtt_bridge.session.packet_ids import NoPacketIdError, PacketIds
+from duemq.mqtt_bridge.session.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack, Publish, encode_publish
+from duemq.mqtt_bridge.status import Status
+from duemq.protocol.codes import RequestCode
+from tests.unit.duemq.conftest import INTERVALS
+from tests.unit.duemq.fake import FakeBroker
+from tests.unit.duemq.mqtt_bridge.fakes import FakeSession
+
+QUEUE = MessageQueue("Out", "broker-a", 0)
+
+
+def place(number: int) -> Place:
+    return Place("g", QUEUE, number)
+
+
+def flight(number: int, qos: int) -> Flight:
+    packet = encode_publish("t", b"%d" % number, qos=qos, retain=False, packet_id=number, properties=None)
+    return Flight(number, packet, cast("Any", None), qos, place(number), is_noted=qos == 2)
+
+
+class Bench:
+    def __init__(self, journal: Journal, most: int = 100) -> None:
+        self.journal = journal
+        self.ids = PacketIds()
+        self.finished: list[Flight] = []
+        self.window = Window(most=most, journal=journal, ids=self.ids, finished=self.finished.extend)
+        self.session = FakeSession(is_v5=False)
+
+    async def connect(self, session: FakeSession) -> FakeSession:
+        self.window.disconnected()
+        self.session = session
+        await self.window.connected(cast("Any", session))
+        return session
+
+    def send(self, *numbers: int, qos: int) -> None:
+        for number in numbers:
+            self.ids.reserve(number)
+        if qos == 2:
+            self.journal.set_published((place(each), Published(each, State.PUBLISHED)) for each in numbers)
+        self.window.send([flight(number, qos) for number in numbers])
+
+    def shown(self) -> list[str]:
+        """What was sent: PUBLISH as its number, with a + where it is marked as sent again; PUBREL as r and its id."""
+        return [
+            f"{each.payload.decode()}{'+' * each.dup}" if isinstance(each, Publish) else f"r{each.packet_id}"
+            for each in self.session.sent
+        ]
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> Any:
+    journal = await open_journal(tmp_path)
+    yield journal
+    await journal.close()
+
+
+def session(*, is_present: bool = True, most: int = 100) -> FakeSession:
+    return FakeSession(is_v5=False, is_present=is_present, limits=ServerLimits(receive_maximum=most))
+
+
+async def test_no_more_is_sent_than_the_broker_allows(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session(most=3))
+    assert await bench.window.room() == 2
+    bench.send(1, 2, 3, 4, qos=1)
+    assert bench.shown() == ["1", "2"]
+    bench.window.received([Ack(PUBACK, 2), Ack(PUBACK, 9)])
+    assert bench.shown() == ["1", "2", "3"]
+    assert [each.packet_id for each in bench.finished] == [2]
+    waiting = asyncio.create_task(bench.window.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.window.received([Ack(PUBACK, 1), Ack(PUBACK, 3)])
+    assert await waiting == 1
+    assert bench.shown() == ["1", "2", "3", "4"]
+
+
+async def test_without_a_connection_there_is_no_room_and_what_is_sent_waits(journal: Journal) -> None:
+    bench = Bench(journal)
+    waiting = asyncio.create_task(bench.window.room())
+    await asyncio.sleep(0)
+    bench.send(1, 2, qos=1)
+    assert not waiting.done()
+    await bench.connect(session())
+    assert await waiting == 97
+    assert bench.shown() == ["1", "2"]
+
+
+async def test_after_a_lost_connection_all_is_sent_again_in_its_order(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session(most=4))
+    bench.send(1, 2, 3, 4, qos=1)
+    bench.window.received([Ack(PUBACK, 2)])
+    await bench.connect(session(most=3))
+    assert bench.shown() == ["1+", "3+"]
+    bench.window.received([Ack(PUBACK, 1)])
+    assert bench.shown() == ["1+", "3+", "4+"]
+    await bench.connect(session(is_present=False))
+    assert bench.shown() == ["3", "4"]
+
+
+async def test_with_qos_2_pubrel_follows_when_the_journal_has_the_pubrec(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, 2, qos=2)
+    releasing = asyncio.create_task(bench.window.run())
+    saved: list[bool] = []
+    bench.session.on_send = lambda: saved.append(journal.is_saved)
+    bench.window.received([Ack(PUBREC, 1)])
+    assert bench.shown() == ["1", "2"]
+    await bench.session.until(3)
+    assert bench.shown() == ["1", "2", "r1"]
+    assert saved == [True]
+    assert journal.published[place(1)] == Published(1, State.RELEASED)
+    bench.window.received([Ack(PUBCOMP, 2), Ack(PUBCOMP, 1)])  # the first is of no message on its way
+    assert [each.packet_id for each in bench.finished] == [1]
+    assert journal.published[place(1)] == Published(0, State.DONE)
+    bench.window.received([Ack(PUBREC, 2, 0x97)])
+    assert [(each.packet_id, each.reason) for each in bench.finished] == [(1, 0), (2, 0x97)]
+    assert place(2) not in journal.published
+    releasing.cancel()
+
+
+async def test_with_qos_2_a_new_connection_goes_on_where_the_last_was(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, 2, 3, qos=2)
+    bench.window.received([Ack(PUBREC, 2)])
+    await bench.connect(session())
+    assert sorted(bench.shown()) == ["1+", "3+", "r2"]
+    assert journal.published[place(2)].state is State.RELEASED
+    # Where the broker has forgotten the session, nobody can know what it had done with them.
+    await bench.connect(session(is_present=False))
+    assert bench.shown() == ["1", "2", "3"]
+    assert {each.state for each in journal.published.values()} == {State.PUBLISHED}
+
+
+async def test_after_a_kill_what_was_released_is_released_again_before_rocketmq_gives_it(journal: Journal) -> None:
+    bench = Bench(journal)
+    for number, state in ((1, State.PUBLISHED), (2, State.RELEASED), (3, State.DONE)):
+        journal.set_published([(place(number), Published(number, state))])
+        bench.ids.reserve(number)
+    await bench.connect(session())
+    assert bench.shown() == ["r2"]
+    bench.window.received([Ack(PUBCOMP, 2), Ack(PUBCOMP, 1)])
+    assert journal.published[place(2)].state is State.DONE
+    assert journal.published[place(1)].state is State.PUBLISHED
+    assert bench.finished == []
+
+
+async def test_after_a_kill_a_pubrec_may_come_before_rocketmq_gives_the_message_again(journal: Journal) -> None:
+    bench = Bench(journal)
+    journal.set_published([(place(1), Published(1, State.PUBLISHED))])
+    await bench.connect(session())
+    releasing = asyncio.create_task(bench.window.run())
+    bench.window.received([Ack(PUBREC, 1)])
+    await bench.session.until(1)
+    assert (bench.shown(), journal.published[place(1)].state) == (["r1"], State.RELEASED)
+    bench.window.received([Ack(PUBCOMP, 1)])
+    assert journal.published[place(1)].state is State.DONE
+    releasing.cancel()
+
+
+async def test_what_was_released_or_done_while_rocketmq_gave_it_again_is_not_published(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    journal.set_published([(place(1), Published(1, State.RELEASED)), (place(2), Published(0, State.DONE))])
+    bench.window.send([flight(1, 2), flight(2, 2)])
+    assert bench.shown() == ["r1"]
+    assert [each.packet_id for each in bench.finished] == [2]
+
+
+async def test_the_broker_counts_what_an_earlier_process_sent(journal: Journal) -> None:
+    journal.set_published((place(each), Published(each, State.PUBLISHED)) for each in (1, 2))
+    bench = Bench(journal)
+    await bench.connect(session(most=4))
+    bench.send(3, 4, qos=1)
+    assert bench.shown() == ["3"]
+    bench.window.received([Ack(PUBACK, 3)])
+    assert bench.shown() == ["3", "4"]
+    bench.window.send([flight(2, 2)])
+    assert bench.shown() == ["3", "4", "2"]
+
+
+async def test_the_journal_has_no_more_than_the_broker_allows(journal: Journal) -> None:
+    """What a kill leaves in it is sent again, and must fit."""
+    bench = Bench(journal)
+    running = asyncio.create_task(bench.window.run())
+    await bench.connect(session(most=4))
+    flights = [flight(number, 2) for number in range(1, 10)]
+    for each in flights:
+        each.is_noted = False
+    bench.window.send(flights)
+    await bench.session.until(3)
+    assert bench.shown() == ["1", "2", "3"]
+    assert len(journal.published) == 3
+    bench.window.received([Ack(PUBREC, 1)])
+    await bench.session.until(4)
+    bench.window.received([Ack(PUBCOMP, 1)])
+    await bench.session.until(5)
+    assert bench.shown() == ["1", "2", "3", "r1", "4"]
+    running.cancel()
+
+
+async def test_it_is_told_when_nothing_is_on_its_way(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, qos=1)
+    draining = asyncio.create_task(bench.window.drain())
+    await asyncio.sleep(0)
+    assert not draining.done()
+    bench.window.received([Ack(PUBACK, 1)])
+    await draining
+
+
+def test_packet_ids_go_round_and_each_is_in_use_once() -> None:
+    ids = PacketIds([1, 65_535])
+    assert [ids.take(), ids.take()] == [2, 3]
+    ids.give_back(2)
+    assert (ids.take(), ids.lend(), ids.lend()) == (4, 5, 6)
+    for _ in range(65_535 - 4):
+        ids.take()
+    for ask in (ids.take, ids.lend):
+        with pytest.raises(NoPacketIdError):
+            ask()
+    ids.give_back(77)
+    assert ids.take() == 77
+
+
+# --- a rule, with a consumer of a broker that is scripted -------------------------------------------------------------
+
+NOW = 1_800_000_000_000
+
+
+class Rule:
+    """A rule that publishes, over a session and a window of its own."""
+
+    def __init__(self, journal: Journal, consumer: PushConsumer, qos: QoS, is_delayed: bool) -> None:
+        self.journal = journal
+        self.status = Status("status", lambda: NOW)
+        self.ids = PacketIds()
+        self.window = Window(most=100, journal=journal, ids=self.ids, finished=self._finished)
+        self.session = FakeSession()
+        self.rule = ToMqtt(
+            Outbound(topic="demo", mqtt_topic=_topic, group="g", qos=qos),
+            is_delayed=is_delayed,
+            bridge="b",
+            consumer=consumer,
+            is_v5=True,
+            window=self.window,
+            journal=journal,
+            ids=self.ids,
+            status=self.status,
+            intervals=INTERVALS,
+            clock=lambda: NOW,
+        )
+
+    def _finished(self, flights: list[Flight]) -> None:
+        self.rule.finished(flights)
+
+    def published(self) -> list[tuple[str, bytes, int]]:
+        return [(each.topic, each.payload, each.qos) for each in self.session.sent if isinstance(each, Publish)]
+
+
+def _topic(message: ReceivedMessage) -> str:
+    if message.body == b"wrong":
+        raise TemplateError("it has no topic")
+    return "t"
+
+
+@asynccontextmanager
+async def rule(journal: Journal, broker: FakeBroker, qos: QoS, *, is_delayed: bool = False) -> AsyncIterator[Rule]:
+    consumer = PushConsumer("g", nameserver=broker.address, from_="first", _intervals=INTERVALS, _clock=lambda: NOW)
+    consumer.subscribe("demo")
+    async with consumer:
+        made = Rule(journal, consumer, qos, is_delayed)
+        running = [asyncio.create_task(made.rule.run()), asyncio.create_task(made.window.run())]
+        await made.window.connected(cast("Any", made.session))
+        yield made
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        await made.rule.settle()
+
+
+async def committed(broker: FakeBroker, offset: int) -> None:
+    await broker.until(lambda: broker.offsets.get(("g", "demo", 0)) == offset)
+
+
+async def test_the_offset_moves_when_mqtt_has_the_message(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(2)
+        assert at.published() == [("t", b"a", 1), ("t", b"b", 1)]
+        at.window.received([Ack(PUBACK, 2)])
+        await broker.until_requests(RequestCode.PULL_MESSAGE, 6)
+        assert broker.offsets.get(("g", "demo", 0), 0) == 0
+        at.window.received([Ack(PUBACK, 1)])
+        await committed(broker, 2)
+        assert at.status.counters.published == 2
+
+
+async def test_with_qos_0_it_moves_when_the_message_is_sent(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    async with rule(journal, broker, 0) as at:
+        await committed(broker, 2)
+        assert at.published() == [("t", b"a", 0), ("t", b"b", 0)]
+
+
+async def test_with_qos_2_the_journal_has_it_before_it_is_published(journal: Journal, broker: FakeBroker) -> None:
+    async with rule(journal, broker, 2) as at:
+        saved: list[bool] = []
+        at.session.on_send = lambda: saved.append(journal.is_saved)
+        await broker.store("demo", b"a")
+        await at.session.until(1)
+        assert saved == [True]
+        assert list(journal.published.values()) == [Published(1, State.PUBLISHED)]
+        at.window.received([Ack(PUBREC, 1)])
+        await at.session.until(2)
+        at.window.received([Ack(PUBCOMP, 1)])
+        await committed(broker, 1)
+    # RocketMQ gives it again, since its broker lost the offset.
+    broker.offsets.clear()
+    async with rule(journal, broker, 2) as at:
+        await committed(broker, 1)
+        assert (at.session.sent, at.status.counters.repeated) == ([], 1)
+
+
+async def test_with_qos_2_what_was_published_before_a_kill_goes_again_with_its_packet_id(
+    journal: Journal, broker: FakeBroker
+) -> None:
+    await broker.store("demo", b"a", b"b")
+    where = MessageQueue("demo", "broker-a", 0)
+    states = {0: Published(71, State.PUBLISHED), 1: Published(72, State.RELEASED)}
+    journal.set_published((Place("g", where, offset), state) for offset, state in states.items())
+    async with rule(journal, broker, 2) as at:
+        await at.session.until(3)
+        again = [(each.packet_id, each.dup) for each in at.session.sent if isinstance(each, Publish)]
+        assert again == [(71, True)]
+        assert at.session.acks() == [(PUBREL, 72, 0)] * 2
+
+
+async def test_what_cannot_be_published_goes_to_the_dead_letters(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"wrong", b"a")
+    async with rule(journal, broker, 1) as at:
+        [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert request.ext["delayLevel"] == "-1"
+        await at.session.until(1)
+        assert (at.published(), at.status.counters.refused) == ([("t", b"a", 1)], 1)
+
+
+async def test_what_the_mqtt_broker_refuses_comes_again_later(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(1)
+        at.window.received([Ack(PUBACK, 1, 0x97)])
+        [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert request.ext["delayLevel"] == "0"
+        assert at.status.counters.refused == 1
+
+
+async def test_what_would_go_back_and_what_is_expired_is_not_published(journal: Journal, broker: FakeBroker) -> None:
+    await broker.store("demo", b"back", text="MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02")
+    await broker.store("demo", b"expired", text=f"MQTT_EXPIRES_AT\x01{NOW}\x02")
+    await broker.store("demo", b"other", text="MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01u\x02")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(1)
+        assert at.published() == [("t", b"other", 1)]
+        counters = at.status.counters
+        assert (counters.own, counters.expired) == (1, 1)
+
+
+async def test_a_delayed_message_goes_out_as_it_came(journal: Journal, broker: FakeBroker) -> None:
+    text = "MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02MQTT_QOS\x010\x02MQTT_RETAIN\x01true\x02own\x011\x02"
+    await broker.store("demo", b"\0", text=f"{text}MQTT_EMPTY\x01true\x02")
+    async with rule(journal, broker, 2, is_delayed=True) as at:
+        await at.session.until(1)
+        [message] = at.session.sent
+        assert isinstance(message, Publish)
+        assert (message.topic, message.payload, message.qos, message.retain) == ("t", b"", 0, True)
+        assert message.properties.user == (("own", "1"),)
