@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
 # Two runs of about the same length. Tests in neither of them, nor in SPARK, run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
-MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler
+MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler tests/interop/mqtt
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
+
+import msgspec
 
 from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
@@ -270,6 +272,17 @@ class Admin:
             answer = await self._change_at(address, part)
             told += answer.messages
         return told
+
+    async def report_bridge(self, name: str, figures: Mapping[str, int]) -> None:
+        """Tell all duemq brokers the figures of an MQTT bridge, for `brokerStatus`. `name`: 1 to 64 letters, digits and
+        % _ -. Raises NotSupportedError where no broker is a duemq; ConnectError, ConnectionLostError, ClosedError and
+        RequestTimeoutError."""
+        header, body = headers.ReportBridge(bridge=name), msgspec.json.encode(figures)
+
+        async def tell(address: str) -> None:
+            await self._client.call(address, RequestCode.REPORT_BRIDGE, header, body, timeout=self._timeout)
+
+        _raise_first((await self._of_all(tell))[1])
 
     # --- all brokers
 

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 from duemq._net.complaints import Complaints
@@ -22,6 +24,7 @@ from duemq.errors import ConnectError, ConnectionLostError, DueMQError, RequestT
 from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.rules.fields import encoded_name
 from duemq.mqtt_bridge.rules.model import Outbound, Rules
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
@@ -38,6 +41,8 @@ COUNTERS_EVERY: Final = 10.0
 FINISH: Final = 5.0
 """Seconds that a bridge which is stopped gives to what is under way."""
 PRODUCER_GROUP: Final = "mqtt-bridge"
+MAX_REPORTED_NAME: Final = 64
+"""Characters of a bridge's name that brokers take."""
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
@@ -129,7 +134,16 @@ class Bridge:
             clock=self._clock,
         )
         return _Running(
-            rules, journal, ids, window, inbound, tuple(outbound.values()), self.status, self.is_ready, self._intervals
+            rules,
+            journal,
+            ids,
+            window,
+            inbound,
+            tuple(outbound.values()),
+            self.status,
+            partial(admin.report_bridge, encoded_name(self._name)[:MAX_REPORTED_NAME]),
+            self.is_ready,
+            self._intervals,
         )
 
     async def _consumer(self, rule: Outbound, most: int) -> PushConsumer:
@@ -190,6 +204,7 @@ class _Running:
         inbound: FromMqtt,
         outbound: tuple[ToMqtt, ...],
         status: Status,
+        report: Callable[[Mapping[str, int]], Awaitable[None]],
         is_ready: asyncio.Event,
         intervals: Intervals,
     ) -> None:
@@ -200,6 +215,8 @@ class _Running:
         self._inbound = inbound
         self._outbound = outbound
         self._status = status
+        self._report = report
+        """Tells the brokers the counters. Raises DueMQError."""
         self._is_ready = is_ready
         self._intervals = intervals
         self._complaints = Complaints(log)
@@ -330,6 +347,10 @@ class _Running:
         while True:
             await asyncio.sleep(COUNTERS_EVERY)
             self._status.tell_counters()
+            try:
+                await self._report(asdict(self._status.counters))
+            except DueMQError as error:
+                log.debug("the counters could not be reported to the brokers: %s", error)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,8 @@ from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
 """Seconds between looks whether the file has changed."""
+
+_CONSOLE: Final = "%(asctime)s %(levelname)s %(message)s"
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
@@ -33,8 +38,10 @@ _config = click.option(
 
 @click.group(invoke_without_command=True, short_help="Connect an MQTT broker.")
 @_config
+@click.option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True)
+@click.option("--until-input-ends", is_flag=True, help="End with standard input too, as a broker's own bridge does.")
 @click.pass_context
-def main(context: click.Context, config: Path) -> None:
+def main(context: click.Context, config: Path, log_format: str, *, until_input_ends: bool) -> None:
     """Carry messages between an MQTT broker and RocketMQ's topics, and delay those that ask for it, until SIGTERM or
     Ctrl-C. The file of rules is read again when it changes, or at SIGHUP; where it is wrong then, the old rules go on.
 
@@ -50,11 +57,13 @@ def main(context: click.Context, config: Path) -> None:
         import aiomqtt  # noqa: F401
     except ModuleNotFoundError as error:
         fail(f"the MQTT bridge needs the package {error.name}; install duemq[mqtt]: pip install 'duemq[mqtt]'")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if log_format == "json" else logging.Formatter(_CONSOLE))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("duemq.consumer").setLevel(logging.WARNING)
     # Not on uvloop, though it is faster: where a socket is closed and the next one gets its number at once, as happens
     # with paho's, uvloop may never watch that number again.
-    asyncio.run(_serve(config, rules))
+    asyncio.run(_serve(config, rules, until_input_ends=until_input_ends))
 
 
 @main.command(short_help="Try the rules against sample topics.")
@@ -88,13 +97,38 @@ def _read(path: Path) -> Rules:
         fail(str(error))
 
 
-async def _serve(path: Path, rules: Rules) -> None:
+class _JsonLines(logging.Formatter):
+    """Log records as lines of JSON, with the names that the broker's log has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {"event": record.getMessage(), "level": record.levelname.lower(), "timestamp": at}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _stop_when_input_ends(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """Set `stopped` once standard input is at its end."""
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            stopped.set()
+
+    loop.add_reader(0, read)
+
+
+async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
     """Run bridges, one after the other, each with the newest rules, until a signal comes."""
     loop = asyncio.get_running_loop()
     stopped, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
+    if until_input_ends:
+        _stop_when_input_ends(loop, stopped)
     watch = _Watch(path)
     found: Rules | None = rules
     while found is not None:

@@ -398,7 +398,7 @@ class ToMqtt:
             if session is None or session.is_lost:
                 self._status.counters.dropped += 1
             else:
-                self._status.counters.published += 1
+                self._count(message)
             await message.ack()
 
     def _prepare(self, message: ReceivedMessage, now_ms: int) -> Flight | bytearray | None:
@@ -473,13 +473,19 @@ class ToMqtt:
             await self._has_finished.wait()
             await self.settle()
 
+    def _count(self, message: ReceivedMessage) -> None:
+        """Count a message that was published."""
+        self._status.counters.published += 1
+        if self._is_delayed and message.due_time_ms is not None:
+            self._status.counters.count_due(self._clock() - message.due_time_ms)
+
     async def settle(self) -> None:
         """Tell RocketMQ what the MQTT broker has said so far."""
         self._has_finished.clear()
         finished, self._finished = self._finished, []
         for flight in finished:
             if flight.reason < packets.FIRST_ERROR:
-                self._status.counters.published += 1
+                self._count(flight.message)
                 await flight.message.ack()
                 continue
             where = f"{flight.message.queue} offset {flight.message.queue_offset}"

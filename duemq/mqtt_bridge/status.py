@@ -32,6 +32,12 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class Counters:
     """How often what happened since the start."""
 
+    due: int = 0
+    """Delayed messages that were published, acknowledged where their QoS is not 0."""
+    late_ms: int = 0
+    """How late they were published, ms, together: the average is this by `due`."""
+    late_max_ms: int = 0
+    """How late the latest of them was published, ms."""
     received: int = 0
     """Messages that came from MQTT."""
     stored: int = 0
@@ -56,6 +62,12 @@ class Counters:
     """Messages with QoS 0 beyond what the bridge holds."""
     repeated: int = 0
     """Messages with QoS 2 that came or went again and were known."""
+
+    def count_due(self, late_ms: int) -> None:
+        """Count a delayed message that was published this late, in ms."""
+        self.due += 1
+        self.late_ms += max(0, late_ms)
+        self.late_max_ms = max(self.late_max_ms, late_ms)
 
 
 class Status:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,11 +24,6 @@ from tests.peers.process import Process
 Version = Literal["5", "mqttv311"]
 _numbers = itertools.count()
 READY = "connected to the MQTT broker"
-
-
-def mosquitto_program() -> str | None:
-    """Where Mosquitto is; Debian has it where only root looks."""
-    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 class Mosquitto:
