@@ -110,7 +110,9 @@ class Window:
         await journal.saved()
         self._session = session
         self._on_way = 0
-        self._unsent = deque(each for each in flights.values() if not each.is_released)
+        unreleased = [each for each in flights.values() if not each.is_released]
+        # First those that the broker may have.
+        self._unsent = deque(sorted(unreleased, key=lambda each: not (each.is_noted or each.is_sent)))
         for flight in self._unsent:
             if flight.is_sent:
                 set_dup(flight.packet)
@@ -200,6 +202,9 @@ class Window:
             if flight.is_released:
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
+            elif flight.is_noted and self._session is not None:
+                # The broker may have it, and was counted with it: it takes nobody's place.
+                self._send(flight, self._session)
             else:
                 self._unsent.append(flight)
         if done:
@@ -217,10 +222,12 @@ class Window:
             if flight.qos == 2 and not flight.is_noted:
                 self._has_work.set()
                 return
-            unsent.popleft()
-            flight.is_sent = True
-            self._on_way += 1
-            session.send(flight.packet)
+            self._send(unsent.popleft(), session)
+
+    def _send(self, flight: Flight, session: Session) -> None:
+        flight.is_sent = True
+        self._on_way += 1
+        session.send(flight.packet)
 
     def received(self, acks: Iterable[Ack]) -> None:
         """PUBACK, PUBREC and PUBCOMP, as they came."""
