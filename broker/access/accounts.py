@@ -69,8 +69,11 @@ class Account:
 
     def check_topic(self, topic: str, action: int) -> None:
         """Check one action on one topic: the quick way for requests that need nothing else. Raises AccessRefused."""
-        owned = self.permissions.get(topic) if self.permissions is not None else None
-        if owned is None or not owned & action:
+        permissions = self.permissions
+        if permissions is not None:
+            if not permissions.get(topic, 0) & action:
+                self.check_resource(Resource(topic, Action(action)))
+        elif not self.is_admin:
             self.check_resource(Resource(topic, Action(action)))
 
     def check_resource(self, resource: Resource) -> None:
@@ -113,28 +116,22 @@ class Accounts:
     """All accounts, and the addresses that need none."""
 
     def __init__(self, accounts: Iterable[Account], white_lists: Iterable[AddressPattern]) -> None:
-        self._accounts = {account.access_key: account for account in accounts}
+        self.by_key = {account.access_key: account for account in accounts}
         self._white_lists = tuple(white_lists)
-        self._by_address = tuple(account for account in self._accounts.values() if account.white_list.text)
-        self._hosts: dict[str, tuple[bool, frozenset[str]]] = {}
-        """By host: whether it needs no account, and the access keys that need no signature from there."""
+        self._by_address = tuple(account for account in self.by_key.values() if account.white_list.text)
+        self.hosts: dict[str, tuple[bool, frozenset[str]]] = {}
+        """What `of_host` found, by host."""
 
     def __len__(self) -> int:
-        return len(self._accounts)
-
-    def get(self, access_key: str) -> Account | None:
-        """Return an account, None if there is none."""
-        return self._accounts.get(access_key)
+        return len(self.by_key)
 
     def of_host(self, host: str) -> tuple[bool, frozenset[str]]:
         """Return whether an address needs no account, and the access keys that need no signature from there."""
-        known = self._hosts.get(host)
-        if known is None:
-            if len(self._hosts) >= _MAX_HOSTS:
-                self._hosts.clear()
-            parts = parts_of(host)
-            known = self._hosts[host] = (
-                any(pattern.matches(parts) for pattern in self._white_lists),
-                frozenset(account.access_key for account in self._by_address if account.white_list.matches(parts)),
-            )
-        return known
+        if len(self.hosts) >= _MAX_HOSTS:
+            self.hosts.clear()
+        parts = parts_of(host)
+        found = self.hosts[host] = (
+            any(pattern.matches(parts) for pattern in self._white_lists),
+            frozenset(account.access_key for account in self._by_address if account.white_list.matches(parts)),
+        )
+        return found

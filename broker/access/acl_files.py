@@ -76,15 +76,9 @@ class AclFiles:
                     f"aclEnable=true, but there is neither {self.default_file} nor a file in "
                     f"{os.path.join(self.directory, _DIRECTORY)}: docs/security.md shows one"
                 )
-            self._state = self._read(stamps)
+            self._use(self._read(stamps), "accounts_read")
         except OSError as error:
             raise AclFileError(f"{error.filename}: {error.strerror}") from None
-        self._tell("accounts_read", self._state)
-
-    @property
-    def accounts(self) -> Accounts:
-        """The accounts as they are now."""
-        return self._state.accounts
 
     @property
     def versions(self) -> dict[str, DataVersion]:
@@ -115,8 +109,9 @@ class AclFiles:
             log.error("accounts_not_changed", reason=f"{type(error).__name__}: {getattr(error, 'strerror', None)}")
 
     def _use(self, state: _State, event: str) -> None:
-        # One assignment, so that the event loop sees either the old accounts or the new ones.
         self._state, self._failed = state, None
+        self.accounts = state.accounts
+        """The accounts as they are now: the event loop sees either the old ones or the new ones."""
         self._tell(event, state)
 
     def _tell(self, event: str, state: _State) -> None:

@@ -9,7 +9,7 @@ let in by address may do everything, as in RocketMQ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.requests.headers import Header, Request, RequestDecoder
-from duemq.protocol.requests.signature import ACCESS_KEY
+from duemq.protocol.requests.signature import Fields, fields_decoder
 
 H = TypeVar("H", bound=Header)
 
@@ -33,17 +33,10 @@ Handler = Callable[[Connection, Request[Any]], Any]
 
 
 class SignedRequest(Request[H]):
-    """A request with its fields as they came, until they have been checked: then None, and what keeps the request, such
-    as a held pull, does not keep them."""
+    """A request with its fields as they came (see `signature.Fields`), until they have been checked: then None, and
+    what keeps the request, such as a held pull, does not keep them."""
 
     fields: Any = None
-
-
-class _Fields(msgspec.Struct, gc=False):
-    extFields: dict[str, str]  # noqa: N815
-
-
-_decode_fields = msgspec.json.Decoder(_Fields).decode
 
 
 class SignedDecoder(RequestDecoder[H]):
@@ -52,11 +45,12 @@ class SignedDecoder(RequestDecoder[H]):
     def __init__(self, header_type: type[H]) -> None:
         super().__init__(header_type)
         decode = msgspec.json.Decoder(SignedRequest[header_type], strict=False).decode  # type: ignore[valid-type]
+        decode_fields = fields_decoder(field.encode_name for field in msgspec.structs.fields(header_type))
 
         def decode_json(header: bytes) -> Request[H]:
             request = decode(header)
-            # Fails, so that the slow way looks, for a field that is no text: only that way knows its text.
-            request.fields = _decode_fields(header).extFields
+            # Fails, so that the slow way looks, for other fields and for values that are no texts.
+            request.fields = decode_fields(header)
             return request
 
         self.decode_json = decode_json
@@ -73,7 +67,7 @@ class SignedDecoder(RequestDecoder[H]):
             language=plain.language,
             codec=codec,
             body=plain.body,
-            fields=command.ext,
+            fields=Fields(command.ext),
         )
 
 
@@ -137,24 +131,25 @@ class Guard:
 
         return guarded
 
-    def authenticate(self, connection: Connection, fields: Mapping[str, str], body: Body) -> Account | None:
-        """Return the account that signed a request; None if its address may do everything. Raises AccessRefused."""
+    def authenticate(self, connection: Connection, fields: Any, body: Body) -> Account | None:
+        """Return the account that signed a request; None if its address may do everything. `fields`: as of
+        SignedRequest. Raises AccessRefused."""
         accounts = self._files.accounts
-        is_free, keys_without_signature = accounts.of_host(connection.host)
+        is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
         if is_free:
             return None
-        access_key = fields.get(ACCESS_KEY)
-        if access_key is None:
-            raise self._counted(refused("account", "No accessKey is configured"))
-        account = accounts.get(access_key)
+        access_key = fields.access_key
+        account = accounts.by_key.get(access_key)
         if account is None:
+            if not access_key:
+                raise self._counted(refused("account", "No accessKey is configured"))
             # A secret that was put into the wrong place must not get into the log.
             raise self._counted(
                 refused("account", f"No acl config for {access_key[:_MAX_TOLD]}", "no account has the access key")
             )
         if access_key in keys_without_signature:
             return None
-        if not account.key.has_signed(fields, body):
+        if not fields.are_signed(account.key, body):
             raise self._counted(refused("signature", f"Check signature failed for accessKey={access_key}"))
         return account
 
@@ -163,7 +158,7 @@ class Guard:
         in is not told what requests there are, nor what they have to look like. Raises AccessRefused."""
         if permission.is_open:
             return
-        account = self.authenticate(connection, command.ext, command.body)
+        account = self.authenticate(connection, Fields(command.ext), command.body)
         if account is not None:
             try:
                 account.check_role(command.code, permission)

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hmac import compare_digest
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import astuple
 
 from duemq.protocol.frames.command import Body
 
@@ -33,20 +36,74 @@ _MAX_ORDERS: Final = 512
 _MAX_NAMES_LENGTH: Final = 1024
 """The order of names that are longer together is not kept."""
 
+_ADDED_BY_CLIENTS: Final = ("SecurityToken", "OnsChannel", "ReqT", "bname", "lo", "n", "ns", "nsd", "oway")
+"""Fields that clients add to requests of any code: the kind of account; 5.x's of names and of streams."""
+
 _orders: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] = {}
 """By the names of a request's fields as they came: what takes their values in the order of the names. It depends on
 nothing else, so it never gets wrong."""
 
 
-def signed_text(ext: Mapping[str, str]) -> bytes:
-    """Return the first part of the content of a request, its fields."""
+def signed_text(ext: Mapping[str, str]) -> str:
+    """Return what is signed of a request's fields."""
     names = tuple(ext)
-    values = _orders.get(names) or _new_order(names)
-    text = "".join(values(ext))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which Java encodes as a question mark
-        return text.encode(errors="replace")
+    return "".join((_orders.get(names) or _new_order(names))(ext))
+
+
+class Fields:
+    """The fields of a request that its signature is about, whatever they are."""
+
+    __slots__ = ("_ext",)
+
+    def __init__(self, ext: Mapping[str, str]) -> None:
+        self._ext = ext
+
+    @property
+    def access_key(self) -> str:
+        """The access key, empty if there is none."""
+        return self._ext.get(ACCESS_KEY, "")
+
+    def are_signed(self, key: SecretKey, body: Body) -> bool:
+        """Whether they and a body have the signature of a key."""
+        ext = self._ext
+        signature = ext.get(SIGNATURE, "")
+        if key.has_signed(signature, signed_text(ext), body):
+            return True
+        if _UNSIGNED_BY_SOME not in ext:
+            return False
+        less = {name: value for name, value in ext.items() if name != _UNSIGNED_BY_SOME}
+        return key.has_signed(signature, signed_text(less), body)
+
+
+class _Texts(msgspec.Struct):
+    """The fields of a request of one kind, as texts, in the order in which they are signed; the signature is last. A
+    field that is not there is empty, which makes no difference to what is signed."""
+
+    def are_signed(self, key: SecretKey, body: Body) -> bool:
+        """See Fields."""
+        values = astuple(self)
+        return key.has_signed(values[-1], "".join(values[:-1]), body)
+
+
+def fields_decoder(names: Iterable[str]) -> Callable[[bytes], Any]:
+    """Return what decodes the fields in a JSON header that has fields of these names and of those that clients add to
+    any request. It takes half the time that signing needs with `Fields`. Its result has the attributes of `Fields`. It
+    raises msgspec.MsgspecError for other fields and for values that are no texts."""
+    all_names = sorted({*names, ACCESS_KEY, *_ADDED_BY_CLIENTS} - {SIGNATURE}, key=_java_order)
+    attributes = [(f"field_{at}" if name != ACCESS_KEY else "access_key", name) for at, name in enumerate(all_names)]
+    texts = msgspec.defstruct(
+        "Texts",
+        [
+            (attribute, str, msgspec.field(default="", name=name))
+            for attribute, name in [*attributes, ("signature", SIGNATURE)]
+        ],
+        bases=(_Texts,),
+        forbid_unknown_fields=True,
+        gc=False,
+    )
+    head = msgspec.defstruct("Head", [("fields", texts, msgspec.field(name="extFields"))], gc=False)
+    decode = msgspec.json.Decoder(head).decode
+    return lambda header: decode(header).fields  # type: ignore[attr-defined]
 
 
 def _new_order(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], tuple[str, ...]]:
@@ -84,27 +141,19 @@ class SecretKey:
         self._inner = hashlib.sha1(key.translate(_INNER))
         self._outer = hashlib.sha1(key.translate(_OUTER))
 
-    def sign(self, ext: Mapping[str, str], body: Body) -> bytes:
-        """Return the signature of a request, in Base64."""
+    def sign(self, text: str, body: Body) -> bytes:
+        """Return the signature of a request in Base64. `text`: its fields as `signed_text` has them."""
         inner = self._inner.copy()
-        inner.update(signed_text(ext))
+        # Half of a surrogate pair is encoded as a question mark, as in Java.
+        inner.update(text.encode("utf-8", "replace"))
         inner.update(body)
         outer = self._outer.copy()
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False)
 
-    def has_signed(self, ext: Mapping[str, str], body: Body) -> bool:
-        """Whether a request has the signature of this key. The time that the comparison takes tells nothing of it."""
-        given = ext.get(SIGNATURE)
-        if given is None:
-            return False
-        signature = given.encode(errors="replace")
-        if compare_digest(self.sign(ext, body), signature):
-            return True
-        if _UNSIGNED_BY_SOME not in ext:
-            return False
-        less = {name: value for name, value in ext.items() if name != _UNSIGNED_BY_SOME}
-        return compare_digest(self.sign(less, body), signature)
+    def has_signed(self, signature: str, text: str, body: Body) -> bool:
+        """Whether a signature is of this key. The time that the comparison takes tells nothing of the right one."""
+        return compare_digest(self.sign(text, body), signature.encode("utf-8", "replace"))
 
 
 class Signer:
@@ -117,4 +166,4 @@ class Signer:
     def sign(self, ext: dict[str, str], body: Body) -> None:
         """Add the access key and the signature to the extension fields of a request. They must not change any more."""
         ext[ACCESS_KEY] = self.access_key
-        ext[SIGNATURE] = self._key.sign(ext, body).decode()
+        ext[SIGNATURE] = self._key.sign(signed_text(ext), body).decode()
