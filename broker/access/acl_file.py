@@ -77,6 +77,7 @@ _NUMBER: Final = "tag:yaml.org,2002:int"
 _TRUTH: Final = "tag:yaml.org,2002:bool"
 _NULL: Final = "tag:yaml.org,2002:null"
 _TRUE: Final = ("true", "yes", "on")
+_OTHER_BREAKS: Final = re.compile("[\x85\u2028\u2029]")
 _PLAIN_NAME: Final = re.compile("[A-Za-z]{1,40}")
 
 Table = dict[str, Any]
@@ -109,7 +110,10 @@ def parse(text: bytes, source: str) -> AclFile:
 
 def dump(table: Table) -> bytes:
     """Return a file's text, in the form that RocketMQ's brokers write."""
-    text: str = yaml.safe_dump(table, default_flow_style=False, sort_keys=False, allow_unicode=True, width=2**31 - 1)
+    form: dict[str, Any] = {"default_flow_style": False, "sort_keys": False, "width": 2**31 - 1}
+    text: str = yaml.safe_dump(table, allow_unicode=True, **form)
+    if _OTHER_BREAKS.search(text):  # which the library would read again as other ones
+        text = yaml.safe_dump(table, **form)
     return text.encode()
 
 
@@ -126,7 +130,9 @@ class _Reader:
         try:
             loader = _Loader(text.decode())
             root = loader.get_single_node()
-            return self._content(root) if root is not None else AclFile([], [], [], DataVersion(), {}, [])
+            if root is None or root.tag == _NULL:
+                return AclFile([], [], [], DataVersion(), {}, [])
+            return self._content(root)
         except UnicodeDecodeError as error:
             line = text.count(b"\n", 0, error.start) + 1
             raise AclFileError(f"{self._source}, line {line}: this is not UTF-8") from None
