@@ -101,7 +101,7 @@ async def test_an_account_sends_and_receives(client: Client, secured: Broker) ->
         await client.producer(secured.nameserver, account=USER) as producer,
     ):
         for mode in ("sync", "async", "oneway"):
-            await producer.send("topicB", numbered(unique(mode), 3), mode)  # type: ignore[arg-type]
+            await producer.send("topicB", numbered(unique(mode), 3), mode)
         results = await producer.send("topicB", numbered(bodies[0].decode().rpartition("-")[0], 8))
         assert [result.status for result in results] == ["SEND_OK"] * 8
         await consumer.receive_bodies(bodies)

@@ -19,7 +19,7 @@ from duemq.protocol.requests.headers import NoFields
 from tests.support.access import signed as signed_by
 from tests.support.access import write_accounts
 from tests.support.broker import UnboundBroker, running
-from tests.support.wire import request, send
+from tests.support.wire import pull, request, send
 
 NONE, LOOK, OPERATE, ADMINISTER = Role.NONE, Role.LOOK, Role.OPERATE, Role.ADMINISTER
 PUB, SUB, ANY = Action.PUB, Action.SUB, Action.ANY
@@ -268,6 +268,7 @@ async def test_an_administrator_whose_permissions_are_listed_has_only_those(brok
     peer, name = broker.connect(), "limited-administrator"
     assert is_refused(await peer.ask(signed(send("Topic"), name)))
     assert not is_refused(await peer.ask(signed(send("Other"), name)))
+    assert is_refused(await peer.ask(signed(pull("Topic"), name)))
     assert not is_refused(await peer.ask(signed(request(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG), name)))
 
 
