@@ -107,7 +107,8 @@ def test_the_quick_way_leaves_other_fields_to_the_slow_way(ext: dict[str, Any]) 
 def test_of_two_fields_of_one_name_the_last_is_signed_as_it_is_used(ext: bytes) -> None:
     header = b'{"code":1,"extFields":' + ext + b"}"
     assert msgspec.json.decode(header)["extFields"] == {"a": "2"}
-    assert fields_decoder("a")(header) == fields_decoder("a")(b'{"extFields":{"a":"2"}}')
+    decode = fields_decoder("a")
+    assert decode(header) == decode(b'{"extFields":{"a":"2"}}') != decode(b'{"extFields":{"a":"1"}}')
 
 
 def test_what_is_kept_of_made_up_names_is_bounded() -> None:
