@@ -18,12 +18,13 @@ from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, JSON, FrameReader
 from duemq.protocol.requests import headers
-from tests.interop.environment import SharedBroker, make_broker
+from tests.interop.environment import ClientPool, SharedBroker, make_broker
 from tests.interop.support import need, not_on, numbered
 from tests.peers.apache import AdminOutput, mqadmin
 from tests.peers.broker import CLUSTER, HOST, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
+from tests.peers.errors import CallError
 from tests.support.access import ACCOUNTS, ADMIN, CANARY, USER, signed, write_accounts
 from tests.support.wire import pull, request, send
 
@@ -41,21 +42,23 @@ def secured_broker(target: str, directory: Path) -> Broker:
     """A broker with access control, not started."""
     home = home_of(target, directory)
     write_accounts(home)
-    return make_broker(target, directory, {"aclEnable": "true", "rocketmqHome": str(home)})
+    properties = {"aclEnable": "true", "rocketmqHome": str(home), "messageDelayLevel": "1s 1s 1s 1s"}
+    return make_broker(target, directory, properties)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def secured(shared_broker: SharedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Broker]:
-    """The target with access control, and topics."""
+async def secured(
+    shared_broker: SharedBroker, clients: ClientPool, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Broker]:
+    """The target with access control, and topics that an administrator made with Java's admin API."""
     target = shared_broker.target
     not_on(target, "apache-5.3.3", "it has no plain_acl.yml: duemq does not have the access control of 5.x yet")
     await shared_broker.make_room()
     broker = secured_broker(target, tmp_path_factory.mktemp("secured"))
     await broker.start()
-    async with Wire(broker) as wire:
-        for topic in TOPICS:
-            header = headers.CreateTopic(topic, "TBW102", 4, 4, 6, "SINGLE_TAG", 0, False)
-            assert (await wire.ask(signed(request(17, header)))).code == 0
+    admin = (await clients.java("4.9.7")).admin(broker.nameserver, ADMIN)
+    for topic in TOPICS:
+        await admin.create_topic(broker.address, topic)
     yield broker
     await broker.kill()
 
@@ -112,6 +115,37 @@ async def test_an_account_sends_a_batch(client: Client, secured: Broker) -> None
     async with await client.producer(secured.nameserver, account=USER) as producer:
         (result,) = await producer.send("topicB", numbered(unique("batch"), 3), "batch")
         assert result.status == "SEND_OK"
+
+
+async def test_a_message_that_failed_comes_again(client: Client, secured: Broker) -> None:
+    """By way of the group's retry topic, for which the group's permission counts."""
+    (message,) = numbered(unique("again"), 1)
+    async with (
+        await client.consumer(secured.nameserver, unique("group"), "topicB", account=USER, fail_first=1) as consumer,
+        await client.producer(secured.nameserver, account=USER) as producer,
+    ):
+        await producer.send("topicB", [message])
+        await consumer.until(lambda got: [each.body for each in got].count(message.body) == 2)
+
+
+async def test_an_ordered_consumer_locks_its_queues(java: JavaClient, secured: Broker) -> None:
+    (message,) = numbered(unique("ordered"), 1)
+    async with (
+        await java.consumer(secured.nameserver, unique("group"), "topicB", account=USER, orderly=True) as consumer,
+        await java.producer(secured.nameserver, account=USER) as producer,
+    ):
+        await producer.send("topicB", [message], queue_id=1)
+        await consumer.receive_bodies([message.body])
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
+async def test_javas_admin_api(clients: ClientPool, secured: Broker, version: str) -> None:
+    java = await clients.java(version)
+    topic = unique("made")
+    await java.admin(secured.nameserver, ADMIN).create_topic(secured.address, topic)
+    assert topic in await java.admin(secured.nameserver, USER).topics()
+    with pytest.raises(CallError, match="Need admin permission for request code=215, but accessKey=application is not"):
+        await java.admin(secured.nameserver, USER).delete_topic(secured.address, topic)
 
 
 @pytest.mark.parametrize(
