@@ -71,7 +71,8 @@ class Account:
         """Check one action on one topic: the quick way for requests that need nothing else. Raises AccessRefused."""
         permissions = self.permissions
         if permissions is not None:
-            if not permissions.get(topic, 0) & action:
+            # Of a topic that stands for a group, other actions count.
+            if not permissions.get(topic, 0) & action or topic[:1] == "%":
                 self.check_resource(Resource(topic, Action(action)))
         elif not self.is_admin:
             self.check_resource(Resource(topic, Action(action)))

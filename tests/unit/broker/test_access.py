@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import os
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,26 @@ async def test_messages_of_all_topics_need_a_permission_of_their_own(tmp_path: P
         assert denied(await peer.ask(signed(pull("any"), USER))) is None
 
 
+async def test_only_sub_counts_for_sends_to_a_retry_topic(tmp_path: Path) -> None:
+    write_accounts(
+        tmp_path,
+        f"accounts:\n- accessKey: {USER[0]}\n  secretKey: {USER[1]}\n  defaultTopicPerm: PUB\n"
+        "  groupPerms: [published=PUB, subscribed=SUB]\n  topicPerms: ['%DLQ%listed=PUB']\n",
+    )
+    async with running(tmp_path / "store", "aclEnable=true", f"rocketmqHome={tmp_path}") as broker:
+        peer = broker.connect()
+        for topic, why in (
+            ("%RETRY%published", "No default permission for group:published"),
+            ("%RETRY%subscribed", None),
+            ("%DLQ%published", "No default permission for group:published"),
+            ("%DLQ%subscribed", None),
+            ("%DLQ%listed", None),
+            ("%DLQ%other", "No default permission for group:other"),
+            ("other", None),
+        ):
+            assert denied(await peer.ask(signed(send(topic), USER))) == why, topic
+
+
 async def test_a_request_about_all_topics_needs_the_default_permission(broker: UnboundBroker) -> None:
     peer = broker.connect()
     list_all, list_one = headers.ListPending(), headers.ListPending(topic="topicC")
@@ -233,6 +254,26 @@ async def test_a_held_pull_is_answered_and_keeps_no_fields(broker: UnboundBroker
     assert (await broker.connect().ask(signed(send("topicB"), USER))).code == 0
     await asyncio.sleep(0)
     assert [answer.code for answer in peer.responses] == [ResponseCode.SUCCESS]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_strangers_ask_is_refused_and_changes_nothing(broker: UnboundBroker, seed: int) -> None:
+    peer, chance = broker.connect(), random.Random(seed)
+    topics, end = set(broker.topics.table), broker.store.log.end
+    names = [*"abcdefghijklm", "topic", "AccessKey", "Signature", "consumerGroup", "accessKey", "secretKey", "fields"]
+    texts = ["", "0", "-1", "topicB", USER[0], ADMIN[0], USER[1], "true", "\x01\x02", "ü" * 50, "x" * 3000]
+    commands = []
+    for _ in range(100):
+        code = chance.choice([*RequestCode, 0, 9999])
+        command = request(code if code != RequestCode.GET_ROUTEINFO_BY_TOPIC else 1)
+        command.ext = {chance.choice(names): chance.choice(texts) for _ in range(chance.randrange(8))}
+        command.body = chance.choice([b"", b"{", b'{"clientID":"c"}', chance.randbytes(50)])
+        commands.append(command)
+    for command in commands:
+        answer = await peer.ask(command, chance.choice([JSON, BINARY, MSGPACK] if command.code < 2**15 else [JSON]))
+        assert denied(answer) is not None, (command, answer)
+    assert (set(broker.topics.table), broker.store.log.end) == (topics, end)
+    assert broker.router.connections == {peer.connection}
 
 
 # --- white lists
