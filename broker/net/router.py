@@ -270,10 +270,14 @@ class Router:
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
         """Have a request handled; return the frame of the answer if there is one already. Raises NotNow."""
+        if route.is_async:
+            try:
+                work = route.handler(connection, request)
+            except Exception as error:  # it is not let in
+                return self._not_done(connection, route, request, error)
+            self.spawn(connection, request, work)  # type: ignore[arg-type]
+            return None
         try:
-            if route.is_async:
-                self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
-                return None
             if route.reads:
                 answer = self._reads.at_once(route.handler, connection, request)
             else:
