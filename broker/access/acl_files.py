@@ -67,7 +67,9 @@ class AclFiles:
         self._files = files
         self._workers = workers
         self._failed: Stamps | None = None
-        """The files that could not be read, so that this is told only once."""
+        """The files that could not be read: they are not read again until one has changed."""
+        self._why = ""
+        """Why the files could not be read or looked at, so that this is told only once."""
         self._is_looking = False
         try:
             stamps = self._stamps()
@@ -99,17 +101,23 @@ class AclFiles:
         if stamps in (self._state.stamps, self._failed):
             return
         self._failed = stamps
-        self._use(self._read(stamps), "accounts_changed")
+        state = self._read(stamps)
+        if self._stamps() == stamps:
+            self._use(state, "accounts_changed")
+        else:
+            self._failed = None  # a file is being written: it counts when it is whole, from the next look on
 
     def _looked(self, error: BaseException | None) -> None:
         self._is_looking = False
-        if isinstance(error, AclFileError):
-            log.error("accounts_not_changed", reason=str(error))
-        elif error is not None:
-            log.error("accounts_not_changed", reason=f"{type(error).__name__}: {getattr(error, 'strerror', None)}")
+        if error is None:
+            return
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        if why != self._why:
+            self._why = why
+            log.error("accounts_not_changed", reason=why)
 
     def _use(self, state: _State, event: str) -> None:
-        self._state, self._failed = state, None
+        self._state, self._failed, self._why = state, None, ""
         self.accounts = state.accounts
         """The accounts as they are now: the event loop sees either the old ones or the new ones."""
         self._tell(event, state)

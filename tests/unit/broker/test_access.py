@@ -336,6 +336,38 @@ async def test_a_wrong_file_leaves_the_accounts_and_is_told_once(
     assert denied(await peer.ask(signed(send("topicA"), (ADMIN[0], "canary-secret-changed")))) is None
 
 
+async def test_a_file_that_is_being_written_does_not_count_yet(
+    broker: UnboundBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert broker._acl_files is not None
+    peer, read = broker.connect(), broker._acl_files._read
+    half, whole = ACCOUNTS.replace("topicA=DENY", "topicA=PUB"), ACCOUNTS.replace("topicA=DENY", "topicA=PUB|SUB")
+    write_accounts(tmp_path, half)
+
+    def read_while_it_is_written(stamps: Any) -> Any:
+        state = read(stamps)
+        write_accounts(tmp_path, whole)
+        monkeypatch.undo()
+        return state
+
+    monkeypatch.setattr(broker._acl_files, "_read", read_while_it_is_written)
+    await looked(broker)
+    assert denied(await peer.ask(signed(send("topicA"), USER))) is not None
+    await looked(broker)
+    assert denied(await peer.ask(signed(send("topicA"), USER))) is None
+
+
+async def test_files_that_cannot_be_looked_at_are_told_once(broker: UnboundBroker, tmp_path: Path, logged: Any) -> None:
+    (tmp_path / "conf" / "acl").mkdir()
+    (tmp_path / "conf" / "acl" / "broken.yml").symlink_to(tmp_path / "nowhere")
+    for _ in range(3):
+        await looked(broker)
+    assert [line["reason"] for line in logged if line["event"] == "accounts_not_changed"] == [
+        f"{tmp_path}/conf/acl/broken.yml: No such file or directory"
+    ]
+    assert denied(await broker.connect().ask(signed(send("topicA"), ADMIN))) is None
+
+
 async def test_more_files(broker: UnboundBroker, tmp_path: Path, logged: Any) -> None:
     peer = broker.connect()
     one = f"accounts:\n- accessKey: {NEW[0]}\n  secretKey: {NEW[1]}\n  admin: true\n"
