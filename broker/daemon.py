@@ -19,6 +19,10 @@ from typing import Final
 
 import structlog
 
+from duemq.broker.access.accounts import topic_of_message
+from duemq.broker.access.acl_files import LOOK_SECONDS, AclFiles
+from duemq.broker.access.guard import Guard
+from duemq.broker.access.handlers import AclHandlers
 from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.clock import ClockHandlers
@@ -161,7 +165,9 @@ class Broker:
         self._workers = self._make_workers(loop)
         try:
             self._bind()
+            self._acl_files = self._read_accounts()
         except BaseException:
+            self._close_sockets()
             self._workers.stop()
             raise
         self._turns = turns = Turns(loop, self._clock, self._make_budget)
@@ -236,6 +242,24 @@ class Broker:
         except BaseException:
             self._close_sockets()
             raise
+
+    def _read_accounts(self) -> AclFiles | None:
+        """Read the accounts, with access control. Raises ConfigError."""
+        config, file = self.config, self.settings.origin.file
+        if not config.acl:
+            return None
+        if not config.rocketmq_home and file is None:
+            raise ConfigError(
+                "aclEnable=true: say where the accounts are. With rocketmqHome=DIRECTORY, it is in "
+                "DIRECTORY/conf/plain_acl.yml"
+            )
+        home = config.rocketmq_home
+        directory = os.path.join(home, "conf") if home else os.path.dirname(os.path.abspath(file or ""))
+        return AclFiles(directory, self._files, self._workers)
+
+    def _topic_of_record(self, physical_offset: int) -> str | None:
+        message = self.store.message_at(physical_offset)
+        return topic_of_message(message) if message is not None else None
 
     def _read_tables(self) -> None:
         """Read all tables before anything in the store is changed: an unreadable table stops the start. Raises
@@ -346,6 +370,8 @@ class Broker:
         stats = Stats(store.appender, real_clock)
         reads = ColdReads(self._files, self._workers, self._turns.share)
         admission = Admission(loop, config.max_waiting_request_bytes)
+        acl_files = self._acl_files
+        guard = Guard(acl_files, self._topic_of_record, reads) if acl_files is not None else None
         self.router = router = Router(
             store,
             clock,
@@ -355,6 +381,7 @@ class Broker:
             reads,
             sync_flush=config.sync_flush,
             max_connections=self._max_connections,
+            guard=guard,
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(loop, config.max_unread_response_bytes)
@@ -375,7 +402,18 @@ class Broker:
         )
         bridges = Bridges()
         sources = Sources(
-            self.settings, store, stats, levels, timers, held, retention, self._pulls.polls, bridges, real_clock, clock
+            self.settings,
+            store,
+            stats,
+            levels,
+            timers,
+            held,
+            retention,
+            self._pulls.polls,
+            bridges,
+            real_clock,
+            clock,
+            guard,
         )
         staging = Staging(store, levels, timers, config.cluster_name)
         send_topics = SendTopics(self.settings, topics, held)
@@ -424,10 +462,16 @@ class Broker:
             bridges,
         ):
             handlers.register(router)
+        chores = []
+        if acl_files is not None:
+            address = _join(config.advertised_host, config.listen_port)
+            AclHandlers(acl_files, config.cluster_name, config.broker_name, address).register(router)
+            chores.append(Chore("accounts", lambda: LOOK_SECONDS, acl_files.look))
         self._follow_settings()
         self.housekeeping = Housekeeping(
             loop,
             (
+                *chores,
                 Chore(_SAVE_OFFSETS, self._offsets_interval, offsets.save_if_changed),
                 Chore("stats", lambda: SAMPLE_SECONDS, stats.sample),
                 Chore("levels", lambda: REPORT_SECONDS, lambda: levels.report(look(clock))),

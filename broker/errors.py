@@ -1,9 +1,12 @@
 """Errors that stop the daemon, and errors that a handler reports to a client.
 
 BrokerError
+├── ChangeRefused      accounts are not changed: there is no such account or file
 ├── RepairError        a store cannot be repaired as asked: one line, exit code 2
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
+│   └── AclFileError   a file of accounts is wrong: the same at a start; later the old accounts stay
 ├── Refused            a request ends with this response code and remark
+│   └── AccessRefused  because its sender may not do what it asks for
 └── NotNow             a request cannot begin now: its connection hands it over again
 """
 
@@ -18,8 +21,16 @@ class ConfigError(BrokerError):
     """The broker cannot start with its configuration."""
 
 
+class AclFileError(ConfigError):
+    """A file of accounts is wrong. The text names the file and the line, and never has a secret in it."""
+
+
 class RepairError(BrokerError):
     """A store cannot be repaired as requested."""
+
+
+class ChangeRefused(BrokerError):
+    """Accounts are not changed as requested."""
 
 
 class Refused(BrokerError):
@@ -29,6 +40,16 @@ class Refused(BrokerError):
         super().__init__(remark)
         self.code = code
         self.remark = remark
+
+
+class AccessRefused(Refused):
+    """A request whose sender is not known or may not do what it asks for. `reason`: the same for the log, without
+    what a peer that is not known has sent. `kind`: what it is counted as."""
+
+    def __init__(self, code: int, remark: str, kind: str, reason: str) -> None:
+        super().__init__(code, remark)
+        self.kind = kind
+        self.reason = reason
 
 
 class NotNow(BrokerError):

@@ -27,6 +27,7 @@ from duemq._consuming.offsets import LocalOffsets
 from duemq._consuming.reader import FIRST, LAST, Start
 from duemq._consuming.subscription import ALL_TAGS
 from duemq._net.connection import Codec
+from duemq._net.keys import signer_of
 from duemq._values import checks
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Time, now_ms, time_ms
@@ -78,6 +79,7 @@ class PushConsumer:
         for it. After a crash they would be delivered again.
     `close_timeout`: how long `close` waits for handlers, in seconds.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
+    `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
 
     Raises ArgumentError for arguments that make no sense.
     """
@@ -98,6 +100,8 @@ class PushConsumer:
         offset_file: Path | str | None = None,
         close_timeout: float = 30.0,
         codec: Codec = "auto",
+        access_key: str | None = None,
+        secret_key: str | None = None,
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
         _monotonic: Callable[[], float] = time.monotonic,
@@ -119,6 +123,7 @@ class PushConsumer:
             max_ahead=max_ahead,
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
             intervals=_intervals or Intervals(),
+            signer=signer_of(access_key, secret_key),
             clock=_clock,
             monotonic=_monotonic,
         )

@@ -17,6 +17,7 @@ DueMQError
     ├── MessageRejectedError         13  it will never take this message: too large, a delay too long ...
     ├── UnavailableError *           14  it takes no messages now: disk full, a replica, being shut down
     ├── NoPermissionError *          16  topic, group or client lack the permission at this broker
+    ├── AccessDeniedError             1  keys are missing or wrong, or their account lacks the permission
     ├── TopicNotFoundError *         17  it has no such topic
     ├── NotFoundError                22  the requested data does not exist
     ├── SubscriptionError         23-25  it does not understand or does not have the subscription
@@ -29,7 +30,7 @@ often as its `retries` say. The set is that of RocketMQ's own clients, which is 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from duemq.protocol.frames.command import Command
 
@@ -135,6 +136,7 @@ class BrokerError(DueMQError):
 
 
 _CLASS_OF_CODE: dict[int, type[BrokerError]] = {}
+_ACCESS_DENIED: Final = "org.apache.rocketmq.acl.common.AclException: "
 
 
 class BrokerFailureError(BrokerError):
@@ -183,6 +185,13 @@ class NoPermissionError(BrokerError):
     retriable = True
 
 
+class AccessDeniedError(BrokerError):
+    """The keys of this client are missing or wrong, or their account may not do this. Brokers of 4.9 and duemq tell it
+    with the code of any other failure, and with a remark that begins with the name of an exception."""
+
+    summary = "access denied"
+
+
 class TopicNotFoundError(BrokerError):
     """The broker has no such topic."""
 
@@ -221,7 +230,11 @@ class IllegalOperationError(BrokerError):
 
 def error_of(response: Command, address: str) -> BrokerError:
     """Return the error for a response: only this function turns response codes into exceptions."""
-    return _CLASS_OF_CODE.get(response.code, BrokerError)(response.code, _first_line(response.remark), address)
+    kind = _CLASS_OF_CODE.get(response.code, BrokerError)
+    line = _first_line(response.remark)
+    if kind is BrokerFailureError and line.startswith(_ACCESS_DENIED):
+        kind, line = AccessDeniedError, line.removeprefix(_ACCESS_DENIED)
+    return kind(response.code, line, address)
 
 
 def _first_line(remark: str | None) -> str:

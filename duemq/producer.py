@@ -18,6 +18,7 @@ from duemq._consuming.subscription import ALL_TAGS, make_subscription
 from duemq._net.client import Client, typed_body, typed_header
 from duemq._net.connection import Codec
 from duemq._net.id_brokers import is_of_none
+from duemq._net.keys import signer_of
 from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
 from duemq._producing.delay import DelaySpec, Plan, make_plan, read_delay_spec
 from duemq._producing.delay_tables import DelayTables
@@ -92,6 +93,7 @@ class Producer:
     `retries`: how often a send is tried again at another queue after a failure that may pass.
     `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
     `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
+    `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class Producer:
         retries: int = 2,
         compress_from_bytes: int | None = 4096,
         max_body_bytes: int = checks.MAX_BODY_BYTES,
+        access_key: str | None = None,
+        secret_key: str | None = None,
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
     ) -> None:
@@ -114,7 +118,13 @@ class Producer:
         self._compress_from_bytes = compress_from_bytes
         self._max_body_bytes = max_body_bytes
         self._clock = _clock
-        self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, intervals=_intervals)
+        self._client = Client(
+            nameserver,
+            codec=codec,
+            heartbeat=self._heartbeat,
+            intervals=_intervals,
+            signer=signer_of(access_key, secret_key),
+        )
         self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
         self._round_robin: dict[str, RoundRobin] = {}
         self._delay_tables = DelayTables(self._client)

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 
 from duemq._net.client import typed_header
 from duemq._net.connection import Connection, connect
+from duemq._net.keys import signer_of
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers
 from duemq._values.times import span_ms
@@ -31,6 +32,7 @@ __all__ = ["TestClock"]
 
 class TestClock:
     """The clocks of all brokers that a name server knows, moved together. `timeout`: of each request, in seconds.
+    `access_key`, `secret_key`: of an administrator's account, where brokers have access control.
 
     Its methods raise ConnectError where a name server or a broker does not answer or no broker is known,
     NoPermissionError where a broker was started without testClock=true, NotSupportedError where a broker is no duemq
@@ -40,7 +42,15 @@ class TestClock:
     __test__ = False
     """Keeps pytest from taking this class, because of its name, for tests."""
 
-    def __init__(self, nameserver: str = "127.0.0.1:9876", *, timeout: float = 3.0) -> None:
+    def __init__(
+        self,
+        nameserver: str = "127.0.0.1:9876",
+        *,
+        timeout: float = 3.0,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+    ) -> None:
+        self._signer = signer_of(access_key, secret_key)
         self._nameserver = nameserver
         self._timeout = timeout
 
@@ -76,7 +86,9 @@ class TestClock:
         return typed_header(answer, MoveClockResponse, address).now
 
     async def _connect(self, address: str) -> Connection:
-        return await connect(address, codec="json", on_request=lambda command: None, timeout=self._timeout)
+        return await connect(
+            address, codec="json", on_request=lambda command: None, timeout=self._timeout, signer=self._signer
+        )
 
 
 def _milliseconds(by: str | timedelta | None, ms: int | None) -> int:

@@ -124,8 +124,9 @@ class Files(Protocol):
         """Return the bytes of a small file, or None where there is none. Raises StoreFormatError if the path is not a
         regular file, OSError."""
 
-    def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        """Replace a small file; readers and crashes see the old or the new text, never a part."""
+    def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+        """Replace a small file; readers and crashes see the old or the new text, never a part. `mode`: who may read and
+        write it, less the process's umask, as at `os.open`."""
 
     def copy(self, source: str, target: str) -> None:
         """Give a file a second name; the file that had that name loses it. A crash leaves the old or the new file
@@ -457,12 +458,12 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
+    def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         """See Files."""
         temporary = f"{path}.tmp"
         self.remove(temporary)  # the path may be a pipe or a link
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(data)
                 file.flush()
                 if durable:

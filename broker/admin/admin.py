@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from duemq.broker.access.permission import ADMINISTER, LOOK, OPERATE
 from duemq.broker.admin import runtime_info
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.stats import Stats
@@ -75,24 +76,24 @@ class AdminHandlers:
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         add = router.add
-        add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, self.create_topic)
-        add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, self.delete_topic)
-        add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, self.all_topics)
-        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, self.topic_config)
-        add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, self.system_topics)
-        add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, self.topic_stats)
-        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, self.create_group)
-        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup, self.delete_group)
-        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, NoFields, self.all_groups)
-        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, headers.Group, self.group_config)
-        add(RequestCode.GET_CONSUME_STATS, headers.GetConsumeStats, self.consume_stats)
-        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.Topic, self.groups_of_topic)
-        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, self.consumer_connections)
-        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, self.producer_connections)
-        add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, self.all_producers)
-        add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, self.running_info)
-        add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, self.consume_directly)
-        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, self.runtime_info, reads=True)
+        add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, ADMINISTER, self.create_topic)
+        add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, ADMINISTER, self.delete_topic)
+        add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, LOOK, self.all_topics)
+        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, LOOK, self.topic_config)
+        add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, LOOK, self.system_topics)
+        add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, LOOK, self.topic_stats)
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, ADMINISTER, self.create_group)
+        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup, ADMINISTER, self.delete_group)
+        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, NoFields, LOOK, self.all_groups)
+        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, headers.Group, LOOK, self.group_config)
+        add(RequestCode.GET_CONSUME_STATS, headers.GetConsumeStats, LOOK, self.consume_stats)
+        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.Topic, LOOK, self.groups_of_topic)
+        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, LOOK, self.consumer_connections)
+        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, LOOK, self.producer_connections)
+        add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, LOOK, self.all_producers)
+        add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, LOOK, self.running_info)
+        add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, OPERATE, self.consume_directly)
+        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, LOOK, self.runtime_info, reads=True)
 
     # --- topics
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from duemq.broker.access.permission import OPERATE
 from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -30,7 +31,7 @@ class Bridges:
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
-        router.add(RequestCode.REPORT_BRIDGE, ReportBridge, self.report)
+        router.add(RequestCode.REPORT_BRIDGE, ReportBridge, OPERATE, self.report)
         router.add_clients(self)
 
     def report(self, connection: Connection, request: Request[ReportBridge]) -> Answer:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
+from duemq.broker.access.permission import ADMINISTER
 from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -25,7 +26,7 @@ class ClockHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
-        router.add(RequestCode.MOVE_CLOCK, MoveClock, self.move)
+        router.add(RequestCode.MOVE_CLOCK, MoveClock, ADMINISTER, self.move)
 
     def move(self, connection: Connection, request: Request[MoveClock]) -> Answer:
         """Move the clock ahead; the answer has the new time. A move by 0 only returns the time."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from duemq.broker.access.accounts import REFUSALS
+from duemq.broker.access.guard import Guard
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
 from duemq.broker.consume.long_poll import LongPolls
@@ -38,6 +40,8 @@ class Sources:
     """The machine's clock."""
     messages_clock: Clock
     """The messages' clock."""
+    guard: Guard | None = None
+    """None without access control."""
 
 
 def collect(sources: Sources) -> dict[str, str]:
@@ -107,6 +111,9 @@ def collect(sources: Sources) -> dict[str, str]:
         "timerDequeueTps": float(timers.dequeue_tps),
     }
     table |= sources.bridges.status()
+    if sources.guard is not None:
+        # duemq's own: requests that were refused since the start, by what was wrong.
+        table |= {f"accessRefused_{kind}": sources.guard.refusals[kind] for kind in REFUSALS}
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
         # duemq's own: backlog and lateness of the level, which an operator asks for next.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from duemq.broker.access.permission import ADMINISTER, LOOK
 from duemq.broker.errors import ConfigError, Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -33,8 +34,8 @@ class SettingsHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.GET_BROKER_CONFIG, NoFields, self.get)
-        router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, self.update)
+        router.add(RequestCode.GET_BROKER_CONFIG, NoFields, LOOK, self.get)
+        router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, ADMINISTER, self.update)
 
     def get(self, _: Connection, __: Request[NoFields]) -> Answer:
         """Return the settings as properties text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, LOCKS, Action, group, needs
 from duemq.broker.errors import Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_NAME_LENGTH
 from duemq.broker.net.connection import Connection
@@ -36,12 +37,12 @@ class ClientHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.HEART_BEAT, NoFields, self.heartbeat)
-        router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, self.unregister)
-        router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, self.check_config)
-        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, self.members)
-        router.add(RequestCode.LOCK_BATCH_MQ, NoFields, self.lock)
-        router.add(RequestCode.UNLOCK_BATCH_MQ, NoFields, self.unlock)
+        router.add(RequestCode.HEART_BEAT, NoFields, HEARTBEAT, self.heartbeat)
+        router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, needs(group(Action.SUB)), self.unregister)
+        router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, ACCOUNT, self.check_config)
+        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, needs(group(Action.SUB)), self.members)
+        router.add(RequestCode.LOCK_BATCH_MQ, NoFields, LOCKS, self.lock)
+        router.add(RequestCode.UNLOCK_BATCH_MQ, NoFields, LOCKS, self.unlock)
         router.add_clients(self._clients)
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:

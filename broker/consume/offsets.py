@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duemq.broker.access.permission import ASK_TOPIC, CONSUME, LOOK, needs
 from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -40,15 +41,15 @@ class OffsetHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffset, self.query, reads=True)
-        router.add(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffset, self.update)
-        router.add(RequestCode.GET_MAX_OFFSET, QueueOfTopic, self.maximum)
-        router.add(RequestCode.GET_MIN_OFFSET, QueueOfTopic, self.minimum)
-        router.add(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffset, self.search, reads=True)
-        router.add(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueOfTopic, self.earliest, reads=True)
-        router.add(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage, self.view, reads=True)
-        router.add(RequestCode.GET_ALL_CONSUMER_OFFSET, NoFields, self.all_consumer_offsets)
-        router.add(RequestCode.GET_ALL_DELAY_OFFSET, NoFields, self.all_delay_offsets)
+        router.add(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffset, CONSUME, self.query, reads=True)
+        router.add(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffset, CONSUME, self.update)
+        router.add(RequestCode.GET_MAX_OFFSET, QueueOfTopic, ASK_TOPIC, self.maximum)
+        router.add(RequestCode.GET_MIN_OFFSET, QueueOfTopic, ASK_TOPIC, self.minimum)
+        router.add(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffset, ASK_TOPIC, self.search, reads=True)
+        router.add(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueOfTopic, ASK_TOPIC, self.earliest, reads=True)
+        router.add(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage, needs(record="offset"), self.view, reads=True)
+        router.add(RequestCode.GET_ALL_CONSUMER_OFFSET, NoFields, LOOK, self.all_consumer_offsets)
+        router.add(RequestCode.GET_ALL_DELAY_OFFSET, NoFields, LOOK, self.all_delay_offsets)
 
     def query(self, _: Connection, request: Request[QueryConsumerOffset]) -> Answer:
         """Return a group's offset in a queue. A group that has none begins at 0, unless the queue's first messages are

@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from duemq.broker.access.permission import CONSUME
 from duemq.broker.admin.stats import Stats
 from duemq.broker.consume.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
 from duemq.broker.errors import Refused
@@ -97,8 +98,8 @@ class PullHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull, reads=True)
-        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull, reads=True)
+        router.add(RequestCode.PULL_MESSAGE, PullMessage, CONSUME, self.pull, reads=True)
+        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, CONSUME, self.pull, reads=True)
         router.add_clients(self.polls)
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from duemq.broker.access.permission import OPERATE
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -55,7 +56,7 @@ class ResetOffsetHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
-        router.add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset, self.reset)
+        router.add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset, OPERATE, self.reset)
 
     async def reset(self, connection: Connection, request: Request[ResetOffset]) -> Answer:
         """Send all members of a group their new offsets, and answer with these."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from duemq.broker.access.permission import ADMINISTER, LOOK, OPEN
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.connection import Connection
@@ -115,19 +116,19 @@ class NameServer:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo, self.route)
-        router.add(RequestCode.GET_BROKER_CLUSTER_INFO, NoFields, self.clusters)
-        router.add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields, self.all_topics)
-        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster, self.topics_of_cluster)
-        router.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, NoFields, self.system_topics)
-        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic, self.delete_topic)
-        router.add(RequestCode.PUT_KV_CONFIG, KVEntry, self.put_value)
-        router.add(RequestCode.GET_KV_CONFIG, KVKey, self.get_value)
-        router.add(RequestCode.DELETE_KV_CONFIG, KVKey, self.delete_value)
-        router.add(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace, self.list_values)
-        router.add(RequestCode.REGISTER_BROKER, RegisterBroker, self.register_broker)
-        router.add(RequestCode.UNREGISTER_BROKER, BrokerIdentity, self.unregister_broker)
-        router.add(RequestCode.QUERY_DATA_VERSION, BrokerIdentity, self.query_data_version)
+        router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo, OPEN, self.route)
+        router.add(RequestCode.GET_BROKER_CLUSTER_INFO, NoFields, LOOK, self.clusters)
+        router.add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields, LOOK, self.all_topics)
+        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster, LOOK, self.topics_of_cluster)
+        router.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, NoFields, LOOK, self.system_topics)
+        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic, ADMINISTER, self.delete_topic)
+        router.add(RequestCode.PUT_KV_CONFIG, KVEntry, ADMINISTER, self.put_value)
+        router.add(RequestCode.GET_KV_CONFIG, KVKey, LOOK, self.get_value)
+        router.add(RequestCode.DELETE_KV_CONFIG, KVKey, ADMINISTER, self.delete_value)
+        router.add(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace, LOOK, self.list_values)
+        router.add(RequestCode.REGISTER_BROKER, RegisterBroker, ADMINISTER, self.register_broker)
+        router.add(RequestCode.UNREGISTER_BROKER, BrokerIdentity, ADMINISTER, self.unregister_broker)
+        router.add(RequestCode.QUERY_DATA_VERSION, BrokerIdentity, ADMINISTER, self.query_data_version)
         router.add_clients(self)
 
     # --- routes

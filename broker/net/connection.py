@@ -148,7 +148,8 @@ class InputBudget:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The asyncio side of a connection. `peer` is "address:port"; `born_host` is the same in the form of records."""
+    """The asyncio side of a connection. `host` is the client's address, `peer` is "address:port"; `born_host` is the
+    same in the form of records."""
 
     __slots__ = (
         "_backlog",
@@ -171,6 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         "_waiters",
         "_waits_to_read",
         "born_host",
+        "host",
         "is_closed",
         "last_codec",
         "last_read",
@@ -212,6 +214,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiters: list[Callable[[Connection], None]] = []
         """Called once when the connection takes answers again."""
         self._pending: PendingRequests[ResponseHandler] | None = None
+        self.host = ""
         self.peer = ""
         self.born_host = b""
         self.is_closed = False
@@ -227,6 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         # A client that is already gone has no peer name.
         host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
+        self.host = host
         self.peer = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.born_host = pack_host(host, port)
         self._handler.connection_made(self)

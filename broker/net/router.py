@@ -24,8 +24,10 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from duemq.broker.access.guard import Guard, SignedDecoder
+from duemq.broker.access.permission import ACCOUNT, Permission
 from duemq.broker.admin.stats import Stats
-from duemq.broker.errors import NotNow, Refused
+from duemq.broker.errors import AccessRefused, NotNow, Refused
 from duemq.broker.net.admission import OWN_BYTES, Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -64,18 +66,28 @@ _SENDS_A_LOOK: Final = 16
 
 
 class Route:
-    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log. `reads`: the
-    handler looks into files, see `ColdReads`."""
+    """How requests of one code are decoded and handled. `permission`: what they need, which `guard` checks; without
+    access control there is none. `stages`: the handler stages messages for the log. `reads`: the handler looks into
+    files, see `ColdReads`."""
 
-    __slots__ = ("decode_json", "decoder", "handler", "is_async", "reads", "stages")
+    __slots__ = ("decode_json", "decoder", "handler", "is_async", "permission", "reads", "stages")
 
     def __init__(
-        self, header_type: type[Header], handler: Handler, *, stages: bool = False, reads: bool = False
+        self,
+        header_type: type[Header],
+        permission: Permission,
+        handler: Handler,
+        guard: Guard | None = None,
+        *,
+        stages: bool = False,
+        reads: bool = False,
     ) -> None:
-        self.decoder = RequestDecoder(header_type)
+        is_guarded = guard is not None and not permission.is_open
+        self.decoder = SignedDecoder(header_type) if is_guarded else RequestDecoder(header_type)
         self.decode_json = self.decoder.decode_json
-        self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
+        self.permission = permission
+        self.handler = handler if guard is None else guard.guarded(permission, handler, is_async=self.is_async)
         self.stages = stages
         self.reads = reads
 
@@ -101,9 +113,12 @@ class Router:
         *,
         sync_flush: bool,
         max_connections: int,
+        guard: Guard | None = None,
     ) -> None:
         """`clock`: the messages' clock. `sync_flush`: whether answers to sends are held until their records are on the
-        disk. `max_connections`: further connections are refused, so that descriptors are left for files."""
+        disk. `max_connections`: further connections are refused, so that descriptors are left for files. `guard`:
+        checks what requests need; None without access control."""
+        self._guard = guard
         self._log = store.log
         self._appender = store.appender
         self._clock = clock
@@ -137,19 +152,27 @@ class Router:
         self,
         code: int,
         header_type: type[Header],
+        permission: Permission,
         handler: Handler,
         *,
         stages: bool = False,
         reads: bool = False,
     ) -> None:
-        """Register the handler of a request code; see `Route`."""
+        """Register the handler of a request code, with what its requests need; see `Route`."""
         assert code not in self._routes, f"request code {code} has a handler"
-        self._routes[code] = Route(header_type, handler, stages=stages, reads=reads)
+        if not isinstance(permission, Permission):
+            raise TypeError(f"the handler of request code {code} has no declared permission")
+        self._routes[code] = Route(header_type, permission, handler, self._guard, stages=stages, reads=reads)
         start = b'{"code":%d,' % code
         if len(start) > _START_SIZE:
             self._routes_by_long_start[start] = self._routes[code]
         elif len(start + b'"') >= _START_SIZE:
             self._routes_by_start[(start + b'"')[:_START_SIZE]] = self._routes[code]
+
+    @property
+    def permissions(self) -> dict[int, Permission]:
+        """What the requests of each code need."""
+        return {code: route.permission for code, route in self._routes.items()}
 
     def add_clients(self, clients: Clients) -> None:
         """Register a component that is told about lost connections."""
@@ -250,7 +273,11 @@ class Router:
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
         """Have a request handled; return the frame of the answer if there is one already. Raises NotNow."""
         if route.is_async:
-            self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
+            try:
+                work = route.handler(connection, request)
+            except Exception as error:  # it is not let in
+                return self._not_done(connection, route, request, error)
+            self.spawn(connection, request, work)  # type: ignore[arg-type]
             return None
         try:
             if route.reads:
@@ -259,7 +286,7 @@ class Router:
                 answer = route.handler(connection, request)
             if answer is None or type(answer) is bytes:
                 return answer
-            return self.encode(request, answer)  # type: ignore[arg-type]
+            return self.encode(request, answer)
         except Exception as error:  # a failed request must not stop the connection or the other requests
             return self._not_done(connection, route, request, error)
 
@@ -293,16 +320,23 @@ class Router:
             return None, None, None
         route = self._routes.get(command.code)
         if route is None:
+            code: int = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             remark = f" request type {command.code} not supported"
-            self.complain("request_refused", connection, remark.strip(), code=command.code)
-            return None, None, self._error(command, frame[0], ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-        try:
-            request = route.decoder.from_command(command, frame[0])
-            request.now_ms = now_ms
-            return route, request, None
-        except FieldError as error:
-            self.complain("request_refused", connection, str(error), code=command.code)
-            return None, None, self._error(command, frame[0], ResponseCode.SYSTEM_ERROR, str(error))
+        else:
+            try:
+                request = route.decoder.from_command(command, frame[0])
+                request.now_ms = now_ms
+                return route, request, None
+            except FieldError as error:
+                code, remark = ResponseCode.SYSTEM_ERROR, str(error)
+        event, reason = "request_refused", remark.strip()
+        if self._guard is not None:
+            try:
+                self._guard.check_unread(connection, command, route.permission if route is not None else ACCOUNT)
+            except AccessRefused as refusal:
+                event, reason, code, remark = "access_refused", refusal.reason, refusal.code, refusal.remark
+        self.complain(event, connection, reason, code=command.code)
+        return None, None, self._error(command, frame[0], code, remark[:_MAX_REMARK])
 
     # --- answers
 
@@ -346,7 +380,9 @@ class Router:
 
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
         """Return the answer to a request whose handler raised."""
-        if isinstance(error, ProtocolError):
+        if isinstance(error, AccessRefused):
+            self.complain("access_refused", connection, error.reason, code=request.code)
+        elif isinstance(error, ProtocolError):
             self.complain("request_refused", connection, str(error), code=request.code)
         elif isinstance(error, OSError):
             self.complain("file_not_read_or_written", connection, str(error), code=request.code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from duemq.broker.access.permission import SEND
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.connection import Connection
@@ -46,7 +47,7 @@ class BatchHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
-        router.add(RequestCode.SEND_BATCH_MESSAGE, SendMessageV2, self.send, stages=True)
+        router.add(RequestCode.SEND_BATCH_MESSAGE, SendMessageV2, SEND, self.send, stages=True)
 
     def send(self, connection: Connection, request: Request[SendMessage]) -> Answer:
         """Take the messages of a batch, all or none."""

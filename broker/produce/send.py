@@ -12,6 +12,7 @@ import random
 import re
 from typing import Final
 
+from duemq.broker.access.permission import SEND
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -87,8 +88,8 @@ class SendHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.SEND_MESSAGE, SendMessage, self.send, stages=True)
-        router.add(RequestCode.SEND_MESSAGE_V2, SendMessageV2, self.send, stages=True)
+        router.add(RequestCode.SEND_MESSAGE, SendMessage, SEND, self.send, stages=True)
+        router.add(RequestCode.SEND_MESSAGE_V2, SendMessageV2, SEND, self.send, stages=True)
 
     # --- one message
 

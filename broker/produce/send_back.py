@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from duemq.broker.access.permission import Action, group, needs
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -61,7 +62,12 @@ class SendBackHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
-        router.add(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack, self.send_back)
+        router.add(
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            ConsumerSendMsgBack,
+            needs(group(Action.SUB, "group"), record="offset"),
+            self.send_back,
+        )
 
     async def send_back(self, connection: Connection, request: Request[ConsumerSendMsgBack]) -> Answer:
         """A consumer could not process a message: deliver it again later, or move it to the dead letters."""

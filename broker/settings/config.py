@@ -395,7 +395,13 @@ class BrokerConfig:
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
     )
-    acl: bool = _setting("aclEnable", False, "access control is not supported yet: true is refused")
+    acl: bool = _setting("aclEnable", False, "whether requests need the signature of an account of plain_acl.yml")
+    rocketmq_home: str = _setting(
+        "rocketmqHome",
+        "",
+        "directory with conf/plain_acl.yml and conf/acl/; by default $ROCKETMQ_HOME, else these are beside the "
+        "configuration file",
+    )
     authentication: bool = _setting("authenticationEnabled", False, "not supported yet: true is refused")
     authorization: bool = _setting("authorizationEnabled", False, "not supported yet: true is refused")
 
@@ -452,6 +458,9 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
             raise ConfigError(f"--set {override}: write it as NAME=VALUE")
         pinned[name.strip()] = value
     values.update(pinned)
+    home = (environment if environment is not None else os.environ).get("ROCKETMQ_HOME")
+    if home:
+        values.setdefault("rocketmqHome", home)
     known, ignored = _sort(values)
     fields = {FIELDS[name].name: _parse(name, value) for name, value in known.items()}
     return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
@@ -561,12 +570,14 @@ def _own_address() -> str:
 def _check(config: BrokerConfig) -> BrokerConfig:
     """Check each setting's support and the relations between settings. Raises ConfigError."""
     for name, wanted in (
-        ("aclEnable", config.acl),
         ("authenticationEnabled", config.authentication),
         ("authorizationEnabled", config.authorization),
     ):
         if wanted:
-            raise ConfigError(f"{name}=true: duemq has no access control yet and will not start as if it had")
+            raise ConfigError(
+                f"{name}=true: duemq does not have the access control of 5.x yet and will not start as if it had. It "
+                "has that of 4.9, aclEnable=true"
+            )
     levels = len(config.delay_levels.split())
     if levels > MAX_DELAY_LEVELS:
         raise ConfigError(

@@ -82,7 +82,7 @@ UNUSED: Final = frozenset(
     recheckReputOffsetFromCq recoverConcurrently recoverThreadPoolNums
     redeleteHangedFileInterval registerBrokerTimeoutMills rejectPullConsumerEnable replicasPerDiskPartition
     replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval reviveMaxSlow
-    reviveQueueNum reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable rocksdbCompressionType
+    reviveQueueNum reviveScanTime rocksdbCQDoubleWriteEnable rocksdbCompressionType
     rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold sampleCountThreshold sampleSteps
     scanAvailableNameSrv
     searchBcqByCacheEnable sendHeartbeatTimeoutMillis sendMessageThreadPoolNums serverAsyncSemaphoreValue

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
+from duemq.broker.access.permission import OPERATE, Action, Role, needs, topic_or_all
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -110,9 +111,11 @@ class PendingHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.LIST_PENDING, ListPending, self.list_pending)
-        router.add(RequestCode.DUE_CURVE, DueCurve, self.curve)
-        router.add(RequestCode.CHANGE_PENDING, ChangePending, self.change)
+        router.add(
+            RequestCode.LIST_PENDING, ListPending, needs(topic_or_all(Action.ANY), role=Role.LOOK), self.list_pending
+        )
+        router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(Action.ANY), role=Role.LOOK), self.curve)
+        router.add(RequestCode.CHANGE_PENDING, ChangePending, OPERATE, self.change)
 
     # --- in slices
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from duemq.broker.access.permission import LOOK, OPERATE, SEND
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -84,10 +85,10 @@ class TimerHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.RECALL_MESSAGE, RecallMessage, self.recall)
-        router.add(RequestCode.CANCEL_MESSAGE, CancelMessage, self.cancel)
-        router.add(RequestCode.GET_TIMER_CHECK_POINT, NoFields, self.checkpoint)
-        router.add(RequestCode.GET_TIMER_METRICS, NoFields, self.metrics)
+        router.add(RequestCode.RECALL_MESSAGE, RecallMessage, SEND, self.recall)
+        router.add(RequestCode.CANCEL_MESSAGE, CancelMessage, OPERATE, self.cancel)
+        router.add(RequestCode.GET_TIMER_CHECK_POINT, NoFields, LOOK, self.checkpoint)
+        router.add(RequestCode.GET_TIMER_METRICS, NoFields, LOOK, self.metrics)
 
     # --- cancelling
 

@@ -35,6 +35,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData
 from duemq.protocol.requests.headers import ResetOffset, decode_ext
+from duemq.protocol.requests.signature import Signer
 
 _FROM_WHERE: Final = {FIRST: "CONSUME_FROM_FIRST_OFFSET", LAST: "CONSUME_FROM_LAST_OFFSET"}
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
@@ -55,6 +56,7 @@ class MemberConfig:
     local_offsets: OffsetStore | None
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
     intervals: Intervals = field(default_factory=Intervals)
+    signer: Signer | None = None
     clock: Clock = now_ms
     monotonic: Callable[[], float] = time.monotonic
     """Seconds, by a clock that nobody sets."""
@@ -77,6 +79,7 @@ class Member:
             heartbeat=self._heartbeat,
             on_request=self._request_received,
             intervals=config.intervals,
+            signer=config.signer,
         )
         self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
         self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)

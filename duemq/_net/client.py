@@ -26,6 +26,7 @@ from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import HeartbeatData
 from duemq.protocol.requests.headers import Header, decode_ext
+from duemq.protocol.requests.signature import Signer
 
 H = TypeVar("H", bound=Header)
 T = TypeVar("T")
@@ -50,8 +51,11 @@ class Client:
         heartbeat: Callable[[str], HeartbeatData],
         on_request: OnRequest = lambda command: None,
         intervals: Intervals | None = None,
+        signer: Signer | None = None,
     ) -> None:
+        """`signer`: signs each request, those to name servers too."""
         check_codec(codec)
+        self._signer = signer
         self.client_id = f"{socket.gethostname()}@{os.getpid()}#{secrets.token_hex(5)}"
         """Tells this client from all others, among the members of a group above all."""
         self.intervals = intervals or Intervals()
@@ -138,7 +142,11 @@ class Client:
 
     async def _connect(self, address: str) -> Connection:
         return await connect(
-            address, codec=self._codec, on_request=self._on_request, timeout=self.intervals.connect_timeout
+            address,
+            codec=self._codec,
+            on_request=self._on_request,
+            timeout=self.intervals.connect_timeout,
+            signer=self._signer,
         )
 
     async def _open_broker(self, address: str) -> Connection:

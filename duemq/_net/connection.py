@@ -22,6 +22,7 @@ from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.frames.frame import JSON, MSGPACK, FrameReader
 from duemq.protocol.requests.headers import Header, response
 from duemq.protocol.requests.pending import PendingRequests
+from duemq.protocol.requests.signature import Signer
 
 Codec = Literal["auto", "json", "msgpack"]
 
@@ -38,9 +39,10 @@ log = logging.getLogger("duemq.connection")
 class Connection(asyncio.Protocol):
     """A connection, made by `connect`."""
 
-    def __init__(self, address: str, codec: Codec, on_request: OnRequest) -> None:
+    def __init__(self, address: str, codec: Codec, on_request: OnRequest, signer: Signer | None) -> None:
         self.address = address
         """The address of the peer, "host:port"."""
+        self._signer = signer
         self.codec = MSGPACK if codec == "msgpack" else JSON
         """The codec in which requests go out now."""
         self._choice = codec
@@ -79,7 +81,7 @@ class Connection(asyncio.Protocol):
                 await self._writable.wait()
         except TimeoutError:
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
-        self._write(_command(code, self._pending.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
+        self._write(self._command(code, self._pending.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
 
     def close(self) -> None:
         """Close the connection once written data is sent; pending requests fail with ConnectionLostError."""
@@ -101,10 +103,16 @@ class Connection(asyncio.Protocol):
         answer: asyncio.Future[Command] = loop.create_future()
         opaque = self._pending.add(answer, loop.time() + timeout)
         try:
-            self._write(_command(code, opaque, header, body, 0), self.codec)
+            self._write(self._command(code, opaque, header, body, 0), self.codec)
             return await answer
         finally:
             self._pending.take(opaque)
+
+    def _command(self, code: int, opaque: int, header: Header | None, body: Body, flag: int) -> Command:
+        ext = header.to_ext() if header is not None else {}
+        if self._signer is not None:
+            self._signer.sign(ext, body)
+        return Command(code=code, opaque=opaque, ext=ext, body=body, flag=flag)
 
     def _write(self, command: Command, codec: int) -> None:
         if self._end_reason is not None:
@@ -211,13 +219,17 @@ OnRequest = Callable[[Command], Command | None]
 """Handles a request of the broker: returns the answer, or None if the request is unknown or needs no answer."""
 
 
-async def connect(address: str, *, codec: Codec, on_request: OnRequest, timeout: float) -> Connection:
-    """Open a connection to "host:port". `timeout` in seconds. Raises ConnectError."""
+async def connect(
+    address: str, *, codec: Codec, on_request: OnRequest, timeout: float, signer: Signer | None = None
+) -> Connection:
+    """Open a connection to "host:port". `timeout` in seconds. `signer`: signs each request. Raises ConnectError."""
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):
-            _, connection = await loop.create_connection(lambda: Connection(address, codec, on_request), host, port)
+            _, connection = await loop.create_connection(
+                lambda: Connection(address, codec, on_request, signer), host, port
+            )
     except TimeoutError:
         raise ConnectError(address, f"no answer within {timeout:g} s") from None
     except OSError as error:
@@ -239,10 +251,6 @@ def check_codec(codec: Codec) -> None:
     """Raise ArgumentError unless the value is one of the codecs."""
     if codec not in get_args(Codec):
         raise ArgumentError(f"the codec {codec!r}; there are {', '.join(get_args(Codec))}")
-
-
-def _command(code: int, opaque: int, header: Header | None, body: Body, flag: int) -> Command:
-    return Command(code=code, opaque=opaque, ext=header.to_ext() if header else {}, body=body, flag=flag)
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,7 @@ import click
 from duemq._net.connection import Codec
 from duemq._values.times import now_ms
 from duemq.cli import formatting
+from duemq.cli.keys import Keys
 from duemq.cli.shared import (
     GROUP,
     client_options,
@@ -63,6 +64,7 @@ def send(
     replace: bool,
     as_json: bool,
     nameserver: str,
+    account: Keys,
     codec: Codec,
 ) -> None:
     """Send one message to TOPIC and print its id, its queue and offset, and when it is due.
@@ -84,7 +86,15 @@ def send(
     content = _read_body(body)
 
     async def work() -> None:
-        async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
+        producer = Producer(
+            nameserver,
+            group=GROUP,
+            codec=codec,
+            timeout=timeout / 1000,
+            access_key=account.access_key,
+            secret_key=account.secret_key,
+        )
+        async with producer:
             result = await producer.send(
                 topic,
                 content,
@@ -153,6 +163,7 @@ def receive(
     from_: From,
     as_json: bool,
     nameserver: str,
+    account: Keys,
     codec: Codec,
 ) -> None:
     """Receive messages of TOPIC and print one line for each: when it came, its lateness, [tag], (keys), body.
@@ -174,7 +185,14 @@ def receive(
     """
 
     async def work() -> None:
-        consumer = PushConsumer(group, nameserver=nameserver, from_=from_, codec=codec)
+        consumer = PushConsumer(
+            group,
+            nameserver=nameserver,
+            from_=from_,
+            codec=codec,
+            access_key=account.access_key,
+            secret_key=account.secret_key,
+        )
         consumer.subscribe(topic, tags)
         async with consumer:
             await until_signal(_print_messages(consumer, topic, follow, wait, count, as_json))
@@ -226,7 +244,7 @@ async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | Non
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
 @client_options
 @one_line_errors
-def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, codec: Codec) -> None:
+def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, account: Keys, codec: Codec) -> None:
     """Cancel messages that wait for a time or a delay level, and print the result for each.
 
     ID is the offset_message_id that `duemq send --json` prints. The exit code is 0 if none of the messages will be
@@ -239,7 +257,15 @@ def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, c
     results = dict[str, CancelResult]()
 
     async def work() -> None:
-        async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
+        producer = Producer(
+            nameserver,
+            group=GROUP,
+            codec=codec,
+            timeout=timeout / 1000,
+            access_key=account.access_key,
+            secret_key=account.secret_key,
+        )
+        async with producer:
             results.update(await producer.cancel(ids))
 
     try:

@@ -15,6 +15,7 @@ import click
 from duemq._net.connection import Codec
 from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq.cli import formatting
+from duemq.cli.keys import Keys
 from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run
 from duemq.errors import RequestTimeoutError
 from duemq.messages import ChangeResult, Changes
@@ -41,8 +42,15 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     @one_line_errors
-    def wrapper(*, nameserver: str, codec: Codec, timeout: int, **options: Any) -> None:
-        command(admin=Admin(nameserver, codec=codec, timeout=timeout / 1000), **options)
+    def wrapper(*, nameserver: str, account: Keys, codec: Codec, timeout: int, **options: Any) -> None:
+        admin = Admin(
+            nameserver,
+            codec=codec,
+            timeout=timeout / 1000,
+            access_key=account.access_key,
+            secret_key=account.secret_key,
+        )
+        command(admin=admin, **options)
 
     timeout = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after so long.")
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 import click
 
 from duemq._values.durations import parse_duration
+from duemq.cli.keys import account_option
 from duemq.errors import ArgumentError, DelayError, DueMQError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def client_options(command: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         help="Codec of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
     )
-    return nameserver_option(codec(command))
+    return nameserver_option(account_option(codec(command)))
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

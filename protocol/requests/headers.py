@@ -346,6 +346,44 @@ class GetConsumeStats(Header):
     topic: str | None = None
 
 
+class CreateAccessConfig(Header):
+    """UPDATE_AND_CREATE_ACL_CONFIG (50): an account of plain_acl.yml. The permissions are joined by commas."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+class DeleteAccessConfig(Header):
+    """DELETE_ACL_CONFIG (51)."""
+
+    access_key: str
+
+
+class UpdateGlobalWhiteAddrs(Header):
+    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): patterns joined by commas, and the file to put them into, by default
+    conf/plain_acl.yml."""
+
+    global_white_addrs: str
+    acl_file_full_path: str | None = None
+
+
+class AclConfigVersion(Header):
+    """Answer to GET_BROKER_CLUSTER_ACL_INFO (52). The versions are JSON: of conf/plain_acl.yml, and of all files by
+    their paths."""
+
+    version: str
+    all_acl_file_version: str
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+
+
 class MoveClock(Header):
     """MOVE_CLOCK (30001, duemq's own). In ms, 0 or more."""
 

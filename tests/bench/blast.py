@@ -19,6 +19,7 @@ from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.headers import SendMessageV2
+from tests.support.access import signed
 
 _ANY, _GOOD = b'"code":', b'"code":0,'
 _BLOCK = 32
@@ -46,8 +47,10 @@ class Block:
     count: int
 
 
-def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: str) -> bytes:
-    """Encode a send as Java clients do, with a JSON header."""
+def send_frame(
+    topic: str, queue_id: int, opaque: int, body: bytes, properties: str, account: tuple[str, str] | None = None
+) -> bytes:
+    """Encode a send as Java clients do, with a JSON header; signed by an account, if there is one."""
     header = SendMessageV2(
         producer_group="bench",
         topic=topic,
@@ -70,7 +73,7 @@ def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: 
         ext=header.to_ext(),
         body=body,
     )
-    return codec.encode(command)
+    return codec.encode(signed(command, account))
 
 
 class Frames(ABC):
@@ -205,13 +208,14 @@ def blast(
     window: int = 512,
     connections: int = 4,
     dues: Sequence[int] = (),
+    account: tuple[str, str] | None = None,
 ) -> Blast:
     """Send about `count` messages, a multiple of a block's size, and wait for all answers. With `dues` (also a multiple
-    of a block's size) the messages have timers for these times in turn."""
+    of a block's size) the messages have timers for these times in turn. `account` signs the requests."""
     properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01blast\x02"
     timers = [f"TIMER_DELIVER_MS\x01{due}\x02" for due in dues] or [""] * 256
     body = b"x" * size
-    frames = [send_frame(topic, n % _QUEUES, n, body, properties + timer) for n, timer in enumerate(timers)]
+    frames = [send_frame(topic, n % _QUEUES, n, body, properties + timer, account) for n, timer in enumerate(timers)]
     blocks = [Block(b"".join(frames[at : at + _BLOCK]), _BLOCK) for at in range(0, len(frames), _BLOCK)]
     endless = itertools.chain([Block(frames[0], 1)], itertools.cycle(blocks))
     return _pipelined(address, itertools.islice(endless, 1 + count // _BLOCK), window, connections)

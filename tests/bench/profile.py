@@ -1,6 +1,6 @@
 """Profiles the hot path: a whole broker in this process, without sockets, under Python's profiler.
 
-    python -m tests.bench.profile [sends|timers|pulls|levels] [--messages N]      (make profile WHAT=sends)
+    python -m tests.bench.profile [sends|signed|timers|pulls|levels] [--messages N]      (make profile WHAT=sends)
 
 It prints CPU microseconds per message without the profiler, best of three runs, and then, with it, the functions that
 take the most time. The profiler makes calls slower than they are: use its shares, and the figure without it.
@@ -23,6 +23,7 @@ import structlog
 import uvloop
 
 from duemq.storage.clock import look
+from tests.support.access import signed, write_accounts
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import encode_all, pull, send
 
@@ -37,6 +38,8 @@ SETTINGS = ("mappedFileSizeCommitLog=1073741824", "flushDiskType=ASYNC_FLUSH")
 
 class _Case:
     """One kind of work on a broker: `prepare` once, then `run` any number of times."""
+
+    settings: tuple[str, ...] = ()
 
     def __init__(self, broker: UnboundBroker, messages: int) -> None:
         self.broker = broker
@@ -67,6 +70,17 @@ class Sends(_Case):
         for _ in range(self.reads):
             self.peer.connection.data_received(self._data)
             await asyncio.sleep(0)
+
+
+class SignedSends(Sends):
+    """The same, with access control."""
+
+    settings = ("aclEnable=true",)
+
+    async def prepare(self) -> None:
+        answer = await self.peer.ask(signed(send("T", BODY, properties=KEY)))
+        assert answer.code == 0, answer
+        self._data = encode_all(signed(send("T", BODY, properties=self.properties)) for _ in range(READ))
 
 
 class Timers(Sends):
@@ -103,13 +117,21 @@ class Pulls(Sends):
             await asyncio.sleep(0)
 
 
-CASES: dict[str, type[_Case]] = {"sends": Sends, "timers": Timers, "levels": Levels, "pulls": Pulls}
+CASES: dict[str, type[_Case]] = {
+    "sends": Sends,
+    "signed": SignedSends,
+    "timers": Timers,
+    "levels": Levels,
+    "pulls": Pulls,
+}
 
 
 async def measure(name: str, messages: int) -> None:
     """Print the profile of a case."""
     with tempfile.TemporaryDirectory() as directory:
-        async with running(Path(directory), *SETTINGS) as broker:
+        write_accounts(Path(directory))
+        home = f"rocketmqHome={directory}"
+        async with running(Path(directory, "store"), *SETTINGS, home, *CASES[name].settings) as broker:
             case = CASES[name](broker, messages)
             await case.prepare()
             spent = []

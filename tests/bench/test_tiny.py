@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import level_cases, pressure_cases, profile, spark_cases, timer_cases, timer_growth
+from tests.bench import acl_cases, level_cases, pressure_cases, profile, spark_cases, timer_cases, timer_growth
 from tests.bench.brokers import ours
 
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
@@ -35,6 +35,13 @@ async def test_a_case_of_levels_gives_its_figures(names: tuple[str, ...], tmp_pa
 
 def test_every_case_of_levels_is_exercised_here() -> None:
     assert {name for names in ALONE + WITH_JAVA for name in names} == set(level_cases.NAMES)
+
+
+async def test_the_case_of_access_control_gives_its_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await acl_cases.run(ours, tmp_path, acl_cases.TINY, acl_cases.NAMES, said.append)
+    assert tuple(said) == acl_cases.NAMES
+    assert set(figures) == set(acl_cases.FIGURES)
 
 
 async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ class SimulatedFiles:
         node = self.names.get(path)
         return bytes(node.data) if node is not None else None
 
-    def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
+    def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         self.check("open", path)
         node = Node(len(data))
         self.write(path, node, 0, data)

@@ -226,9 +226,12 @@ class AdminOutput:
         return [line.split() for line in self.output.splitlines() if line.strip() and not line.startswith("#")]
 
 
-async def mqadmin(version: str, *arguments: str, nameserver: str, timeout: float = 60) -> AdminOutput:
-    """Run mqadmin of one version against a name server."""
-    home = cache_directory() / "mqadmin"
+async def mqadmin(
+    version: str, *arguments: str, nameserver: str, timeout: float = 60, home: Path | None = None
+) -> AdminOutput:
+    """Run mqadmin of one version against a name server. `home`: where its conf/tools.yml is, with the keys of its
+    account."""
+    home = home or cache_directory() / "mqadmin"
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     (conf / "logback_tools.xml").write_text(_SILENT)

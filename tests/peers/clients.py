@@ -31,7 +31,14 @@ from tests.peers.program import Program
 Mode = Literal["sync", "async", "oneway", "batch"]
 MODES: tuple[Mode, ...] = ("sync", "async", "oneway", "batch")
 
+Account = tuple[str, str]
+"""An access key and its secret key."""
+
 _numbers = itertools.count(1)
+
+
+def _keys(account: Account | None) -> Json:
+    return {"access_key": account[0], "secret_key": account[1]} if account is not None else {}
 
 
 def unique(prefix: str) -> str:
@@ -225,8 +232,9 @@ class Client:
         retries: int | None = None,
         compress_over: int | None = None,
         vip: bool | None = None,
+        account: Account | None = None,
     ) -> Producer:
-        """Start a producer."""
+        """Start a producer. `account` signs its requests."""
         producer = Producer(self, _handle("p"))
         await self.program.call(
             "producer_start",
@@ -237,6 +245,7 @@ class Client:
             retries=retries,
             compress_over=compress_over,
             vip=vip,
+            **_keys(account),
         )
         return producer
 
@@ -253,6 +262,7 @@ class Client:
         max_reconsume_times: int | None = None,
         property_names: Sequence[str] = (),
         handle: str | None = None,
+        account: Account | None = None,
     ) -> PushConsumer:
         """Start a push consumer of a topic, or of topics with a tag expression each.
 
@@ -275,6 +285,7 @@ class Client:
             max_reconsume_times=max_reconsume_times,
             property_names=list(property_names),
             begin=begin,
+            **_keys(account),
         )
         return consumer
 
@@ -340,11 +351,11 @@ class Client:
 class JavaClient(Client):
     """The Java client, which also has the admin API and the offset queries."""
 
-    def admin(self, nameserver: str) -> Admin:
-        """Return the admin API of the brokers that a name server knows."""
+    def admin(self, nameserver: str, account: Account | None = None) -> Admin:
+        """Return the admin API of the brokers that a name server knows. `account` signs its requests."""
 
         async def call(name: str, **fields: Any) -> Json:
-            return await self.program.call("admin", call=name, nameserver=nameserver, **fields)
+            return await self.program.call("admin", call=name, nameserver=nameserver, **_keys(account), **fields)
 
         return Admin(call)
 

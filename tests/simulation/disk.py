@@ -263,7 +263,7 @@ class Disk:
         self.work.read_bytes += node.size
         return node.read(0, node.size)
 
-    def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
+    def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
         self.operate("write", path)
         if os.path.dirname(path) not in self.directories:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)

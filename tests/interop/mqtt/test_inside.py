@@ -31,7 +31,7 @@ async def test_a_broker_runs_its_own_bridge(tmp_path: Path) -> None:
     await asyncio.gather(world.mosquitto.start(), world.broker.start())
     try:
         async with world.client() as client, asyncio.timeout(60):
-            await client.subscribe([("duemq/bridge/inside", 1), ("lamp", 1)])  # type: ignore[list-item]
+            await client.subscribe([("duemq/bridge/inside", 1), ("lamp", 1)])
             messages = client.messages
             async for message in messages:
                 if message.payload == b'{"state":"online"}':

@@ -186,6 +186,8 @@ class Program:
         """Start a producer."""
         producer = Producer(request["group"], timeout=request.get("timeout_ms"), max_message_size=_MAX_MESSAGE_SIZE)
         producer.set_namesrv_addr(request["nameserver"])
+        if request.get("access_key"):
+            producer.set_session_credentials(request["access_key"], request["secret_key"], "")
         ffi_check(dll.SetProducerInstanceName(producer._handle, request["handle"].encode()))
         with _log.until_heartbeats(_HEARTBEATS_OF_A_PRODUCER):
             producer.start()
@@ -266,6 +268,8 @@ class Program:
         model = MessageModel.BROADCASTING if request.get("model") == "broadcast" else MessageModel.CLUSTERING
         consumer = PushConsumer(request["group"], orderly=request.get("orderly", False), message_model=model)
         consumer.set_namesrv_addr(request["nameserver"])
+        if request.get("access_key"):
+            consumer.set_session_credentials(request["access_key"], request["secret_key"], "")
         consumer.set_instance_name(handle)
 
         def on_message(_: int, pointer: int) -> int:

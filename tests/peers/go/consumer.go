@@ -38,6 +38,9 @@ func (c *consumers) start(r request) (object, error) {
 		consumer.WithConsumerOrder(r.Orderly),
 		consumer.WithSuspendCurrentQueueTimeMillis(100 * time.Millisecond),
 	}
+	if r.AccessKey != "" {
+		options = append(options, consumer.WithCredentials(primitive.Credentials{AccessKey: r.AccessKey, SecretKey: r.SecretKey}))
+	}
 	if r.Model == "broadcast" {
 		options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
 	}

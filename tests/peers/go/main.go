@@ -20,6 +20,8 @@ type request struct {
 	ID                int64          `json:"id"`
 	Op                string         `json:"op"`
 	Nameserver        string         `json:"nameserver"`
+	AccessKey         string         `json:"access_key"`
+	SecretKey         string         `json:"secret_key"`
 	Group             string         `json:"group"`
 	Topic             string         `json:"topic"`
 	QueueID           *int           `json:"queue_id"`

@@ -50,6 +50,9 @@ func (p *producers) start(r request) (object, error) {
 		producer.WithVIPChannel(r.VIP),
 		producer.WithQueueSelector(anySelector{producer.NewHashQueueSelector(), producer.NewRoundRobinQueueSelector()}),
 	}
+	if r.AccessKey != "" {
+		options = append(options, producer.WithCredentials(primitive.Credentials{AccessKey: r.AccessKey, SecretKey: r.SecretKey}))
+	}
 	if r.TimeoutMs > 0 {
 		options = append(options, producer.WithSendMsgTimeout(time.Duration(r.TimeoutMs)*time.Millisecond))
 	}

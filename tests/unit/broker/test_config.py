@@ -192,7 +192,7 @@ def test_a_setting_without_a_value_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (["aclEnable=true"], "aclEnable=true: duemq has no access control"),
+        (["authenticationEnabled=true"], "authenticationEnabled=true: duemq does not have the access control of 5.x"),
         (["authenticationEnabled=TRUE"], "authenticationEnabled=true"),
         (["authorizationEnabled=true"], "authorizationEnabled=true"),
         (["messageDelayLevel=1x"], "messageDelayLevel=1x"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from duemq.broker.access.permission import ACCOUNT
 from duemq.broker.errors import Refused
 from duemq.broker.net.router import Handler
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
@@ -312,7 +313,7 @@ async def test_each_code_has_a_handler_of_its_own(broker: UnboundBroker, peer: P
 
     own = {RequestCode.MOVE_CLOCK, RequestCode.CANCEL_MESSAGE, RequestCode.LIST_PENDING, RequestCode.DUE_CURVE}
     for code in CODES:
-        broker.router.add(code, NoFields, handler(code))
+        broker.router.add(code, NoFields, ACCOUNT, handler(code))
     codes = CODES if frame_codec != BINARY else [code for code in CODES if abs(code) < 1 << 15]
     answers = await peer.ask_all([request(code) for code in codes], frame_codec)
     assert [answer.ext.get("handler") for answer in answers] == [str(code) for code in codes]
@@ -328,7 +329,7 @@ async def test_the_usual_json_header_of_any_code_is_decoded_once(
     codes = [code for code in CODES if code != 9]
     handled: list[int] = []
     for code in codes:
-        broker.router.add(code, NoFields, lambda _, request: handled.append(request.code))
+        broker.router.add(code, NoFields, ACCOUNT, lambda _, request: handled.append(request.code))
     data = b"".join(codec.encode(request(code, oneway=True)) for code in codes)
     monkeypatch.setattr(codec, "decode", lambda frame: pytest.fail(f"{frame!r} went the slow way"))
     peer.feed(data)
@@ -349,7 +350,7 @@ async def test_a_handlers_exception_is_answered_logged_and_harms_nobody(
         await asyncio.sleep(0)
         raise ZeroDivisionError("by zero")
 
-    broker.router.add(UNKNOWN, NoFields, fail_later if is_async else fail)
+    broker.router.add(UNKNOWN, NoFields, ACCOUNT, fail_later if is_async else fail)
     answers = await peer.ask_all([send(topic), request(UNKNOWN), send(topic)])
     assert [answer.code for answer in answers] == [0, ResponseCode.SYSTEM_ERROR, 0]
     assert answers[1].remark == "ZeroDivisionError: by zero"
@@ -370,7 +371,7 @@ async def test_a_file_that_cannot_be_read_or_written_is_told_without_a_traceback
     def fail(_: object, request: Request[NoFields]) -> None:
         raise OSError(number, "no", "/s/timerlog")
 
-    broker.router.add(UNKNOWN, NoFields, fail)
+    broker.router.add(UNKNOWN, NoFields, ACCOUNT, fail)
     answers = [await peer.ask(request(UNKNOWN)) for _ in range(100)]
     assert {answer.code for answer in answers} == {code}
     assert all("/s/timerlog" in (answer.remark or "") for answer in answers)
@@ -408,7 +409,7 @@ async def test_an_answer_that_cannot_be_encoded_becomes_an_error(
         await asyncio.sleep(0)
         return wrong.pop()
 
-    broker.router.add(UNKNOWN, NoFields, answer_later if is_async else answer)
+    broker.router.add(UNKNOWN, NoFields, ACCOUNT, answer_later if is_async else answer)
     for number in (1, 2):
         answered = await peer.ask(request(UNKNOWN), BINARY)
         assert answered.code == ResponseCode.SYSTEM_ERROR
@@ -420,7 +421,7 @@ async def test_a_refusal_is_answered_and_not_logged(broker: UnboundBroker, peer:
     def refuse(_: object, request: Request[NoFields]) -> None:
         raise Refused(ResponseCode.NO_PERMISSION, "not you")
 
-    broker.router.add(UNKNOWN, NoFields, refuse)
+    broker.router.add(UNKNOWN, NoFields, ACCOUNT, refuse)
     answer = await peer.ask(request(UNKNOWN))
     assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "not you")
     assert logged == []

@@ -101,6 +101,7 @@ def test_an_update_that_changes_nothing_is_none(settings: LiveSettings) -> None:
         ({"deleteWhen": "4"}, "deleteWhen=4: write hours of two digits, such as 04 or 04;16"),
         ({"messageDelayLevel": "1x"}, "messageDelayLevel=1x: '1x' is no delay: a number and s, m, h or d"),
         ({"aclEnable": "true"}, "aclEnable cannot change while the broker runs: give it to the broker's next start"),
+        ({"rocketmqHome": "x"}, "rocketmqHome cannot change while the broker runs: give it to the broker's next start"),
         ({"listenPort": "1234"}, "listenPort cannot change while the broker runs: give it to the broker's next start"),
         ({"testClock": "true"}, "testClock cannot change while the broker runs: give it to the broker's next start"),
     ],

@@ -21,7 +21,7 @@ final class Admins {
     private final Map<String, DefaultMQAdminExt> admins = new ConcurrentHashMap<>();
 
     JSONObject call(JSONObject request) throws Exception {
-        DefaultMQAdminExt admin = admin(request.getString("nameserver"));
+        DefaultMQAdminExt admin = admin(request);
         JSONObject result = new JSONObject();
         switch (request.getString("call")) {
             case "create_topic" -> createTopic(admin, request);
@@ -56,15 +56,17 @@ final class Admins {
         return result;
     }
 
-    private DefaultMQAdminExt admin(String nameserver) throws Exception {
+    private DefaultMQAdminExt admin(JSONObject request) throws Exception {
+        String nameserver = request.getString("nameserver");
+        String name = nameserver + " as " + request.getString("access_key");
         synchronized (admins) {
-            DefaultMQAdminExt admin = admins.get(nameserver);
+            DefaultMQAdminExt admin = admins.get(name);
             if (admin == null) {
-                admin = new DefaultMQAdminExt(10_000);
+                admin = new DefaultMQAdminExt(Keys.hook(request), 10_000);
                 admin.setNamesrvAddr(nameserver);
                 admin.setInstanceName("admin-" + NUMBER.incrementAndGet());
                 admin.start();
-                admins.put(nameserver, admin);
+                admins.put(name, admin);
             }
             return admin;
         }

@@ -20,12 +20,12 @@ final class Holder {
 
     /** Opens the instance that a producer with the same request and handle will be on. */
     static Holder forProducer(JSONObject request, String handle) throws MQClientException {
-        return open(new DefaultMQProducer("holder_" + handle), request, handle);
+        return open(new DefaultMQProducer("holder_" + handle, Keys.hook(request)), request, handle);
     }
 
     /** Opens the instance that a consumer with the same request and handle will be on. */
     static Holder forConsumer(JSONObject request, String handle) throws MQClientException {
-        DefaultMQProducer producer = new DefaultMQProducer("holder_" + handle);
+        DefaultMQProducer producer = new DefaultMQProducer("holder_" + handle, Keys.hook(request));
         Compat.shareWithConsumer(producer);
         return open(producer, request, handle);
     }

@@ -24,7 +24,7 @@ final class PullConsumers {
 
     private static JSONObject use(JSONObject request, Use use) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(
-            request.containsKey("group") ? request.getString("group") : "peer_pull");
+            request.containsKey("group") ? request.getString("group") : "peer_pull", Keys.hook(request));
         String handle = "pull-" + NUMBER.incrementAndGet();
         Messages.configure(consumer, request, handle);
         Holder holder = Holder.forConsumer(request, handle);
@@ -97,7 +97,7 @@ final class PullConsumers {
 
     /** Receives with the lite pull consumer, which is a member of its group and has queues allotted to it. */
     JSONObject litePull(JSONObject request) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"), Keys.hook(request));
         String handle = "lite-" + NUMBER.incrementAndGet();
         Messages.configure(consumer, request, handle);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

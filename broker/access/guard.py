@@ -1,0 +1,204 @@
+"""Lets requests through or refuses them: the signature of the account, and what the account may do.
+
+A guarded route decodes requests with their fields as they came, since those are what is signed. The account is looked
+up anew for each request, so a changed file counts from the next request on. The checks have RocketMQ's order: addresses
+that need no account, the account, addresses from which it needs no signature, the signature, the permissions. Who is
+let in by address may do everything, as in RocketMQ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from duemq.broker.access.accounts import Account, refused
+from duemq.broker.access.acl_files import AclFiles
+from duemq.broker.access.permission import Action, Permission, Resource
+from duemq.broker.errors import AccessRefused
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.protocol.frames.command import Body, Command
+from duemq.protocol.requests.headers import Header, Request, RequestDecoder
+from duemq.protocol.requests.signature import Fields, fields_decoder
+
+H = TypeVar("H", bound=Header)
+
+_MAX_TOLD: Final = 255
+"""Maximum length of an unknown access key that an answer repeats."""
+
+Handler = Callable[[Connection, Request[Any]], Any]
+
+
+class SignedRequest(Request[H]):
+    """A request with its fields as they came (see `signature.Fields`), until they have been checked: then None, and
+    what keeps the request, such as a held pull, does not keep them."""
+
+    fields: Any = None
+
+
+class SignedDecoder(RequestDecoder[H]):
+    """Decodes the requests of one code, with their fields."""
+
+    def __init__(self, header_type: type[H]) -> None:
+        super().__init__(header_type)
+        decode = msgspec.json.Decoder(SignedRequest[header_type], strict=False).decode  # type: ignore[valid-type]
+        decode_fields = fields_decoder(field.encode_name for field in msgspec.structs.fields(header_type))
+
+        def decode_json(header: bytes) -> Request[H]:
+            request = decode(header)
+            # Fails, so that the slow way looks, for other fields and for values that are no texts.
+            request.fields = decode_fields(header)
+            return request
+
+        self.decode_json = decode_json
+
+    def from_command(self, command: Command, codec: int) -> Request[H]:
+        """See RequestDecoder."""
+        plain = super().from_command(command, codec)
+        return SignedRequest(
+            code=plain.code,
+            header=plain.header,
+            opaque=plain.opaque,
+            flag=plain.flag,
+            version=plain.version,
+            language=plain.language,
+            codec=codec,
+            body=plain.body,
+            fields=Fields(command.ext),
+        )
+
+
+class Guard:
+    """Checks the requests of one broker."""
+
+    def __init__(self, files: AclFiles, topic_of_record: Callable[[int], str | None], reads: ColdReads) -> None:
+        """`topic_of_record`: returns the topic of the record at a physical offset, None if there is none; it may raise
+        NotInMemory."""
+        self._files = files
+        self._topic_of_record = topic_of_record
+        self._reads = reads
+        self.refusals: Counter[str] = Counter()
+        """How many requests were refused, by kind: account, signature, role, permission."""
+
+    def guarded(self, permission: Permission, handler: Handler, *, is_async: bool) -> Handler:
+        """Return a handler that first checks what a request needs. Its requests come from a SignedDecoder."""
+        if permission.is_open:
+            return handler
+        if permission.only_topic is not None:
+            return self._guarded_topic(*permission.only_topic, handler)
+        record = permission.record
+        if record is None:
+
+            def guarded(connection: Connection, request: Request[Any]) -> Any:
+                self._check(permission, connection, request)
+                request.fields = None  # type: ignore[attr-defined]
+                return handler(connection, request)
+
+        elif is_async:
+
+            def guarded(connection: Connection, request: Request[Any]) -> Any:
+                account = self._check(permission, connection, request)
+                return self._after_record(account, getattr(request.header, record), handler, connection, request)
+
+        else:
+
+            def guarded(connection: Connection, request: Request[Any]) -> Any:
+                self._check_record(self._check(permission, connection, request), getattr(request.header, record))
+                request.fields = None  # type: ignore[attr-defined]
+                return handler(connection, request)
+
+        return guarded
+
+    def _guarded_topic(self, name: str, action: Action, handler: Handler) -> Handler:
+        """As `guarded`, for requests that need one action on one topic: the sends."""
+        authenticate, needed = self.authenticate, int(action)
+
+        def guarded(connection: Connection, request: Any) -> Any:
+            fields = request.fields
+            if fields is not None:
+                account = authenticate(connection, fields, request.body)
+                if account is not None:
+                    try:
+                        account.check_topic(getattr(request.header, name), needed)
+                    except AccessRefused as error:
+                        self.refusals[error.kind] += 1
+                        raise
+                request.fields = None
+            return handler(connection, request)
+
+        return guarded
+
+    def authenticate(self, connection: Connection, fields: Any, body: Body) -> Account | None:
+        """Return the account that signed a request; None if its address may do everything. `fields`: as of
+        SignedRequest. Raises AccessRefused."""
+        accounts = self._files.accounts
+        is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
+        if is_free:
+            return None
+        access_key = fields.access_key
+        account = accounts.by_key.get(access_key)
+        if account is None:
+            if not access_key:
+                raise self._counted(refused("account", "No accessKey is configured"))
+            # A secret that was put into the wrong place must not get into the log.
+            raise self._counted(
+                refused("account", f"No acl config for {access_key[:_MAX_TOLD]}", "no account has the access key")
+            )
+        if access_key in keys_without_signature:
+            return None
+        if not fields.are_signed(account.key, body):
+            raise self._counted(refused("signature", f"Check signature failed for accessKey={access_key}"))
+        return account
+
+    def check_unread(self, connection: Connection, command: Command, permission: Permission) -> None:
+        """Check what can be checked of a request that does not decode, or has a code that nobody knows: who is not let
+        in is not told what requests there are, nor what they have to look like. Raises AccessRefused."""
+        if permission.is_open:
+            return
+        account = self.authenticate(connection, Fields(command.ext), command.body)
+        if account is not None:
+            try:
+                account.check_role(command.code, permission)
+            except AccessRefused as error:
+                raise self._counted(error) from None
+
+    def _check(self, permission: Permission, connection: Connection, request: Any) -> Account | None:
+        """Check what a request needs, except for a record's topic. Raises AccessRefused, ProtocolError."""
+        if request.fields is None:
+            return None  # it was checked, and is handled again after a read from the disk
+        account = self.authenticate(connection, request.fields, request.body)
+        if account is not None:
+            try:
+                account.check(request.code, permission, request)
+            except AccessRefused as error:
+                raise self._counted(error) from None
+        return account
+
+    def _check_record(self, account: Account | None, physical_offset: int) -> None:
+        """Check that an account may read a record. Raises AccessRefused, NotInMemory, OSError."""
+        if account is None:
+            return
+        topic = self._topic_of_record(physical_offset)
+        if topic is not None:
+            try:
+                account.check_resource(Resource(topic, Action.SUB))
+            except AccessRefused as error:
+                raise self._counted(error) from None
+
+    async def _after_record(
+        self,
+        account: Account | None,
+        physical_offset: int,
+        handler: Callable[[Connection, Request[Any]], Coroutine[Any, Any, Any]],
+        connection: Connection,
+        request: Request[Any],
+    ) -> Any:
+        await self._reads.run(self._check_record, account, physical_offset)
+        return await handler(connection, request)
+
+    def _counted(self, error: AccessRefused) -> AccessRefused:
+        self.refusals[error.kind] += 1
+        return error

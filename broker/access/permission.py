@@ -1,0 +1,166 @@
+"""What a request needs: each handler is registered with a `Permission`.
+
+A request needs the signature of an account, and beyond that, depending on its code:
+
+- a role: LOOK, OPERATE or ADMINISTER, each of which includes those before it;
+- an action on each topic and group that it names in its header or body: PUB, SUB, or ANY, which is either;
+- SUB for the topic of a record, for a request that names a physical offset.
+
+What RocketMQ checks is checked here too: topics and groups by PlainAccessValidator, administration by
+Permission.ADMIN_CODE. For the other codes 5.3.3 says in annotations of its request headers which resource and which
+action they are about; 4.9.7 lets every account use them.
+
+Source: apache/rocketmq acl/plain/PlainAccessValidator.java, acl/common/Permission.java at 4.9.7, remoting
+protocol/header/*.java at 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import HeartbeatData, LockBatch
+from duemq.protocol.requests.headers import Request
+
+
+class Action(IntEnum):
+    """What may be done with a topic or a group, as bits."""
+
+    DENY = 0
+    PUB = 4
+    SUB = 8
+    ANY = PUB | SUB
+    """As what a request needs: one of the two will do. As what an account has: both, PUB|SUB in the file."""
+
+
+class Role(IntEnum):
+    """What an account may do beside sending and receiving. Each role includes those before it."""
+
+    NONE = 0
+    LOOK = 1
+    """See lists, counts, statistics and settings."""
+    OPERATE = 2
+    """Cancel and reschedule messages, reset offsets, have a consumer process a message."""
+    ADMINISTER = 3
+    """Change topics, groups, settings, accounts, and what a name server knows."""
+
+
+class Resource(NamedTuple):
+    """A topic or a group, and what a request does with it. `name` is None if the request names none after all."""
+
+    name: str | None
+    action: Action
+    is_group: bool = False
+
+
+Find = Callable[[Request[Any]], Iterable[Resource]]
+"""Returns the resources that a request is about. Raises ProtocolError for a body that does not parse."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A kind of resource that requests of a code are about. `text` says which it is and where a request names it.
+    `topic`: the attribute of the header, if all that it needs is one action on one topic."""
+
+    text: str
+    find: Find = field(compare=False)
+    action: Action = Action.ANY
+    topic: str | None = None
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What requests of one code need. `record`: the attribute of the header with the physical offset of a record, for
+    whose topic SUB is needed. `is_open`: nothing is needed, not even a signature."""
+
+    role: Role = Role.NONE
+    needs: tuple[Need, ...] = ()
+    record: str | None = None
+    is_open: bool = False
+
+    def __str__(self) -> str:
+        """The permission in words."""
+        if self.is_open:
+            return "nothing"
+        parts = ["an account"] if not self.role else [f"the role {self.role.name.lower()}"]
+        parts += [need.text for need in self.needs]
+        if self.record is not None:
+            parts.append(f"SUB for the topic of the record at {self.record}")
+        return ", ".join(parts)
+
+    @property
+    def only_topic(self) -> tuple[str, Action] | None:
+        """The attribute of the header and the action, if one action on one topic is all that is needed."""
+        if self.role or self.record is not None or self.is_open or len(self.needs) != 1:
+            return None
+        (need,) = self.needs
+        return (need.topic, need.action) if need.topic is not None else None
+
+    def resources(self, request: Request[Any]) -> list[Resource]:
+        """Return the resources that a request is about. Raises ProtocolError."""
+        return [resource for need in self.needs for resource in need.find(request)]
+
+
+def needs(*wanted: Need, role: Role = Role.NONE, record: str | None = None) -> Permission:
+    """Return a permission that needs several things; see `Permission`."""
+    return Permission(role, wanted, record)
+
+
+def topic(action: Action, name: str = "topic") -> Need:
+    """An action on the topic that the header names in its attribute `name`."""
+    return Need(
+        f"{action.name} for the topic in {name}",
+        lambda request: (Resource(getattr(request.header, name), action),),
+        action,
+        name,
+    )
+
+
+def topic_or_all(action: Action, name: str = "topic") -> Need:
+    """As `topic`, but a request that names none is about all topics: what the account may do by default counts."""
+    return Need(
+        f"{action.name} for the topic in {name}, or by default for all",
+        lambda request: (Resource(getattr(request.header, name) or "", action),),
+        action,
+    )
+
+
+def group(action: Action, name: str = "consumer_group") -> Need:
+    """An action on the group that the header names in its attribute `name`, if it names one."""
+    return Need(
+        f"{action.name} for the group in {name}",
+        lambda request: (Resource(getattr(request.header, name), action, is_group=True),),
+        action,
+    )
+
+
+def _of_heartbeat(request: Request[Any]) -> Iterable[Resource]:
+    for consumer in bodies.decode_request(request.body, HeartbeatData).consumer_data_set or ():
+        yield Resource(consumer.group_name, Action.SUB, is_group=True)
+        for subscription in consumer.subscription_data_set or ():
+            yield Resource(subscription.topic, Action.SUB)
+
+
+def _of_locks(request: Request[Any]) -> Iterable[Resource]:
+    batch = bodies.decode_request(request.body, LockBatch)
+    yield Resource(batch.consumer_group, Action.SUB, is_group=True)
+    for name in {queue.topic for queue in batch.mq_set or ()}:
+        yield Resource(name, Action.SUB)
+
+
+OPEN: Final = Permission(is_open=True)
+"""Anybody may. Only for routes, as at RocketMQ's name server, which checks nothing."""
+ACCOUNT: Final = Permission()
+"""Every account may."""
+LOOK: Final = Permission(Role.LOOK)
+OPERATE: Final = Permission(Role.OPERATE)
+ADMINISTER: Final = Permission(Role.ADMINISTER)
+
+SEND: Final = needs(topic(Action.PUB))
+CONSUME: Final = needs(topic(Action.SUB), group(Action.SUB))
+ASK_TOPIC: Final = needs(topic(Action.ANY))
+HEARTBEAT: Final = needs(Need("SUB for the consumer groups in the body and their topics", _of_heartbeat, Action.SUB))
+LOCKS: Final = needs(Need("SUB for the group and the topics in the body", _of_locks, Action.SUB))

@@ -1,0 +1,17 @@
+"""The keys of an account, with which a client signs its requests."""
+
+from __future__ import annotations
+
+from duemq.errors import ArgumentError
+from duemq.protocol.requests.signature import Signer
+
+
+def signer_of(access_key: str | None, secret_key: str | None) -> Signer | None:
+    """What signs with these keys, None without keys. Raises ArgumentError where one of them is missing; no error has
+    the secret key in it."""
+    if not access_key and not secret_key:
+        return None
+    if not access_key or not secret_key:
+        missing = "secret_key" if access_key else "access_key"
+        raise ArgumentError(f"{missing} is missing: an account has two keys, access_key and secret_key")
+    return Signer(access_key, secret_key)

@@ -1,0 +1,315 @@
+"""What each request code needs: every code by every kind of account, and what is known of a record's topic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from duemq.broker.access.permission import ACCOUNT, OPEN, Action, Permission, Role
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests import headers
+from duemq.protocol.requests.headers import NoFields
+from tests.support.access import signed as signed_by
+from tests.support.access import write_accounts
+from tests.support.broker import UnboundBroker, running
+from tests.support.wire import pull, request, send
+
+NONE, LOOK, OPERATE, ADMINISTER = Role.NONE, Role.LOOK, Role.OPERATE, Role.ADMINISTER
+PUB, SUB, ANY = Action.PUB, Action.SUB, Action.ANY
+Needed = tuple[Role, Action | None, Action | None]
+"""A role, an action on the topic, an action on the group."""
+
+NEEDED: Final[dict[RequestCode, Needed]] = {
+    RequestCode.SEND_MESSAGE: (NONE, PUB, None),
+    RequestCode.SEND_MESSAGE_V2: (NONE, PUB, None),
+    RequestCode.SEND_BATCH_MESSAGE: (NONE, PUB, None),
+    RequestCode.RECALL_MESSAGE: (NONE, PUB, None),
+    RequestCode.PULL_MESSAGE: (NONE, SUB, SUB),
+    RequestCode.LITE_PULL_MESSAGE: (NONE, SUB, SUB),
+    RequestCode.QUERY_CONSUMER_OFFSET: (NONE, SUB, SUB),
+    RequestCode.UPDATE_CONSUMER_OFFSET: (NONE, SUB, SUB),
+    RequestCode.HEART_BEAT: (NONE, SUB, SUB),
+    RequestCode.LOCK_BATCH_MQ: (NONE, SUB, SUB),
+    RequestCode.UNLOCK_BATCH_MQ: (NONE, SUB, SUB),
+    RequestCode.UNREGISTER_CLIENT: (NONE, None, SUB),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: (NONE, None, SUB),
+    RequestCode.CONSUMER_SEND_MSG_BACK: (NONE, None, SUB),
+    RequestCode.VIEW_MESSAGE_BY_ID: (NONE, None, None),
+    RequestCode.CHECK_CLIENT_CONFIG: (NONE, None, None),
+    RequestCode.GET_MAX_OFFSET: (NONE, ANY, None),
+    RequestCode.GET_MIN_OFFSET: (NONE, ANY, None),
+    RequestCode.GET_EARLIEST_MSG_STORETIME: (NONE, ANY, None),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: (NONE, ANY, None),
+    RequestCode.LIST_PENDING: (LOOK, ANY, None),
+    RequestCode.DUE_CURVE: (LOOK, ANY, None),
+    RequestCode.GET_ALL_CONSUMER_OFFSET: (LOOK, None, None),
+    RequestCode.GET_ALL_DELAY_OFFSET: (LOOK, None, None),
+    RequestCode.GET_TIMER_CHECK_POINT: (LOOK, None, None),
+    RequestCode.GET_TIMER_METRICS: (LOOK, None, None),
+    RequestCode.GET_ALL_TOPIC_CONFIG: (LOOK, None, None),
+    RequestCode.GET_TOPIC_CONFIG: (LOOK, None, None),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: (LOOK, None, None),
+    RequestCode.GET_TOPIC_STATS_INFO: (LOOK, None, None),
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: (LOOK, None, None),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: (LOOK, None, None),
+    RequestCode.GET_CONSUME_STATS: (LOOK, None, None),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: (LOOK, None, None),
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: (LOOK, None, None),
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: (LOOK, None, None),
+    RequestCode.GET_ALL_PRODUCER_INFO: (LOOK, None, None),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: (LOOK, None, None),
+    RequestCode.GET_BROKER_RUNTIME_INFO: (LOOK, None, None),
+    RequestCode.GET_BROKER_CONFIG: (LOOK, None, None),
+    RequestCode.GET_BROKER_CLUSTER_ACL_INFO: (LOOK, None, None),
+    RequestCode.GET_BROKER_CLUSTER_INFO: (LOOK, None, None),
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (LOOK, None, None),
+    RequestCode.GET_TOPICS_BY_CLUSTER: (LOOK, None, None),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: (LOOK, None, None),
+    RequestCode.GET_KV_CONFIG: (LOOK, None, None),
+    RequestCode.GET_KVLIST_BY_NAMESPACE: (LOOK, None, None),
+    RequestCode.CANCEL_MESSAGE: (OPERATE, None, None),
+    RequestCode.CHANGE_PENDING: (OPERATE, None, None),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: (OPERATE, None, None),
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: (OPERATE, None, None),
+    RequestCode.UPDATE_AND_CREATE_TOPIC: (ADMINISTER, None, None),
+    RequestCode.DELETE_TOPIC_IN_BROKER: (ADMINISTER, None, None),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (ADMINISTER, None, None),
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: (ADMINISTER, None, None),
+    RequestCode.UPDATE_BROKER_CONFIG: (ADMINISTER, None, None),
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: (ADMINISTER, None, None),
+    RequestCode.DELETE_ACL_CONFIG: (ADMINISTER, None, None),
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: (ADMINISTER, None, None),
+    RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG: (ADMINISTER, None, None),
+    RequestCode.MOVE_CLOCK: (ADMINISTER, None, None),
+    RequestCode.REPORT_BRIDGE: (OPERATE, None, None),
+    RequestCode.PUT_KV_CONFIG: (ADMINISTER, None, None),
+    RequestCode.DELETE_KV_CONFIG: (ADMINISTER, None, None),
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: (ADMINISTER, None, None),
+    RequestCode.REGISTER_BROKER: (ADMINISTER, None, None),
+    RequestCode.UNREGISTER_BROKER: (ADMINISTER, None, None),
+    RequestCode.QUERY_DATA_VERSION: (ADMINISTER, None, None),
+}
+ROCKETMQ_ADMIN_CODES: Final = {17, 25, 200, 207, 215}
+"""Permission.ADMIN_CODE of 4.9.7."""
+
+SECRET = "canary-secret-of-all"
+NAMES: Final = {
+    f"{role.name.lower()}-{topic}-{group}": (role, topic, group)
+    for role in (NONE, LOOK, OPERATE)
+    for topic in ("DENY", "PUB", "SUB", "PUB|SUB")
+    for group in ("DENY", "PUB", "SUB", "PUB|SUB")
+}
+"""Accounts: one for each role and default permission of topics and groups."""
+ACTIONS: Final = {"DENY": 0, "PUB": PUB, "SUB": SUB, "PUB|SUB": ANY}
+
+
+def accounts() -> str:
+    lines = ["accounts:"]
+    for name, (role, topic, group) in NAMES.items():
+        lines += [
+            f"- accessKey: '{name}'",
+            f"  secretKey: {SECRET}",
+            f"  role: {role.name.lower()}",
+            f"  defaultTopicPerm: {topic}",
+            f"  defaultGroupPerm: {group}",
+        ]
+    lines += ["- accessKey: administrator", f"  secretKey: {SECRET}", "  admin: true"]
+    lines += ["- accessKey: limited-administrator", f"  secretKey: {SECRET}", "  admin: true"]
+    lines += ["  topicPerms: [Other=PUB]"]
+    return "\n".join(lines)
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[UnboundBroker]:
+    write_accounts(tmp_path, accounts())
+    async with running(
+        tmp_path / "store", "aclEnable=true", f"rocketmqHome={tmp_path}", "recallMessageEnable=true"
+    ) as broker:
+        yield broker
+
+
+def signed(command: Command, name: str) -> Command:
+    return signed_by(command, (name, SECRET))
+
+
+def header_of(header_type: type[headers.Header]) -> headers.Header:
+    """A header with a value in each field that has to be there, and in all that name topics and groups."""
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(header_type):
+        if field.name == "topic":
+            values[field.name] = "Topic"
+        elif field.name in ("group", "consumer_group"):
+            values[field.name] = "Group"
+        elif field.name == "topic_filter_type":
+            values[field.name] = "SINGLE_TAG"
+        elif field.required:
+            values[field.name] = 0 if field.type not in (str, bool) else "x" if field.type is str else False
+    return header_type(**values)
+
+
+_QUEUE = {"brokerName": "broker-a", "queueId": 0, "topic": "Topic"}
+BODIES: Final = {
+    RequestCode.HEART_BEAT: {
+        "clientID": "client",
+        "producerDataSet": [{"groupName": "producers"}],
+        "consumerDataSet": [{"groupName": "Group", "subscriptionDataSet": [{"topic": "Topic"}]}],
+    },
+    RequestCode.LOCK_BATCH_MQ: {"consumerGroup": "Group", "clientId": "client", "mqSet": [_QUEUE]},
+    RequestCode.UNLOCK_BATCH_MQ: {"consumerGroup": "Group", "clientId": "client", "mqSet": [_QUEUE]},
+}
+
+
+def a_request(broker: UnboundBroker, code: RequestCode) -> Command:
+    header_type = broker.router._routes[code].decoder.header_type
+    body = BODIES.get(code)
+    header = header_of(header_type) if header_type is not NoFields else None
+    return request(code, header, fastjson.dumps(body) if body is not None else b"")
+
+
+def is_refused(answer: Command) -> bool:
+    remark = answer.remark or ""
+    refused = "AclException" in remark
+    assert not refused or answer.code == ResponseCode.SYSTEM_ERROR
+    return refused
+
+
+# --- the registry
+
+
+async def test_every_handler_declares_its_permission(broker: UnboundBroker) -> None:
+    declared = broker.router.permissions
+    assert set(declared) == {*NEEDED, RequestCode.GET_ROUTEINFO_BY_TOPIC}
+    assert [code for code, permission in declared.items() if permission.is_open] == [RequestCode.GET_ROUTEINFO_BY_TOPIC]
+    for code, permission in declared.items():
+        assert permission is OPEN or permission.role == NEEDED[RequestCode(code)][0], RequestCode(code).name
+        assert str(permission)
+
+
+async def test_rocketmqs_admin_codes_need_an_administrator(broker: UnboundBroker) -> None:
+    declared = broker.router.permissions
+    assert {code for code in ROCKETMQ_ADMIN_CODES if declared[code].role is not ADMINISTER} == set()
+
+
+async def test_a_handler_without_a_permission_does_not_start(broker: UnboundBroker) -> None:
+    with pytest.raises(TypeError, match="request code 9999 has no declared permission"):
+        broker.router.add(9999, NoFields, lambda *_: None, lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        broker.router.add(9999, NoFields, lambda *_: None)  # type: ignore[call-arg,arg-type]
+
+
+def test_a_permission_says_what_it_is() -> None:
+    assert str(OPEN) == "nothing"
+    assert str(ACCOUNT) == "an account"
+    assert str(Permission(LOOK, record="offset")) == "the role look, SUB for the topic of the record at offset"
+
+
+# --- every code by every account
+
+
+@pytest.mark.parametrize("code", NEEDED, ids=lambda code: code.name)
+async def test_every_code_by_every_account(broker: UnboundBroker, code: RequestCode) -> None:
+    peer = broker.connect()
+    role, topic, group = NEEDED[code]
+    wrong = []
+    for name, (has_role, topic_text, group_text) in NAMES.items():
+        allowed = (
+            has_role >= role
+            and (topic is None or bool(ACTIONS[topic_text] & topic))
+            and (group is None or bool(ACTIONS[group_text] & group))
+        )
+        answer = await peer.ask(signed(a_request(broker, code), name))
+        if is_refused(answer) is allowed:
+            wrong.append((name, answer.remark))
+    assert wrong == []
+    answer = await peer.ask(signed(a_request(broker, code), "administrator"))
+    assert not is_refused(answer), answer.remark
+
+
+@pytest.mark.parametrize("code", NEEDED, ids=lambda code: code.name)
+async def test_every_code_by_nobody(broker: UnboundBroker, code: RequestCode) -> None:
+    peer = broker.connect()
+    answer = await peer.ask(a_request(broker, code))
+    assert is_refused(answer)
+    assert answer.remark == "org.apache.rocketmq.acl.common.AclException: No accessKey is configured"
+    answer = await peer.ask(signed_by(a_request(broker, code), ("administrator", SECRET + "x")))
+    assert answer.remark is not None
+    assert answer.remark.endswith("Check signature failed for accessKey=administrator")
+    assert not answer.body
+    assert broker.router.connections == {peer.connection}
+
+
+@pytest.mark.parametrize("code", NEEDED, ids=lambda code: code.name)
+async def test_every_code_without_its_fields_tells_strangers_nothing(broker: UnboundBroker, code: RequestCode) -> None:
+    peer = broker.connect()
+    answer = await peer.ask(request(code))
+    assert answer.remark == "org.apache.rocketmq.acl.common.AclException: No accessKey is configured"
+
+
+async def test_a_code_that_nobody_knows_tells_strangers_nothing(broker: UnboundBroker) -> None:
+    peer = broker.connect()
+    assert is_refused(await peer.ask(request(9999)))
+    answer = await peer.ask(signed(request(9999), "none-DENY-DENY"))
+    assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
+
+
+async def test_the_role_counts_before_the_fields(broker: UnboundBroker) -> None:
+    answer = await broker.connect().ask(signed(request(RequestCode.UPDATE_AND_CREATE_TOPIC), "look-PUB-PUB"))
+    assert answer.remark is not None
+    assert answer.remark.endswith("Need admin permission for request code=17, but accessKey=look-PUB-PUB is not")
+
+
+async def test_an_administrator_whose_permissions_are_listed_has_only_those(broker: UnboundBroker) -> None:
+    peer, name = broker.connect(), "limited-administrator"
+    assert is_refused(await peer.ask(signed(send("Topic"), name)))
+    assert not is_refused(await peer.ask(signed(send("Other"), name)))
+    assert is_refused(await peer.ask(signed(pull("Topic"), name)))
+    assert not is_refused(await peer.ask(signed(request(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG), name)))
+
+
+# --- records
+
+
+@pytest.fixture
+def offsets() -> dict[str, int]:
+    return {}
+
+
+async def stored_at(broker: UnboundBroker, command: Command) -> int:
+    """Send a message, and return its physical offset."""
+    begin = broker.store.log.end
+    answer = await broker.connect().ask(signed(command, "administrator"))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return begin
+
+
+@pytest.mark.parametrize("properties", [None, "DELAY\x013", "TIMER_DELAY_MS\x01600000"], ids=["now", "level", "timer"])
+@pytest.mark.parametrize("name", ["look-PUB-SUB", "look-SUB-SUB"])
+async def test_a_record_is_read_with_sub_for_its_topic(
+    broker: UnboundBroker, properties: str | None, name: str
+) -> None:
+    offset = await stored_at(broker, send("Topic", properties=properties))
+    peer = broker.connect()
+    answer = await peer.ask(signed(request(33, headers.ViewMessage(offset)), name))
+    assert is_refused(answer) is name.startswith("look-PUB")
+    if is_refused(answer):
+        assert answer.remark is not None
+        assert answer.remark.endswith("No default permission for topic:Topic")
+        assert not answer.body
+
+
+@pytest.mark.parametrize("name", ["look-PUB-SUB", "look-SUB-SUB"])
+async def test_a_record_is_sent_back_with_sub_for_its_topic(broker: UnboundBroker, name: str) -> None:
+    """Otherwise a consumer could have any message put into its own retry topic, and read it there."""
+    offset = await stored_at(broker, send("Topic"))
+    end = broker.store.log.end
+    header = headers.ConsumerSendMsgBack(offset=offset, group="Group", delay_level=0)
+    answer = await broker.connect().ask(signed(request(36, header), name))
+    assert is_refused(answer) is name.startswith("look-PUB")
+    assert (broker.store.log.end == end) is is_refused(answer)
