@@ -19,7 +19,7 @@ from duemq.broker.settings.config import BrokerConfig, Origin
 def test_the_exit_code_says_whether_the_stop_was_clean(
     tmp_path: Path, failure: str | None, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def run(config: BrokerConfig, origin: Origin) -> str | None:
+    async def run(config: BrokerConfig, origin: Origin, log_format: str) -> str | None:
         return failure
 
     monkeypatch.setattr(main, "_run", run)

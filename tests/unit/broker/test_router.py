@@ -302,7 +302,7 @@ async def test_a_json_header_in_any_order_is_taken(peer: Peer, topic: str) -> No
 
 # --- finding the handler
 
-CODES = [*range(30_006, 30_010), 3000, 300_001, 1234, 12_340, 123_400, 9, 99, 998, 2_000_000_000, -7, -30_006]
+CODES = [*range(30_106, 30_110), 3000, 300_001, 1234, 12_340, 123_400, 9, 99, 998, 2_000_000_000, -7, -30_106]
 """Many of them begin with the same digits as others."""
 
 
