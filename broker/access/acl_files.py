@@ -10,6 +10,8 @@ conf/plain_acl.yml. Files and directories whose names begin with a dot are left 
 mounted files in such ones), and tools.yml, which has the keys of mqadmin.
 
 Source: apache/rocketmq acl/plain/PlainPermissionManager.java, srvutil/AclFileWatchService.java at 4.9.7.
+
+Keeps invariant 30 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

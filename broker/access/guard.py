@@ -4,6 +4,8 @@ A guarded route decodes requests with their fields as they came, since those are
 up anew for each request, so a changed file counts from the next request on. The checks have RocketMQ's order: addresses
 that need no account, the account, addresses from which it needs no signature, the signature, the permissions. Who is
 let in by address may do everything, as in RocketMQ.
+
+Keeps invariant 31 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ action they are about; 4.9.7 lets every account use them.
 
 Source: apache/rocketmq acl/plain/PlainAccessValidator.java, acl/common/Permission.java at 4.9.7, remoting
 protocol/header/*.java at 5.3.3.
+
+Keeps invariant 29 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
