@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 
@@ -139,7 +139,9 @@ class AclFiles:
 
     def _paths(self) -> Iterator[str]:
         """Yield the paths of all files. Raises OSError."""
-        for folder, folders, names in os.walk(os.path.join(self.directory, _DIRECTORY)):
+        root = os.path.join(self.directory, _DIRECTORY)
+        # A directory that cannot be read must not look like one without accounts.
+        for folder, folders, names in os.walk(root, onerror=_fail) if os.path.lexists(root) else ():
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 if name.endswith((".yml", ".yaml")) and not name.startswith(".") and name != _TOOLS:
@@ -238,6 +240,10 @@ class AclFiles:
         target = os.path.realpath(path)
         mode = os.stat(target).st_mode & 0o777 if os.path.exists(target) else _NEW_MODE
         self._files.write_whole(target, text, mode=mode)
+
+
+def _fail(error: OSError) -> NoReturn:
+    raise error
 
 
 def _parsed(path: str) -> AclFile:

@@ -357,6 +357,17 @@ async def test_a_file_that_is_being_written_does_not_count_yet(
     assert denied(await peer.ask(signed(send("topicA"), USER))) is None
 
 
+async def test_a_directory_that_cannot_be_read_leaves_the_accounts(
+    broker: UnboundBroker, tmp_path: Path, logged: Any
+) -> None:
+    (tmp_path / "conf" / "acl").write_text("not a directory")
+    await looked(broker)
+    assert denied(await broker.connect().ask(signed(send("topicA"), ADMIN))) is None
+    assert [line["reason"] for line in logged if line["event"] == "accounts_not_changed"] == [
+        f"{tmp_path}/conf/acl: Not a directory"
+    ]
+
+
 async def test_files_that_cannot_be_looked_at_are_told_once(broker: UnboundBroker, tmp_path: Path, logged: Any) -> None:
     (tmp_path / "conf" / "acl").mkdir()
     (tmp_path / "conf" / "acl" / "broken.yml").symlink_to(tmp_path / "nowhere")
