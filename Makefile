@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
+# Those that need none of the stores which the others have real brokers write.
+STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remote_output report)
 # Two runs of about the same length. Tests in neither of them, nor in SPARK, run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler tests/interop/mqtt
@@ -58,12 +60,13 @@ test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Install the 
 	@# Four runs at once: two that use the processors, Spark's, and the tests that mostly wait for brokers and clients.
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
-	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & \
+	{ run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT); \
+	  run storeless $(PYTEST) -p no:cacheprovider $(STORELESS); } & \
 	run machine $(PYTEST) -p no:cacheprovider $(MACHINE) & \
-	run spark $(PYTEST) -p no:cacheprovider $(SPARK) & \
+	run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK) & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK)); failed=$$?; \
-	wait; cat .unit.log .machine.log .spark.log; \
-	for name in unit machine spark; do \
+	wait; cat .unit.log .storeless.log .machine.log .spark.log; \
+	for name in unit storeless machine spark; do \
 		status=$$(cat .$$name.status); rm -f .$$name.log .$$name.status; \
 		if [ "$$status" != 0 ]; then echo "make test: the run '$$name' failed ($$status)"; failed=1; fi; \
 	done; \
