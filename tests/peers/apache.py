@@ -234,7 +234,12 @@ async def mqadmin(
     home = home or cache_directory() / "mqadmin"
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    (conf / "logback_tools.xml").write_text(_SILENT)
+    logging = conf / "logback_tools.xml"
+    if not logging.exists() or logging.read_text() != _SILENT:
+        # In one step, and only once: another mqadmin may be reading the file.
+        fresh = logging.with_suffix(f".{os.getpid()}")
+        fresh.write_text(_SILENT)
+        fresh.replace(logging)
     classes = install.java_program(version).require() / "classes"  # for its log configurations, which are silent
     jars = install.apache(version).require() / "lib"
     child = await asyncio.create_subprocess_exec(
