@@ -42,6 +42,7 @@ def test_queries_with_the_newest_spark(store: Path, tmp_path: Path) -> None:
     assert answer.strip() == f"25 queries with pyspark {pyspark.__version__} agree"
 
 
+@pytest.mark.soak  # a minute; test_stream.py asks the oldest Spark in every run
 def test_queries_with_the_oldest_spark(store: Path, tmp_path: Path) -> None:
     wanted = re.search(r'"pyspark>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert wanted is not None
