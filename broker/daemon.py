@@ -236,12 +236,8 @@ class Broker:
         ports = [config.listen_port, config.listen_port - VIP_PORT_OFFSET]
         if not config.nameserver_addresses:
             ports.append(config.nameserver_port)
-        try:
-            for port in ports:
-                self._sockets.append(_listening_socket(config.host, port))
-        except BaseException:
-            self._close_sockets()
-            raise
+        for port in ports:
+            self._sockets.append(_listening_socket(config.host, port))
 
     def _read_accounts(self) -> AclFiles | None:
         """Read the accounts, with access control. Raises ConfigError."""

@@ -86,15 +86,7 @@ def send(
     content = _read_body(body)
 
     async def work() -> None:
-        producer = Producer(
-            nameserver,
-            group=GROUP,
-            codec=codec,
-            timeout=timeout / 1000,
-            access_key=account.access_key,
-            secret_key=account.secret_key,
-        )
-        async with producer:
+        async with _producer(nameserver, codec, timeout, account) as producer:
             result = await producer.send(
                 topic,
                 content,
@@ -118,6 +110,17 @@ def _read_body(body: str | None) -> bytes:
     if body is None and stdin.isatty():
         raise click.UsageError("no BODY; give it as an argument, or pipe it in")
     return stdin.read()
+
+
+def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys) -> Producer:
+    return Producer(
+        nameserver,
+        group=GROUP,
+        codec=codec,
+        timeout=timeout_ms / 1000,
+        access_key=account.access_key,
+        secret_key=account.secret_key,
+    )
 
 
 def _split_pair(text: str) -> tuple[str, str]:
@@ -257,15 +260,7 @@ def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, a
     results = dict[str, CancelResult]()
 
     async def work() -> None:
-        producer = Producer(
-            nameserver,
-            group=GROUP,
-            codec=codec,
-            timeout=timeout / 1000,
-            access_key=account.access_key,
-            secret_key=account.secret_key,
-        )
-        async with producer:
+        async with _producer(nameserver, codec, timeout, account) as producer:
             results.update(await producer.cancel(ids))
 
     try:

@@ -21,9 +21,7 @@ class PacketIds:
 
     def take(self) -> int:
         """An id that is in use until it is given back. Raises NoPacketIdError."""
-        if len(self._in_use) >= MAX_PACKET_IDS:
-            raise NoPacketIdError("all 65535 packet ids are in use")
-        number = self._next()
+        number = self.lend()
         self._in_use.add(number)
         return number
 
@@ -31,18 +29,11 @@ class PacketIds:
         """An id for a packet whose answer comes soon: nobody gives it back. Raises NoPacketIdError."""
         if len(self._in_use) >= MAX_PACKET_IDS:
             raise NoPacketIdError("all 65535 packet ids are in use")
-        return self._next()
-
-    def reserve(self, number: int) -> None:
-        """An id that is in use from before."""
-        self._in_use.add(number)
-
-    def give_back(self, number: int) -> None:
-        """An id is free again."""
-        self._in_use.discard(number)
-
-    def _next(self) -> int:
         while True:
             self._last = self._last % MAX_PACKET_IDS + 1
             if self._last not in self._in_use:
                 return self._last
+
+    def give_back(self, number: int) -> None:
+        """An id is free again."""
+        self._in_use.discard(number)

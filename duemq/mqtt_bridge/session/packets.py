@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from duemq.errors import DueMQError
 
@@ -21,14 +21,10 @@ PUBREC: Final = 0x50
 PUBREL: Final = 0x60
 PUBCOMP: Final = 0x70
 
-AckKind = Literal[0x40, 0x50, 0x60, 0x70]
-
 SUCCESS: Final = 0x00
 FIRST_ERROR: Final = 0x80
 """Reason codes from this one on say that the message was not taken."""
 IMPLEMENTATION_ERROR: Final = 0x83
-TOPIC_NAME_INVALID: Final = 0x90
-QUOTA_EXCEEDED: Final = 0x97
 
 MAX_PACKET_IDS: Final = 65_535
 MAX_REMAINING: Final = 268_435_455

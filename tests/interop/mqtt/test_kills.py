@@ -175,29 +175,17 @@ SOAK = [pytest.param(50, 100, id="50 kills", marks=(pytest.mark.soak, pytest.mar
 
 @pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_killed_bridge_from_mqtt(world: World, qos: int, kills: int, seed: int) -> None:
-    found, acknowledged = await from_mqtt(world, "bridge", qos, seed, kills)
+@pytest.mark.parametrize("who", ["bridge", "duemq"])
+async def test_kills_from_mqtt(world: World, who: str, qos: int, kills: int, seed: int) -> None:
+    found, acknowledged = await from_mqtt(world, who, qos, seed, kills)
     check(found, acknowledged, once=qos == 2)
 
 
 @pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_killed_bridge_to_mqtt(world: World, qos: int, kills: int, seed: int) -> None:
-    found, acknowledged = await to_mqtt(world, "bridge", qos, seed, kills)
-    check(found, acknowledged, once=qos == 2)
-
-
-@pytest.mark.parametrize(("kills", "seed"), [*ONE_SEED, *SOAK])
-@pytest.mark.parametrize("qos", [1, 2])
-async def test_killed_duemq_from_mqtt(world: World, qos: int, kills: int, seed: int) -> None:
-    found, acknowledged = await from_mqtt(world, "duemq", qos, seed, kills)
-    check(found, acknowledged, once=qos == 2)
-
-
-@pytest.mark.parametrize(("kills", "seed"), [*ONE_SEED, *SOAK])
-@pytest.mark.parametrize("qos", [1, 2])
-async def test_killed_duemq_to_mqtt(world: World, qos: int, kills: int, seed: int) -> None:
-    found, acknowledged = await to_mqtt(world, "duemq", qos, seed, kills)
+@pytest.mark.parametrize("who", ["bridge", "duemq"])
+async def test_kills_to_mqtt(world: World, who: str, qos: int, kills: int, seed: int) -> None:
+    found, acknowledged = await to_mqtt(world, who, qos, seed, kills)
     check(found, acknowledged, once=qos == 2)
 
 

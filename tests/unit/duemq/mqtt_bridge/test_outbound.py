@@ -51,8 +51,6 @@ class Bench:
         return session
 
     def send(self, *numbers: int, qos: int) -> None:
-        for number in numbers:
-            self.ids.reserve(number)
         if qos == 2:
             self.journal.set_published((place(each), Published(each, State.PUBLISHED)) for each in numbers)
         self.window.send([flight(number, qos) for number in numbers])
@@ -157,7 +155,6 @@ async def test_after_a_kill_what_was_released_is_released_again_before_rocketmq_
     bench = Bench(journal)
     for number, state in ((1, State.PUBLISHED), (2, State.RELEASED), (3, State.DONE)):
         journal.set_published([(place(number), Published(number, state))])
-        bench.ids.reserve(number)
     await bench.connect(session())
     assert bench.shown() == ["r2"]
     bench.window.received([Ack(PUBCOMP, 2), Ack(PUBCOMP, 1)])
