@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
-SPARK := tests/spark tests/interop/test_starts.py
+SPARK := tests/spark
 # Those that need none of the stores which the others have real brokers write.
 STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remote_output report)
 # Two runs of about the same length. Tests in neither of them, nor in SPARK, run with the interop tests.
