@@ -207,6 +207,7 @@ class Member:
     # --- rebalance ------------------------------------------------------------------------------------------------
 
     async def _rebalance_forever(self) -> None:
+        intervals, incomplete = self._config.intervals, 0
         while True:
             self._change.clear()
             complete = False
@@ -215,7 +216,9 @@ class Member:
             except Exception:
                 # Whatever it is, the member goes on with the queues it has and looks again.
                 log.exception("cannot rebalance %s", self._config.group)
-            pause = self._config.intervals.rebalance if complete else self._config.intervals.missing_topic
+            # A topic that is about to be created by its first message is found soon.
+            incomplete = 0 if complete else incomplete + 1
+            pause = intervals.rebalance if complete else min(intervals.pause(incomplete), intervals.missing_topic)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._change.wait()

@@ -7,6 +7,7 @@ import asyncio
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
@@ -117,6 +118,14 @@ async def test_repair_a_store(tmp_path: Path) -> None:
     assert (child.returncode, "consumequeue" in out.decode()) == (1, True), out.decode()
 
 
+def test_the_test(tmp_path: Path) -> None:
+    snippet, _ = snippets(chapter("Move the clock in tests"))
+    (tmp_path / "test_reminders.py").write_text(snippet)
+    command = [sys.executable, "-m", "pytest", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
 async def test_the_clock(tmp_path: Path) -> None:
     text = chapter("Move the clock in tests")
     (serve,) = commands(text)
@@ -125,7 +134,7 @@ async def test_the_clock(tmp_path: Path) -> None:
     await broker.start()
     consumer = PushConsumer("readers", nameserver=broker.nameserver)
     consumer.subscribe("reminders")
-    (snippet,) = snippets(text)
+    _, snippet = snippets(text)
     body = "\n    ".join(snippet.replace("127.0.0.1:9876", broker.nameserver).splitlines())
     names: dict[str, object] = {}
     exec(f"async def check(producer, consumer):\n    {body}\n    return message\n", names)
