@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -241,6 +243,7 @@ class Session(aiomqtt.Client):
 
     def _watch(self, sock: PahoSocket) -> None:
         if self._wire.is_open(sock):
+            _set_no_delay(sock.fileno())
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
             self._misc_task = self._loop.create_task(self._misc_loop())
 
@@ -254,6 +257,14 @@ class Session(aiomqtt.Client):
     def _on_socket_unregister_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         super()._on_socket_unregister_write(client, userdata, sock)
         self._drained.set()
+
+
+def _set_no_delay(descriptor: int) -> None:
+    """Have small packets sent at once. Without TCP_NODELAY the kernel holds a packet back until the other side's kernel
+    has acknowledged the one before, which may take 40 ms. paho does not set the option, and aiomqtt cannot set it with
+    WebSocket."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _connect_properties(connection: Connection) -> PahoProperties:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -107,6 +109,14 @@ async def test_it_connects_as_one_who_comes_back(tmp_path: Path) -> None:
         assert connect[7] == 0b00101100  # will, retained, with QoS 1; no clean start
         assert bytes.fromhex("11ffffffff") in connect  # session expiry: never
         assert bytes.fromhex("210021") in connect  # receive maximum
+
+
+async def test_the_kernel_does_not_hold_back_small_packets(tmp_path: Path) -> None:
+    async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
+        sock = client._client.socket()
+        assert sock is not None
+        with socket.socket(fileno=os.dup(sock.fileno())) as same:
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_what_the_broker_allows_is_known(tmp_path: Path) -> None:
