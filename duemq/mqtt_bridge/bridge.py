@@ -108,7 +108,7 @@ class Bridge:
         if rules.delayed is not None:
             all_rules.append((delayed.as_outbound(rules.delayed), True))
         for rule, is_delayed in all_rules:
-            consumer = await self._consumer(rule, rules.connection.max_in_flight // len(all_rules))
+            consumer = await self._consumer(rule, len(all_rules))
             stack.push_async_callback(consumer.close)
             outbound[rule.group] = ToMqtt(
                 rule,
@@ -146,15 +146,17 @@ class Bridge:
             self._intervals,
         )
 
-    async def _consumer(self, rule: Outbound, most: int) -> PushConsumer:
-        """A rule's consumer, started."""
+    async def _consumer(self, rule: Outbound, rules: int) -> PushConsumer:
+        """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way."""
+        connection = self._rules.connection
         failures = 0
         while True:
             consumer = PushConsumer(
                 rule.group,
                 nameserver=self._rules.nameserver,
                 from_=rule.start,
-                max_cached_messages=max(1, most),
+                max_cached_messages=max(1, connection.max_in_flight // rules),
+                max_cached_bytes=connection.max_in_flight_bytes // rules,
                 _intervals=self._intervals,
                 _clock=self._clock,
             )

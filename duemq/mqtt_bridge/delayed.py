@@ -34,8 +34,16 @@ class Waiting:
 
 
 def as_outbound(delayed: Delayed) -> Outbound:
-    """The rule by which delayed messages are published when they are due."""
-    return Outbound(topic=delayed.topic, mqtt_topic=_plain_topic, group=delayed.group, qos=delayed.qos, start="first")
+    """Return the rule by which delayed messages are published when they are due."""
+    return Outbound(
+        topic=delayed.topic,
+        mqtt_topic=_plain_topic,
+        group=delayed.group,
+        tags="*",
+        qos=delayed.qos,
+        retain=False,  # each has the flag that it came with
+        start="first",
+    )
 
 
 def _plain_topic(message: ReceivedMessage) -> str:

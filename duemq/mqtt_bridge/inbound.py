@@ -111,10 +111,14 @@ class FromMqtt:
             Filter(each.filter) for each in rules.subscriptions if each.retained == "once" or not self._is_v5
         )
         self._bound = 2 * rules.connection.receive_maximum
+        self._bound_bytes = rules.connection.receive_maximum_bytes
         self._known: dict[str, tuple[Inbound, Target] | None] = {}
         self._floors: dict[MessageQueue, tuple[int, float]] = {}
         self._session: Session | None = None
         self._waiting: list[Publish | Ack] = []
+        self._waiting_bytes = 0
+        self._batch_bytes = 0
+        """Size of the messages that are being sent to RocketMQ."""
         self._arrived = asyncio.Event()
         self._is_closing = False
         self._is_paused = False
@@ -123,22 +127,38 @@ class FromMqtt:
         """A new connection begins. What came over an old one and is not begun comes again, but for QoS 0."""
         self._session = session
         self._is_paused = False
-        self._waiting = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
+        kept = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
+        self._waiting = [*kept]
+        self._waiting_bytes = sum(each.size for each in kept)
 
     def received(self, items: Iterable[Publish | Ack]) -> None:
         """Messages, and PUBRELs of messages, as they came."""
-        waiting = self._waiting
+        waiting, size, most = self._waiting, self._waiting_bytes, self._bound_bytes - self._batch_bytes
         for each in items:
-            if len(waiting) >= self._bound and isinstance(each, Publish) and each.qos == 0:
+            if not isinstance(each, Publish):
+                waiting.append(each)
+            elif each.qos == 0 and (len(waiting) >= self._bound or size >= most):
                 self._counters.dropped += 1
             else:
                 waiting.append(each)
-        if len(waiting) >= 2 * self._bound and not self._is_paused and self._session is not None:
-            # MQTT 3.1.1 has no receive maximum: a broker may send whatever it has.
+                size += each.size
+        self._waiting_bytes = size
+        if not self._is_paused and not self._has_room() and self._session is not None:
             self._is_paused = True
             self._session.pause()
         if waiting:
             self._arrived.set()
+
+    def _has_room(self) -> bool:
+        """Whether more may be read. The number of messages is a limit with MQTT 3.1.1 only, which has no receive
+        maximum: its brokers send everything that they have."""
+        return len(self._waiting) < 2 * self._bound and self._waiting_bytes + self._batch_bytes < self._bound_bytes
+
+    def _read_on(self) -> None:
+        """Read on after a pause if there is room again."""
+        if self._is_paused and self._has_room() and self._session is not None:
+            self._is_paused = False
+            self._session.resume()
 
     async def run(self) -> None:
         """Take messages until cancelled, or until `close` is called and the batch at hand is over. Raises
@@ -147,11 +167,12 @@ class FromMqtt:
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
-            if self._is_paused and self._session is not None:
-                self._is_paused = False
-                self._session.resume()
+            self._batch_bytes, self._waiting_bytes = self._waiting_bytes, 0
+            self._read_on()
             if batch and self._session is not None and not self._is_closing:
                 await self._handle(batch, self._session)
+            self._batch_bytes = 0
+            self._read_on()
 
     def close(self) -> None:
         """Begin nothing more: what is not acknowledged stays with the MQTT broker."""

@@ -51,7 +51,7 @@ from duemq.mqtt_bridge.rules.model import (
     Tls,
     UserProperties,
 )
-from duemq.mqtt_bridge.rules.tables import WrongTables, convert
+from duemq.mqtt_bridge.rules.tables import TlsFiles, WrongTables, convert
 from duemq.mqtt_bridge.rules.templates import Template
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ class _Reader:
             keepalive=keepalive,
             session_expiry=expiry,
             receive_maximum=mqtt.receive_maximum,
+            receive_maximum_bytes=mqtt.receive_maximum_bytes,
             max_in_flight=mqtt.max_in_flight,
+            max_in_flight_bytes=mqtt.max_in_flight_bytes,
             share=mqtt.share,
         )
 
@@ -230,8 +232,10 @@ class _Reader:
 
     def _tls(self) -> Tls | None:
         tls = self._file.mqtt.tls
-        if isinstance(tls, bool):
-            return Tls() if tls else None
+        if not tls:
+            return None
+        if tls is True:
+            tls = TlsFiles()
         files: dict[str, Path | None] = {}
         for name in ("ca_file", "certificate_file", "key_file"):
             text = getattr(tls, name)

@@ -7,7 +7,7 @@ bridge knows neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -42,41 +42,48 @@ class DelayRefused(DueMQError):
 class Tls:
     """How the connection to the MQTT broker is encrypted. Files are PEM."""
 
-    ca_file: Path | None = None
-    """Whom to trust; None: those whom the system trusts."""
-    certificate_file: Path | None = None
-    key_file: Path | None = None
-    """The bridge's own certificate and its key, where the broker asks for one."""
-    check_host: bool = True
-    """Whether the broker's certificate has to be right. False is for trials."""
+    ca_file: Path | None
+    """Certificates to trust; None: those that the system trusts."""
+    certificate_file: Path | None
+    key_file: Path | None
+    """The bridge's own certificate and its key, for an MQTT broker that asks for one; None without one."""
+    check_host: bool
+    """Whether the MQTT broker's certificate is checked. False is for trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Where the MQTT broker is, and as whom the bridge comes."""
+    """The address of the MQTT broker, the bridge's identity there, and the limits of what is on its way."""
 
     state_directory: Path
-    """Where the journal lies; one directory for each bridge."""
-    host: str = "127.0.0.1"
-    port: int = 1883
-    protocol: Protocol = "5"
-    client_id: str = "duemq-bridge"
-    """Names the session at the broker: it must stay the same from start to start, and no other client may have it."""
-    user: str | None = None
-    password: str | None = None
-    tls: Tls | None = None
-    websocket_path: str | None = None
-    """Speak MQTT over WebSocket at this path; None: over TCP."""
-    keepalive: int = 60
+    """Directory of the journal; each bridge has its own."""
+    host: str
+    port: int
+    protocol: Protocol
+    client_id: str
+    """Names the session at the MQTT broker. It stays the same from start to start, and no other client has it."""
+    user: str | None
+    password: str | None = field(repr=False)
+    tls: Tls | None
+    """None: the connection is not encrypted."""
+    websocket_path: str | None
+    """Path of MQTT over WebSocket; None: MQTT over TCP."""
+    keepalive: int
     """In seconds."""
-    session_expiry: int = NEVER_EXPIRES
-    """How long the broker keeps the session while the bridge is away, in seconds. MQTT 5 only."""
-    receive_maximum: int = 500
-    """So many messages of the broker may be unfinished here, from 1 to 65535."""
-    max_in_flight: int = 500
-    """So many messages to the broker may be without acknowledgement, from 1 to 65535; the broker may allow fewer."""
-    share: str | None = None
-    """Group of a shared subscription: several bridges with the same share the load."""
+    session_expiry: int
+    """How long the MQTT broker keeps the session while the bridge is away, in seconds. MQTT 5 only."""
+    receive_maximum: int
+    """Maximum number of messages from the MQTT broker that are not acknowledged yet, 1 to 65535."""
+    receive_maximum_bytes: int
+    """Maximum size of these messages together, in bytes; one message is always taken."""
+    max_in_flight: int
+    """Maximum number of messages to the MQTT broker that it has not acknowledged yet, 1 to 65535. The MQTT broker may
+    allow fewer."""
+    max_in_flight_bytes: int
+    """Maximum size of the messages that were read from RocketMQ and that the MQTT broker has not acknowledged yet,
+    together, in bytes; one message of each rule is always read."""
+    share: str | None
+    """Name of a shared subscription: bridges with the same name share the load. None: not shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +119,10 @@ class Inbound:
     target: Callable[[str], Target | None]
     """What becomes of an MQTT topic; None where the filter does not match. Raises TemplateError where it does and the
     templates make nothing that RocketMQ takes."""
-    qos: QoS = 1
-    """The highest quality of service to subscribe with."""
-    retained: Retained = "never"
-    """What of the messages that the broker has retained when the bridge subscribes: taken over once, or never."""
+    qos: QoS
+    """The highest QoS of the subscription."""
+    retained: Retained
+    """Whether messages that the MQTT broker has retained when the bridge subscribes are taken over once, or never."""
     line: int = 0
     """Where the rule begins in its file; 0 for none."""
 
@@ -131,12 +138,12 @@ class Outbound:
     group: str
     """RocketMQ's consumer group. Each rule has its own, which outlives restarts; bridges that share a load have the
     same."""
-    tags: str = "*"
+    tags: str
     """As of a subscription: "a || b", or "*" for all."""
-    qos: QoS = 1
-    retain: bool = False
-    start: Literal["first", "last"] = "first"
-    """Where a new group begins: with the oldest message that there is, or behind the newest."""
+    qos: QoS
+    retain: bool
+    start: Literal["first", "last"]
+    """Where a new group begins: with the oldest message in the topic, or behind the newest."""
     line: int = 0
     """Where the rule begins in its file; 0 for none."""
 
@@ -170,15 +177,14 @@ class Delayed:
     """How delays are asked for, and where messages wait."""
 
     read: ReadDelay
-    prefixes: tuple[str, ...] = ("$delayed", "delayed")
+    prefixes: tuple[str, ...]
     """First levels of the topics that ask for a delay; the bridge subscribes to each with /#."""
-    topic: str = "MQTT_DELAYED"
+    topic: str
     """RocketMQ's topic in which delayed messages wait."""
-    group: str = "mqtt-bridge-MQTT_DELAYED"
+    group: str
     """RocketMQ's consumer group that takes them when they are due."""
-    qos: QoS = 2
-    """The highest quality of service to subscribe with, and with which they are published when they are due: each has
-    that with which it came."""
+    qos: QoS
+    """The highest QoS of the subscription. When a message is due, it is published with the QoS that it came with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +192,7 @@ class Rules:
     """All that a file of rules says."""
 
     connection: Connection
-    nameserver: str = "127.0.0.1:9876"
+    nameserver: str
     """RocketMQ's name servers, "host:port" joined by ;."""
     delayed: Delayed | None
     """None: this bridge has no delays."""

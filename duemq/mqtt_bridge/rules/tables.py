@@ -13,6 +13,7 @@ from duemq.mqtt_bridge.rules.model import Protocol, QoS, Retained
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+_Bytes = Annotated[int, msgspec.Meta(ge=65_536, le=2**40)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -44,7 +45,9 @@ class Mqtt(_Table, frozen=True):
     keepalive: str = "60s"
     session_expiry: str = "never"
     receive_maximum: _Count = 500
+    receive_maximum_bytes: _Bytes = 33_554_432
     max_in_flight: _Count = 500
+    max_in_flight_bytes: _Bytes = 33_554_432
     share: _Text | None = None
     state: _Text | None = None
 

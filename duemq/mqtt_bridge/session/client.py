@@ -15,6 +15,7 @@ import aiomqtt
 from aiomqtt.types import PahoSocket
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY, ConnectFlags, DisconnectFlags
 from paho.mqtt.client import Client as PahoClient
+from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -27,6 +28,8 @@ from duemq.mqtt_bridge.session.wire import Received, Wire
 
 TIMEOUT: Final = 10.0
 """For the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
+_MISC_EVERY: Final = 1.0
+"""Seconds between looks whether a ping is due, as with aiomqtt."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
 
@@ -104,6 +107,7 @@ class Session(aiomqtt.Client):
         self._drained = asyncio.Event()
         self._drained.set()
         self._out = bytearray()
+        self._is_paused = False
         self._why_broken: str | None = None
         self._wire = Wire(
             self._client, is_v5=self.is_v5, limit=limit, received=received, broken=self._set_broken, new_id=new_id
@@ -146,14 +150,15 @@ class Session(aiomqtt.Client):
         self._out += data
 
     def pause(self) -> None:
-        """Read nothing more until `resume`. A pause of more than twice the keepalive ends the connection, after which
-        the broker sends again what is not acknowledged."""
+        """Read nothing more until `resume`. Pings go out as before, so that the MQTT broker keeps the connection."""
+        self._is_paused = True
         sock = self._client.socket()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
 
     def resume(self) -> None:
         """Read on after a pause."""
+        self._is_paused = False
         sock = self._client.socket()
         if sock is not None:
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
@@ -246,6 +251,15 @@ class Session(aiomqtt.Client):
             _set_no_delay(sock.fileno())
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
             self._misc_task = self._loop.create_task(self._misc_loop())
+
+    async def _misc_loop(self) -> None:
+        """Send pings. In a pause nobody reads the answers, so their absence does not end the connection."""
+        while True:
+            if self._is_paused:
+                self._wire.forgive_ping()
+            if self._client.loop_misc() != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                return
+            await asyncio.sleep(_MISC_EVERY)
 
     def _on_socket_register_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         self._loop.call_soon_threadsafe(self._watch_writing, sock)

@@ -83,6 +83,8 @@ class Publish:
     packet_id: int
     """0 with QoS 0."""
     properties: Properties
+    size: int
+    """Size of the packet without its head, as far as it is kept, in bytes."""
     missing: int = 0
     """So many bytes of the packet were beyond the limit and are not kept: then `payload` is not all of it."""
 
@@ -194,7 +196,7 @@ def decode_publish(first: int, body: bytes, *, is_v5: bool, missing: int = 0) ->
                 properties, at = _decode_properties(body, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise PacketError(f"a PUBLISH that cannot be read: {error}") from None
-    return Publish(topic, body[at:], qos, bool(first & 1), bool(first & 8), packet_id, properties, missing)
+    return Publish(topic, body[at:], qos, bool(first & 1), bool(first & 8), packet_id, properties, len(body), missing)
 
 
 def decode_ack(first: int, body: bytes) -> Ack:

@@ -35,6 +35,7 @@ NAMES_OF_PAHO: Final = (
     "_registered_write",
     "_msgtime_mutex",
     "_last_bytes_received",
+    "_ping_t",
     "loop_read",
     "loop_write",
     "want_write",
@@ -111,6 +112,10 @@ class Wire:
     def cut(self) -> None:
         """Close the connection without a word."""
         self._client._sock_close()
+
+    def forgive_ping(self) -> None:
+        """Do not wait for the answer to the last ping."""
+        self._client._ping_t = 0
 
     def read_all(self) -> None:
         """Read what is there, also where it lies in the buffer of TLS."""

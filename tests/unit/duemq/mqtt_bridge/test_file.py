@@ -108,7 +108,7 @@ def test_a_file_says_how_to_connect(whole: Rules, tmp_path: Path) -> None:
     assert whole.nameserver == "10.0.0.1:9876;10.0.0.2:9876"
     assert (connection.host, connection.port, connection.protocol) == ("mqtt.example", 8883, "5")
     assert (connection.user, connection.password) == ("bridge", "pass word")
-    assert connection.tls == Tls(ca_file=tmp_path / "ca.pem")
+    assert connection.tls == Tls(ca_file=tmp_path / "ca.pem", certificate_file=None, key_file=None, check_host=True)
     assert (connection.keepalive, connection.session_expiry) == (30, 86_400)
     assert (connection.receive_maximum, connection.max_in_flight, connection.share) == (50, 20, "site")
     assert connection.state_directory == tmp_path / "state"

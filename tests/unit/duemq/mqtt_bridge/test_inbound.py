@@ -96,7 +96,7 @@ def message(
     packet_id: int = 1, payload: bytes = b"x", qos: int = 1, topic: str = "in/a", dup: bool = False, **more: Any
 ) -> Publish:
     properties = Properties(**more) if more else NO_PROPERTIES
-    return Publish(topic, payload, qos, False, dup, packet_id if qos else 0, properties)
+    return Publish(topic, payload, qos, False, dup, packet_id if qos else 0, properties, len(payload))
 
 
 @pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
@@ -261,6 +261,43 @@ async def test_a_broker_that_sends_more_than_is_held_is_not_read(tmp_path: Path)
         await at.session.until(29)
         assert at.session.pauses == ["pause", "resume"]
         assert len(at.producer.messages) == 29
+
+
+async def test_no_more_bytes_are_held_than_the_rules_allow(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum_bytes = 65536") as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1, b"a" * 40_000)])
+        await at.producer.has_begun.wait()
+        assert at.session.pauses == []
+        at.inbound.received([message(2, b"b" * 40_000), message(0, b"c", qos=0), message(3, b"d")])
+        assert at.session.pauses == ["pause"]
+        assert at.status.counters.dropped == 1
+        at.producer.may_go.set()
+        await at.session.until(3)
+        assert at.session.pauses == ["pause", "resume"]
+        # What is done takes no room.
+        at.producer.may_go.clear()
+        at.inbound.received([message(4, b"e" * 40_000)])
+        assert at.session.pauses == ["pause", "resume"]
+
+
+async def test_one_message_is_taken_though_it_is_larger_than_all_may_be(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum_bytes = 65536") as at:
+        await at.acks(message(1, b"a" * 100_000), message(2, b"b" * 100_000))
+        assert at.session.pauses == ["pause", "resume"]
+        assert len(at.producer.messages) == 2
+
+
+async def test_a_new_connection_begins_with_all_room(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum_bytes = 65536") as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, b"b" * 70_000)])
+        assert at.session.pauses == ["pause"]
+        at.connect(FakeSession())
+        at.inbound.received([message(2, b"b" * 60_000)])
+        assert at.session.pauses == []
 
 
 async def test_a_lost_connection_gets_no_acknowledgement_and_the_next_one_neither(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ class Rule:
         self.window = Window(most=100, journal=journal, ids=self.ids, finished=self._finished)
         self.session = FakeSession()
         self.rule = ToMqtt(
-            Outbound(topic="demo", mqtt_topic=_topic, group="g", qos=qos),
+            Outbound(topic="demo", mqtt_topic=_topic, group="g", tags="*", qos=qos, retain=False, start="first"),
             is_delayed=is_delayed,
             bridge="b",
             consumer=consumer,

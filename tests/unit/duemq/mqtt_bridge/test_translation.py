@@ -13,7 +13,7 @@ NAMES = TEXT | st.sampled_from(["KEYS", "DELAY", "MQTT_X", "a", "b", ""])
 
 
 def publish(properties: Properties = NO_PROPERTIES, payload: bytes = b"x", retain: bool = False) -> Publish:
-    return Publish("a/b", payload, 1, retain, False, 7, properties)
+    return Publish("a/b", payload, 1, retain, False, 7, properties, len(payload))
 
 
 @given(
