@@ -9,9 +9,9 @@ from datetime import datetime
 import click
 
 from duemq._net.connection import Codec
+from duemq._values.accounts import Keys
 from duemq._values.times import now_ms
 from duemq.cli import formatting
-from duemq.cli.keys import Keys
 from duemq.cli.shared import (
     GROUP,
     client_options,

@@ -20,7 +20,7 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.admin import Admin
 from duemq.consumer import PushConsumer
-from duemq.errors import ConnectError, ConnectionLostError, DueMQError, RequestTimeoutError
+from duemq.errors import ArgumentError, ClosedError, DueMQError
 from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
@@ -89,10 +89,11 @@ class Bridge:
     async def _start(self, journal: Journal, stack: AsyncExitStack) -> _Running:
         """Everything of RocketMQ, once a name server answers; `stack` closes it."""
         rules, nameserver = self._rules, self._rules.nameserver
-        producer = Producer(nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock)
+        account = rules.account._asdict()
+        producer = Producer(nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock, **account)
         stack.push_async_callback(producer.close)
         await self._insist(producer.start)
-        admin = Admin(nameserver, _intervals=self._intervals)
+        admin = Admin(nameserver, _intervals=self._intervals, **account)
         await self._insist(admin.__aenter__)
         stack.push_async_exit(admin)
 
@@ -159,11 +160,12 @@ class Bridge:
                 max_cached_bytes=connection.max_in_flight_bytes // rules,
                 _intervals=self._intervals,
                 _clock=self._clock,
+                **self._rules.account._asdict(),
             )
             consumer.subscribe(rule.topic, rule.tags)
             try:
                 await consumer.start()
-            except ConnectError as error:
+            except DueMQError as error:
                 failures += 1
                 await self._wait_for_rocketmq(error, failures)
             else:
@@ -171,12 +173,12 @@ class Bridge:
                 return consumer
 
     async def _insist(self, start: Callable[[], Awaitable[object]]) -> None:
-        """Start something of RocketMQ, and again until a name server answers."""
+        """Start a client of RocketMQ, and again until a name server answers and the brokers accept the account."""
         failures = 0
         while True:
             try:
                 await start()
-            except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+            except DueMQError as error:
                 failures += 1
                 await self._wait_for_rocketmq(error, failures)
             else:
@@ -184,6 +186,8 @@ class Bridge:
                 return
 
     async def _wait_for_rocketmq(self, error: DueMQError, failures: int) -> None:
+        if isinstance(error, (ArgumentError, ClosedError)):
+            raise error
         self._complaints.raise_(_STARTING, str(error))
         await asyncio.sleep(self._intervals.pause(failures))
 

@@ -18,6 +18,7 @@ import click
 
 from duemq._values.times import now_ms
 from duemq.cli.shared import fail
+from duemq.errors import DueMQError
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
@@ -138,7 +139,6 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
 async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Callable[[], Rules | None]) -> Rules | None:
     """Run a bridge until a signal comes, then give None, or until there are new rules, then give these."""
     from duemq.mqtt_bridge.bridge import Bridge
-    from duemq.mqtt_bridge.session.journal import JournalError
 
     bridge = Bridge(rules)
     running = asyncio.create_task(bridge.run(), name="duemq bridge")
@@ -152,7 +152,7 @@ async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Call
     stopping.cancel()
     try:
         await running
-    except JournalError as error:
+    except DueMQError as error:
         fail(str(error))
     if found is not None:
         log.info("the rules have changed; going on with the new ones")

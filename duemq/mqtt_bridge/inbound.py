@@ -22,7 +22,14 @@ from typing import Final, Protocol
 from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
-from duemq.errors import ArgumentError, ClosedError, DueMQError, MessageRejectedError, NotSupportedError
+from duemq.errors import (
+    AccessDeniedError,
+    ArgumentError,
+    ClosedError,
+    DueMQError,
+    MessageRejectedError,
+    NotSupportedError,
+)
 from duemq.messages import Message, MessageQueue
 from duemq.mqtt_bridge import translation
 from duemq.mqtt_bridge.rules.delays import PROPERTIES as DELAY_PROPERTIES
@@ -47,8 +54,8 @@ FLOOR_AGE: Final = 60.0
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
-_REFUSED: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
-"""What will never go better; all other errors may pass."""
+_FINAL: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
+"""Errors that a later attempt would get as well; all others may pass."""
 
 
 class Recaller(Protocol):
@@ -189,6 +196,7 @@ class FromMqtt:
         self._journal.release(released)
         to_send = [work for work in works if not self._is_over(work)]
         await self._note([work for work in to_send if work.publish.qos == 2 and not _is_recall(work)])
+        to_send = [work for work in to_send if work.reason == packets.SUCCESS]
         await self._journal.saved()
         if released:
             session.send(b"".join(encode_ack(packets.PUBCOMP, each) for each in released))
@@ -280,7 +288,8 @@ class FromMqtt:
     # --- QoS 2
 
     async def _note(self, works: Iterable[_Work]) -> None:
-        """Give messages with QoS 2 their note in the journal: the one that is there, or a new one."""
+        """Give messages with QoS 2 their note in the journal: the one that is there, or a new one. A message whose
+        topic its sender must not choose is refused."""
         new: list[tuple[_Work, bytes]] = []
         for work in works:
             publish = work.publish
@@ -292,15 +301,24 @@ class FromMqtt:
                 work.taken, work.is_new = known, False
             else:
                 new.append((work, digest))
-        while new:
+        taken = [await self._insist_on_note(work, digest) for work, digest in new]
+        self._journal.take(each for each in taken if each is not None)
+
+    async def _insist_on_note(self, work: _Work, digest: bytes) -> Taken | None:
+        """Return a message's new note, or None if the message is refused."""
+        failures = 0
+        while True:
             try:
-                taken = [await self._make_note(work, digest) for work, digest in new]
+                taken = await self._make_note(work, digest)
             except DueMQError as error:
-                await self._wait_for_rocketmq(error, 1)
-                continue
-            self._complaints.resolve(_SENDING)
-            self._journal.take(taken)
-            return
+                if _is_final(error, work):
+                    self._refuse(work, str(error), _reason_of(error))
+                    return None
+                failures += 1
+                await self._wait_for_rocketmq(error, failures)
+            else:
+                self._complaints.resolve(_SENDING)
+                return taken
 
     async def _make_note(self, work: _Work, digest: bytes) -> Taken:
         if work.delay is not None:
@@ -382,24 +400,22 @@ class FromMqtt:
                     works = await self._not_stored(works)
                 if works:
                     await self._send(works)
-            except ClosedError:
-                raise
-            except _REFUSED as error:
+            except DueMQError as error:
+                if not _is_final(error, works[0]):
+                    failures += 1
+                    has_to_look = works[0].taken is not None
+                    await self._wait_for_rocketmq(error, failures)
+                    continue
                 if len(works) > 1:
                     for work in works:
                         await self._send_until_over([work])
                     return
                 await self._refuse_sent(works[0], error)
-            except DueMQError as error:
-                failures += 1
-                has_to_look = works[0].taken is not None
-                await self._wait_for_rocketmq(error, failures)
-                continue
             self._complaints.resolve(_SENDING)
             return
 
     async def _refuse_sent(self, work: _Work, error: DueMQError) -> None:
-        self._refuse(work, str(error))
+        self._refuse(work, str(error), _reason_of(error))
         if work.taken is not None:
             self._journal.forget_received([work.taken.packet_id])
             await self._journal.saved()
@@ -495,6 +511,20 @@ class FromMqtt:
 
 
 _SENDING: Final = "sending to RocketMQ what comes from MQTT"
+
+
+def _is_final(error: DueMQError, work: _Work) -> bool:
+    """Return whether a message has to be refused. An account that must not send to the topic of a rule may get the
+    permission, and until then the MQTT broker keeps the messages. But a sender that chooses a forbidden topic must not
+    hold up all the others."""
+    if isinstance(error, AccessDeniedError):
+        return work.target is not None and work.target.is_chosen_by_sender
+    return isinstance(error, _FINAL)
+
+
+def _reason_of(error: DueMQError) -> int:
+    """Return the reason code for a message that is refused for an error."""
+    return packets.NOT_AUTHORIZED if isinstance(error, AccessDeniedError) else packets.IMPLEMENTATION_ERROR
 
 
 def _groups(works: Iterable[_Work]) -> Iterable[list[_Work]]:

@@ -13,9 +13,10 @@ from duemq.mqtt_bridge.rules.model import Delay, DelayRefused, Inbound, Rules, T
 def describe(rules: Rules) -> Iterator[str]:
     """Iterate over lines that say what the bridge connects, and to what it subscribes."""
     connection = rules.connection
+    account = f" with the account {rules.account.access_key}" if rules.account.access_key else ""
     yield (
         f"MQTT {connection.protocol} at {connection.host}:{connection.port} as {connection.client_id}, "
-        f"RocketMQ by {rules.nameserver}, state in {connection.state_directory}"
+        f"RocketMQ by {rules.nameserver}{account}, state in {connection.state_directory}"
     )
     for each in rules.subscriptions:
         yield f"subscribes to {each.filter} with QoS {each.qos}"

@@ -69,6 +69,7 @@ def target_maker(
             _rendered(key, value, _NOT_IN_KEYS),
             _rendered(tags, value, _NOT_IN_TAGS),
             _rendered(sharding_key, value, _NOT_IN_KEYS),
+            is_chosen_by_sender=not topic.is_constant,
         )
 
     return target

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from duemq._consuming.subscription import make_subscription
 from duemq._values import checks
+from duemq._values.accounts import ACCESS_KEY, ACCOUNT_FILE, SECRET_KEY, Keys, keys_in, read_account
 from duemq._values.durations import parse_duration
 from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.rules import fields, lines, loops
@@ -130,6 +131,7 @@ class _Reader:
         return Rules(
             connection=connection,
             nameserver=file.nameserver,
+            account=self._account(),
             delayed=delayed,
             status_topic=status_topic,
             inbound=tuple(inbound),
@@ -154,6 +156,27 @@ class _Reader:
             raise self._error(place, error) from None
 
     # --- tables to rules
+
+    def _account(self) -> Keys:
+        """Return the keys of the account: those of the file of rules, or else of the environment."""
+        file, environment = self._file, self._environment
+        if file.access_key is not None or file.secret_key is not None:
+            for name, other in (("access_key", "secret_key"), ("secret_key", "access_key")):
+                if getattr(file, name) is None:
+                    raise self._error((other,), f"{name} is missing: an account has both access_key and secret_key")
+            if file.account_file is not None:
+                raise self._error(("account_file",), "give account_file, or access_key and secret_key, not both")
+            return Keys(file.access_key, file.secret_key)
+        if file.account_file is not None:
+            with self._at("account_file"):
+                return read_account(self._relative(file.account_file))
+        if environment.get(ACCOUNT_FILE):
+            with self._at():
+                return read_account(Path(environment[ACCOUNT_FILE]))
+        keys = keys_in(environment)
+        if bool(keys.access_key) != bool(keys.secret_key):
+            raise self._error((), f"the environment has only one of {ACCESS_KEY} and {SECRET_KEY}; set both, or none")
+        return keys
 
     def _connection(self) -> Connection:
         mqtt = self._file.mqtt

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from duemq._values.accounts import Keys
 from duemq.errors import DueMQError
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class Target:
     tags: str | None = None
     sharding_key: str | None = None
     """Messages with the same one keep their order."""
+    is_chosen_by_sender: bool = False
+    """Whether the sender's MQTT topic decides about the RocketMQ topic, and not the rule alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +197,8 @@ class Rules:
     connection: Connection
     nameserver: str
     """RocketMQ's name servers, "host:port" joined by ;."""
+    account: Keys
+    """Keys of the bridge's account at RocketMQ's brokers."""
     delayed: Delayed | None
     """None: this bridge has no delays."""
     status_topic: str

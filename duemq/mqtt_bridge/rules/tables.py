@@ -98,6 +98,9 @@ class File(_Table, frozen=True):
 
     mqtt: Mqtt
     nameserver: _Text = "127.0.0.1:9876"
+    account_file: _Text | None = None
+    access_key: _Text | None = None
+    secret_key: _Text | None = None
     delayed: Delayed = Delayed()
     status: Status = Status()
     to_rocketmq: tuple[ToRocketmq, ...] = ()

@@ -76,6 +76,8 @@ class FakeProducer:
 
     queues: int = 1
     failures: list[tuple[DueMQError, bool]] = field(default_factory=list)
+    denied: dict[str, DueMQError] = field(default_factory=dict)
+    """Topics whose end is not told, and the errors that say so."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     waiting: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
@@ -95,6 +97,8 @@ class FakeProducer:
         return MessageQueue(topic, "broker-a", QUEUE)
 
     async def end_offset(self, queue: MessageQueue) -> int:
+        if queue.topic in self.denied:
+            raise self.denied[queue.topic]
         return len(self.messages)
 
     async def stored(self, message_ids: Iterable[str], queue: MessageQueue, from_offset: int) -> dict[str, int]:

@@ -13,6 +13,7 @@ from duemq.mqtt_bridge.session import packets
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
+from tests.support.access import USER, signature
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, success
 from tests.unit.duemq.mqtt_bridge.fakes import Peer, peer
@@ -27,14 +28,17 @@ mqtt_topic = "out"
 
 
 @asynccontextmanager
-async def bridge(broker: FakeBroker, directory: Path, mqtt: str, text: str = RULES) -> AsyncIterator[Peer]:
-    """Run a bridge; the MQTT broker's side of it."""
+async def bridge(
+    broker: FakeBroker, directory: Path, mqtt: str, text: str = RULES, head: str = ""
+) -> AsyncIterator[Peer]:
+    """Run a bridge, and give the MQTT broker's side of it. `head`: lines in front of the tables of its file of rules;
+    `mqtt`: lines of [mqtt]; `text`: the other tables."""
     table = [BrokerData({0: broker.address}, broker.name, "c")]
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
     broker.on(RequestCode.REPORT_BRIDGE, success())
     async with peer() as mqtt_broker:
-        head = f'nameserver = "{broker.address}"\n[mqtt]\nclient_id = "b"\nport = {mqtt_broker.port}\n{mqtt}\n'
-        found = parse(head + text, directory / "bridge.toml", {})
+        head = f'nameserver = "{broker.address}"\n{head}\n[mqtt]\nclient_id = "b"\nport = {mqtt_broker.port}\n'
+        found = parse(f"{head}{mqtt}\n{text}", directory / "bridge.toml", {})
         made = Bridge(found, intervals=INTERVALS)
         running = asyncio.create_task(made.run())
         try:
@@ -42,6 +46,24 @@ async def bridge(broker: FakeBroker, directory: Path, mqtt: str, text: str = RUL
         finally:
             running.cancel()
             await asyncio.wait((running,))
+
+
+async def test_every_request_is_signed(broker: FakeBroker, tmp_path: Path) -> None:
+    (tmp_path / "tools.yml").write_text(f"accessKey: {USER[0]}\nsecretKey: {USER[1]}\n")
+    text = f'{RULES}[[to_rocketmq]]\nfilter = "in"\ntopic = "In"\nqos = 2\n'
+    await broker.store("demo", b"x")
+    async with bridge(broker, tmp_path, "", text, 'account_file = "tools.yml"') as mqtt_broker:
+        await mqtt_broker.until(packets.PUBLISH, TOLD + 1)
+        message = packets.encode_publish("in", b"x", qos=2, retain=False, packet_id=1, properties=packets.NO_PROPERTIES)
+        mqtt_broker.send(bytes(message))
+        await mqtt_broker.until(packets.PUBREC)
+    codes = {each.code for each in broker.requests}
+    assert {RequestCode.PULL_MESSAGE, RequestCode.GET_MAX_OFFSET} <= codes
+    assert [
+        each.code
+        for each in broker.requests
+        if each.ext.get("AccessKey") != USER[0] or each.ext.get("Signature") != signature(each.ext, each.body, USER[1])
+    ] == []
 
 
 TOLD = 2

@@ -40,6 +40,15 @@ def test_rules_are_tried(config: Path) -> None:
     assert run("check", "--config", str(config), "elsewhere").exit_code == 1
 
 
+def test_secrets_are_not_shown(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = 'access_key = "the-account"\nsecret_key = "canary"\n'
+    config.write_text(keys + RULES.replace('"b"', '"b"\nuser = "u"\npassword = "canary"'))
+    result = run("check", "--config", str(config))
+    assert result.exit_code == 0
+    assert "with the account the-account" in result.output
+    assert "canary" not in result.output
+
+
 @pytest.mark.parametrize("arguments", [["check"], []])
 def test_wrong_rules_are_one_line_with_the_place(config: Path, arguments: list[str]) -> None:
     config.write_text(RULES.replace('"In"', '"no topic"'))

@@ -39,6 +39,11 @@ def test_each_name_is_explained(table: type[tables.File], prefix: str) -> None:
     assert {f"{prefix}{name}" for name in table.__struct_fields__} <= NAMES
 
 
+def test_each_name_in_front_of_the_tables_is_explained() -> None:
+    tables_of_the_file = {"mqtt", "delayed", "status", "to_rocketmq", "to_mqtt"}
+    assert set(tables.File.__struct_fields__) - tables_of_the_file <= NAMES
+
+
 def test_each_user_property_is_explained() -> None:
     assert set(PROPERTIES) <= set(re.findall(r"`([\w-]+)`", TEXT))
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from duemq._values.intervals import Intervals
-from duemq.errors import ConnectionLostError, MessageRejectedError, RequestTimeoutError
+from duemq.errors import AccessDeniedError, ConnectionLostError, MessageRejectedError, RequestTimeoutError
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.session.journal import Journal, open_journal
 from duemq.mqtt_bridge.session.packets import (
@@ -214,6 +214,35 @@ async def test_what_is_refused_has_a_reason_code_with_mqtt_5(
         assert await at.acks(message(2, qos=qos, topic="delayed/x/a")) == [(kind, 2, reason)]
         assert await at.acks(message(3, qos=qos)) == [(kind, 3, 0)]
         assert at.status.counters.refused == 2
+
+
+TEMPLATED = RULES.replace('topic = "In"', 'topic = "{1}-{2}"')
+DENIED = AccessDeniedError(1, "No default permission for topic:in-a", "a")
+
+
+@pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
+async def test_a_sender_that_chooses_a_forbidden_topic_is_refused(tmp_path: Path, qos: int, kind: int) -> None:
+    producer = FakeProducer(failures=[(DENIED, False)])
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        assert await at.acks(message(1, qos=qos)) == [(kind, 1, 0x87)]
+        assert await at.acks(message(2, qos=qos, topic="in/b")) == [(kind, 2, 0)]
+        assert [each["topic"] for each in producer.messages] == ["in-b"]
+
+
+async def test_it_is_refused_too_where_the_end_of_the_queue_may_not_be_asked(tmp_path: Path) -> None:
+    producer = FakeProducer(denied={"in-a": DENIED})
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        both = await at.acks(message(1, qos=2), message(2, qos=2, topic="in/b"))
+        assert both == [(PUBREC, 1, 0x87), (PUBREC, 2, 0)]
+        assert list(at.journal.received) == [2]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_rule_whose_topic_the_account_may_not_use_waits_until_it_may(tmp_path: Path, qos: int) -> None:
+    producer = FakeProducer(failures=[(DENIED, False)] * 3)
+    async with bench(tmp_path, producer=producer) as at:
+        await at.acks(message(1, qos=qos))
+        assert (producer.bodies, at.status.counters.refused) == ([b"x"], 0)
 
 
 async def test_one_of_a_batch_that_is_refused_does_not_harm_the_others(tmp_path: Path) -> None:
