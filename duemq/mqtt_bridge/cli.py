@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -110,15 +112,29 @@ class _JsonLines(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
-def _stop_when_input_ends(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    """Set `stopped` once standard input is at its end."""
+def stop_when_input_ends(input_: int | None, stopped: asyncio.Event) -> None:
+    """Set `stopped` once a file is at its end, in the background. `input_`: the file's descriptor; None for one that is
+    closed. A thread reads it, since an event loop cannot watch plain files and /dev/null."""
+    loop = asyncio.get_running_loop()
 
-    def read() -> None:
-        if not os.read(0, 4096):
-            loop.remove_reader(0)
-            stopped.set()
+    def read_all() -> None:
+        if input_ is not None:
+            with suppress(OSError):  # a terminal that is gone is at its end, too
+                while _has_more(input_):
+                    pass
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(stopped.set)
 
-    loop.add_reader(0, read)
+    threading.Thread(target=read_all, name="duemq input", daemon=True).start()
+
+
+def _has_more(input_: int) -> bool:
+    try:
+        return bool(os.read(input_, 4096))
+    except BlockingIOError:
+        # Another process that has the same pipe may have made it non-blocking.
+        select.select([input_], [], [])
+        return True
 
 
 async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
@@ -129,7 +145,7 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     if until_input_ends:
-        _stop_when_input_ends(loop, stopped)
+        stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
     watch = _Watch(path)
     found: Rules | None = rules
     while found is not None:
