@@ -48,8 +48,8 @@ def is_outbound_field(name: str) -> bool:
 def target_maker(
     accepts: Filter, topic: Template, key: Template | None, tags: Template | None, sharding_key: Template | None
 ) -> Callable[[str], Target | None]:
-    """Return a function from an MQTT topic to what becomes of its messages; None for a topic that the filter does not
-    match. The function raises TemplateError."""
+    """Return a function from an MQTT topic to the target of its messages. It returns None for a topic that the filter
+    does not match, and raises TemplateError."""
 
     def target(mqtt_topic: str) -> Target | None:
         if not accepts.matches(mqtt_topic):
@@ -76,8 +76,8 @@ def target_maker(
 
 
 def mqtt_topic_maker(template: Template, refused_levels: tuple[str, ...]) -> Callable[[ReceivedMessage], str]:
-    """Return a function from a message to its MQTT topic. It raises TemplateError where the message lacks a field, and
-    where its values, not the template itself, would make the first level begin with "$" or be one of
+    """Return a function from a message to its MQTT topic. It raises TemplateError if the message lacks a field, or if
+    its values, and not the template itself, would make the first level begin with "$" or be one of
     `refused_levels`."""
     first = template.text.partition("/")[0]
     is_first_constant = "{" not in first
@@ -115,7 +115,7 @@ def encoded_key(text: str) -> str:
 
 
 def _rendered(template: Template | None, value: Callable[[str], str], outside: re.Pattern[str]) -> str | None:
-    """Return what a template makes; None without one, or where it makes nothing."""
+    """Return the text that a template makes; None without a template, or for an empty text."""
     return encoded(template.render(value), outside) or None if template is not None else None
 
 

@@ -1,4 +1,4 @@
-"""bridge.toml: the file of rules. See docs/mqtt.md for what each name means.
+"""bridge.toml: the file of rules. docs/mqtt.md explains each name.
 
     nameserver = "127.0.0.1:9876"
 
@@ -88,8 +88,8 @@ def parse(text: str, path: Path, environment: dict[str, str] | None = None) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names that a file need not give: made of the share's name or else the client id, so that bridges of different
-    MQTT brokers never take each other's messages, and bridges that share a load do."""
+    """Default names of topics and groups, made of the name of the share or else the client id. So bridges of different
+    MQTT brokers do not take each other's messages, while bridges that share the load have the same names."""
 
     bridge: str
 
@@ -149,7 +149,7 @@ class _Reader:
 
     @contextmanager
     def _at(self, *place: str | int) -> Iterator[None]:
-        """Give errors within the line of what `place` names."""
+        """Add the file and the line of `place` to ArgumentErrors."""
         try:
             yield
         except ArgumentError as error:

@@ -1,4 +1,4 @@
-"""In which line of a TOML file a key is set: Python's tomllib tells no positions."""
+"""The lines of a TOML file at which keys are set: Python's tomllib has no positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KEY: Final = re.compile(r"""\s*("[^"]*"|'[^']*'|[A-Za-z0-9_-]+)\s*[=.]""")
 _QUOTES: Final = ('"""', "'''")
 
 Path = tuple[str | int, ...]
-"""Where a value is: names of keys and tables, numbers of tables in arrays, such as ("to_mqtt", 1, "qos")."""
+"""The place of a value: names of keys and tables, numbers of tables in arrays, such as ("to_mqtt", 1, "qos")."""
 
 
 def line_of(text: str, path: Path) -> int:

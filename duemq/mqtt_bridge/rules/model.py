@@ -1,7 +1,7 @@
-"""The rules as values: what the bridge is told to do, checked, and ready to be asked for each message.
+"""The rules as values that are checked and ready for use.
 
-`rules.file` makes them of bridge.toml. What is a template or a filter there is a function here, so that the rest of the
-bridge knows neither.
+`rules.file` makes them from bridge.toml. Templates and filters become functions, so that the rest of the bridge knows
+neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QoS = Literal[0, 1, 2]
 Protocol = Literal["5", "3.1.1"]
 Retained = Literal["once", "never"]
 UserProperties = Sequence[tuple[str, str]]
-"""MQTT 5's user properties, in their order. A name may be there several times; with MQTT 3.1.1 there are none."""
+"""MQTT 5's user properties, in their order. Names may repeat. With MQTT 3.1.1 there are none."""
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
 """The session expiry of MQTT 5 that keeps a session for ever, in seconds."""
@@ -32,11 +32,11 @@ class RulesError(DueMQError):
 
 
 class TemplateError(DueMQError):
-    """A template makes no topic of this message; the text says why."""
+    """A template cannot be filled with the values of a message, or the result is no topic."""
 
 
 class DelayRefused(DueMQError):
-    """A message that asks for a delay and cannot have it; the text says why, for whoever sent it."""
+    """A message asks for a delay that is wrong or too long. The text is for its sender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +89,20 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A subscription of the bridge. No two of them match a topic in common, since a broker may deliver a message once
-    for each subscription that matches."""
+    """A subscription of the bridge. No two of them match a topic in common, since an MQTT broker may deliver a message
+    once for each subscription that matches."""
 
     filter: str
     """MQTT filter, without $share."""
     qos: QoS
     retained: Retained
-    """Whether it asks for retained messages. Those whose rule says "never" may come all the same, with the retain flag,
-    where one subscription serves several rules."""
+    """Whether it asks for retained messages. If several rules share a subscription, retained messages also arrive for
+    those with "never"; they have the retain flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a message of MQTT goes in RocketMQ."""
+    """The RocketMQ topic of an MQTT message, and its key, tags and sharding key."""
 
     topic: str
     key: str | None = None
@@ -110,24 +110,24 @@ class Target:
     sharding_key: str | None = None
     """Messages with the same one keep their order."""
     is_chosen_by_sender: bool = False
-    """Whether the sender's MQTT topic decides about the RocketMQ topic, and not the rule alone."""
+    """Whether `topic` depends on the MQTT topic, which the sender chose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
-    """A rule from MQTT to RocketMQ. The first rule whose filter matches has the message."""
+    """A rule from MQTT to RocketMQ. The first rule whose filter matches takes the message."""
 
     filter: str
     """MQTT filter, without $share."""
     target: Callable[[str], Target | None]
-    """What becomes of an MQTT topic; None where the filter does not match. Raises TemplateError where it does and the
-    templates make nothing that RocketMQ takes."""
+    """Returns the target for an MQTT topic, or None if the filter does not match. Raises TemplateError if it matches
+    and the templates make a name that RocketMQ does not take."""
     qos: QoS
     """The highest QoS of the subscription."""
     retained: Retained
     """Whether messages that the MQTT broker has retained when the bridge subscribes are taken over once, or never."""
     line: int = 0
-    """Where the rule begins in its file; 0 for none."""
+    """The line at which the rule begins in its file; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,47 +137,47 @@ class Outbound:
     topic: str
     """RocketMQ's topic."""
     mqtt_topic: Callable[[ReceivedMessage], str]
-    """Where a message goes. Raises TemplateError."""
+    """Returns the MQTT topic for a message. Raises TemplateError."""
     group: str
-    """RocketMQ's consumer group. Each rule has its own, which outlives restarts; bridges that share a load have the
-    same."""
+    """RocketMQ's consumer group. It stays the same from start to start. Each rule has its own; bridges that share the
+    load have the same."""
     tags: str
     """As of a subscription: "a || b", or "*" for all."""
     qos: QoS
     retain: bool
     start: Literal["first", "last"]
-    """Where a new group begins: with the oldest message in the topic, or behind the newest."""
+    """The place at which a new group begins: with the oldest message in the topic, or behind the newest."""
     line: int = 0
-    """Where the rule begins in its file; 0 for none."""
+    """The line at which the rule begins in its file; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """What a message asks for that is to be delivered later. Exactly one of `delay_ms` and `deliver_at_ms` is set, or
-    none where `recall` is."""
+    """The delay or the recall that a message asks for. Of `delay_ms` and `deliver_at_ms` exactly one is set, or none if
+    `recall` is."""
 
     plain_topic: str
-    """The MQTT topic that it goes to when it is due."""
+    """The MQTT topic to which the message is published when it is due."""
     delay_ms: int | None = None
-    """Counted from its receipt."""
+    """Delay in ms, from the receipt of the message."""
     deliver_at_ms: int | None = None
-    """In ms since the epoch. One that has passed means at once."""
+    """Due time, ms since the epoch. A time that has passed means at once."""
     key: str | None = None
-    """By which it can be recalled or replaced. A RocketMQ key: not empty, without blanks."""
+    """The RocketMQ key by which the message can be recalled or replaced: not empty, without blanks."""
     replace: bool = False
-    """Whether it takes the place of the one that waits with the same key, which was sent with this, too."""
+    """Whether it takes the place of the message that waits with the same key and was sent with `replace`, too."""
     recall: bool = False
-    """Whether what waits with this key is to be cancelled; then nothing is sent."""
+    """Whether messages that wait with this key are cancelled; then nothing is sent."""
 
 
 ReadDelay = Callable[[str, UserProperties, int], Delay | None]
-"""From a topic as it was published to, its user properties and the time (ms since the epoch) to the delay that was
-asked for; None for a plain message. Raises DelayRefused."""
+"""Returns the delay that a message asks for, from its MQTT topic, its user properties and the time (ms since the
+epoch); None for a plain message. Raises DelayRefused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delayed:
-    """How delays are asked for, and where messages wait."""
+    """The rules about delayed messages."""
 
     read: ReadDelay
     prefixes: tuple[str, ...]
@@ -192,7 +192,7 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """All that a file of rules says."""
+    """The contents of a file of rules."""
 
     connection: Connection
     nameserver: str
@@ -200,11 +200,11 @@ class Rules:
     account: Keys
     """Keys of the bridge's account at RocketMQ's brokers."""
     delayed: Delayed | None
-    """None: this bridge has no delays."""
+    """None: the bridge does not delay messages."""
     status_topic: str
-    """MQTT topic of the bridge's own state, duemq/bridge/<client id> by default. What is refused is told below it."""
+    """MQTT topic of the bridge's state, duemq/bridge/<client id> by default. Its other reports are below this topic."""
     inbound: tuple[Inbound, ...] = ()
     outbound: tuple[Outbound, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
-    """What the bridge subscribes to: the filters of `inbound` and the prefixes of `delayed`, without those that another
+    """The bridge's subscriptions: the filters of `inbound` and the prefixes of `delayed`, without those that another
     one covers."""

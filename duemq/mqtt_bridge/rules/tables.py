@@ -1,4 +1,4 @@
-"""The tables of bridge.toml as they are written, with their types; `file` gives them their meaning."""
+"""The tables of bridge.toml as they are written: names, types and default values. `file` makes rules of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TlsFiles(_Table, frozen=True):
 
 
 class Mqtt(_Table, frozen=True):
-    """[mqtt]: the MQTT broker, and as whom the bridge connects."""
+    """[mqtt]: the MQTT broker, and the bridge's identity there."""
 
     client_id: _Text
     host: _Text = "127.0.0.1"
@@ -64,7 +64,7 @@ class Delayed(_Table, frozen=True):
 
 
 class Status(_Table, frozen=True):
-    """[status]: what the bridge tells of itself."""
+    """[status]: the bridge's reports about itself."""
 
     topic: _Text | None = None
 

@@ -27,39 +27,40 @@ from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.wire import Received, Wire
 
 TIMEOUT: Final = 10.0
-"""For the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
+"""Maximum time for the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
 _MISC_EVERY: Final = 1.0
-"""Seconds between looks whether a ping is due, as with aiomqtt."""
+"""Seconds between two checks whether a ping is due, as in aiomqtt."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
 
 
 _quiet = logging.getLogger("duemq.mqtt_bridge.paho")
-"""What paho logs of a lost connection is told once, by whoever waits for it."""
+"""paho's messages about lost connections are not shown: the bridge logs one line for each."""
 _quiet.setLevel(logging.CRITICAL)
 
 
 class MqttConnectionError(DueMQError):
-    """There is no connection to the MQTT broker, or not any more; the text says why."""
+    """There is no connection to the MQTT broker; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What the MQTT broker allows, as its CONNACK says; with MQTT 3.1.1 it says nothing."""
+    """Limits of the MQTT broker from its CONNACK. With MQTT 3.1.1 it has none."""
 
     receive_maximum: int = packets.MAX_PACKET_IDS
-    """So many messages may be on their way to it without acknowledgement."""
+    """Maximum number of messages on their way to it without acknowledgement."""
     maximum_qos: int = 2
     retain: bool = True
     packet_bytes: int = packets.MAX_REMAINING
 
 
 class Session(aiomqtt.Client):
-    """A connection, used once: `async with`, which raises MqttConnectionError where there is none.
+    """One connection, used with `async with`, which raises MqttConnectionError if it cannot be made.
 
-    `received` gets the packets of messages, also before `async with` has returned: a session that the broker kept goes
-    on at once. `new_id` gives packet ids that nobody else has. `limit`: of larger packets only the head is kept, in
-    bytes. `will`: what the broker publishes for the bridge, retained, when the connection is lost: topic and payload.
+    `received` gets the packets of messages, also before `async with` has returned, since a session that the MQTT
+    broker kept continues at once. `new_id` returns packet ids that are not in use. `limit`: only the head of a packet
+    with more bytes is kept. `will`: topic and payload of the retained message that the MQTT broker publishes when the
+    connection is lost.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Session(aiomqtt.Client):
             tls_insecure=None if tls is None else not tls.check_host,
         )
         self.is_present = False
-        """Whether the broker still had the session."""
+        """Whether the MQTT broker still had the session."""
         self.limits = ServerLimits()
         self._address = f"{connection.host}:{connection.port}"
         self._lost: asyncio.Future[str] = self._loop.create_future()
@@ -124,7 +125,7 @@ class Session(aiomqtt.Client):
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        """Say goodbye, where the connection is there; the broker keeps the session. Does not raise."""
+        """Send DISCONNECT if there is a connection, and close it. The MQTT broker keeps the session. Does not raise."""
         self._flush()
         try:
             await super().__aexit__(None, None, None)
@@ -135,16 +136,16 @@ class Session(aiomqtt.Client):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is lost or closed."""
         return self._lost.done()
 
     async def wait_lost(self) -> str:
-        """Wait until the connection is gone, and give the reason."""
+        """Wait until the connection is lost or closed; return the reason."""
         return await asyncio.shield(self._lost)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send packets, together with all others that are sent in this turn of the loop. Nothing happens where the
-        connection is gone."""
+        """Send packets, together with all others that are sent in this turn of the event loop. Without a connection
+        nothing happens."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += data
@@ -162,22 +163,23 @@ class Session(aiomqtt.Client):
         sock = self._client.socket()
         if sock is not None:
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
-            self._wire.read_all()  # TLS may have read already what a socket no longer tells of
+            self._wire.read_all()  # TLS may have bytes in its buffer, of which the event loop does not know
 
     async def drained(self) -> None:
-        """Wait until all is with the operating system, or the connection is gone."""
+        """Wait until the operating system has taken all bytes, or the connection is lost."""
         self._flush()
         while self._wire.is_blocked and not self.is_lost:
             self._drained.clear()
             await self._drained.wait()
 
     async def subscribe_to(self, topic: str, subscription: Subscription) -> str | None:
-        """Subscribe; `topic` is the filter as the broker is to see it, with $share. Gives why the broker refuses it, or
+        """Subscribe to a filter; `topic` is the filter with $share. Return the reason if the MQTT broker refuses, or
         None. Raises MqttConnectionError."""
         options = None
         if self.is_v5:
             is_once = subscription.retained == "once"
-            # The flag is kept where it says how a message was published. With "once" it has to say which were retained.
+            # The retain flag of a message then means that it was published as retained. With "once" it has to mean that
+            # the MQTT broker had it retained.
             options = SubscribeOptions(
                 subscription.qos,
                 retainAsPublished=not is_once,
@@ -191,7 +193,7 @@ class Session(aiomqtt.Client):
         return str(code) if isinstance(code, ReasonCode) and code.is_failure else None
 
     async def unsubscribe_from(self, topic: str) -> None:
-        """Unsubscribe; `topic` as of `subscribe_to`. Raises MqttConnectionError."""
+        """End a subscription; `topic` as in `subscribe_to`. Raises MqttConnectionError."""
         try:
             await self.unsubscribe(topic)
         except (aiomqtt.MqttError, ValueError) as error:
@@ -238,12 +240,12 @@ class Session(aiomqtt.Client):
         self._drained.set()
         super()._on_disconnect(client, userdata, flags, reason_code, properties)
         if self._disconnected.done() and not self._disconnected.cancelled():
-            self._disconnected.exception()  # looked at, since `wait_lost` tells it
+            self._disconnected.exception()  # retrieved here, since `wait_lost` reports it
 
-    # aiomqtt's own would watch a socket that was closed meanwhile, or the next one with its number.
+    # aiomqtt's own methods would watch a socket that was closed meanwhile, or the next one with its descriptor.
 
     def _on_socket_open(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
-        # Called in the thread that connects.
+        # Runs in the thread that connects.
         self._loop.call_soon_threadsafe(self._watch, sock)
 
     def _watch(self, sock: PahoSocket) -> None:
@@ -253,7 +255,7 @@ class Session(aiomqtt.Client):
             self._misc_task = self._loop.create_task(self._misc_loop())
 
     async def _misc_loop(self) -> None:
-        """Send pings. In a pause nobody reads the answers, so their absence does not end the connection."""
+        """Send pings. In a pause their answers are not read, so missing answers do not end the connection."""
         while True:
             if self._is_paused:
                 self._wire.forgive_ping()

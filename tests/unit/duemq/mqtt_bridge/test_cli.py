@@ -112,7 +112,7 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, ca
     config.write_text(RULES + "[")
     assert watch.changed(reload) is None
     assert watch.changed(reload) is None
-    assert caplog.text.count("the old rules go on") == 1
+    assert caplog.text.count("the old rules stay") == 1
     config.write_text(RULES.replace('"In"', '"New"'))
     os.utime(config, ns=(1, 1))
     found = watch.changed(reload)
