@@ -8,8 +8,10 @@ publish.
 from __future__ import annotations
 
 from duemq.admin import Admin
+from duemq.errors import ArgumentError
 from duemq.messages import ChangeResult, ReceivedMessage
 from duemq.mqtt_bridge import translation
+from duemq.mqtt_bridge.rules.filters import check_topic
 from duemq.mqtt_bridge.rules.model import Delayed, Outbound, QoS, TemplateError
 
 
@@ -50,6 +52,10 @@ def _plain_topic(message: ReceivedMessage) -> str:
     topic = translation.mqtt_topic(message.properties)
     if topic is None:
         raise TemplateError("the message has no property MQTT_TOPIC: no bridge sent it here")
+    try:
+        check_topic(topic)
+    except ArgumentError as error:
+        raise TemplateError(f"the property MQTT_TOPIC is no topic to publish to: {error}") from None
     return topic
 
 

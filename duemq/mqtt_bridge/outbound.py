@@ -36,6 +36,11 @@ from duemq.mqtt_bridge.status import Status
 
 BATCH: Final = 100
 """Maximum number of messages that are taken from a consumer at once."""
+LOST_CONNECTIONS: Final = 5
+"""Number of connections in a row that are lost without an acknowledgement before messages are sent one at a time; and
+number of connections that a single message loses before it is refused."""
+CLOSES_CONNECTION: Final = 0x100
+"""In place of a reason code: the MQTT broker closed the connection each time when it got the message."""
 GIVE_UP: Final = -1
 """Level of a retry that sends the message to the dead-letter topic."""
 
@@ -66,6 +71,10 @@ class Window:
     acknowledgement: Mosquitto counts messages with QoS 2 of an earlier connection, and closes a connection that sends
     one of them again while the count is at its maximum.
 
+    Some MQTT brokers close the connection on a message that they do not take, since MQTT 3.1.1 has no other way. Such a
+    message must not hold up all the others: after some connections without an acknowledgement messages are sent one at
+    a time, and the one that loses further connections is refused.
+
     `finished` is called with messages that the MQTT broker has taken or refused, in the order of its acknowledgements.
     """
 
@@ -84,6 +93,12 @@ class Window:
         """Packet ids of an earlier process whose messages RocketMQ has not delivered again yet. The MQTT broker counts
         them."""
         self._session: Session | None = None
+        self._has_progress = False
+        """Whether a message was acknowledged over the present connection."""
+        self._lost_in_a_row = 0
+        """Connections that were lost without progress while messages were on their way."""
+        self._one_at_a_time = 0
+        """Number of messages that are still to be sent one at a time."""
         self._released: list[int] = []
         self._has_work = asyncio.Event()
         self._is_closing = False
@@ -110,6 +125,7 @@ class Window:
             self._begin_anew()
         await journal.saved()
         self._session = session
+        self._has_progress = False
         self._on_way = 0
         unreleased = [each for each in flights.values() if not each.is_released]
         # The MQTT broker may have some of them: these go first.
@@ -149,9 +165,39 @@ class Window:
 
     def disconnected(self) -> None:
         """Take no messages until there is a connection again."""
+        if self._session is not None:
+            self._look_for_culprit()
         self._session = None
         self._released.clear()
         self._update_room()
+
+    def _look_for_culprit(self) -> None:
+        """After a lost connection, decide whether messages are sent one at a time, or a single one is refused."""
+        sent = [each for each in self._flights.values() if each.is_sent and not each.is_released]
+        if self._has_progress or not sent:
+            self._lost_in_a_row = 0
+            return
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row < LOST_CONNECTIONS:
+            return
+        self._lost_in_a_row = 0
+        if len(sent) > 1:
+            self._one_at_a_time = len(self._flights)
+            log.warning(
+                "%d connections to the MQTT broker were lost without an acknowledgement; sending one message at a time",
+                LOST_CONNECTIONS,
+            )
+            return
+        [culprit] = sent
+        culprit.reason = CLOSES_CONNECTION
+        self._remove(culprit)
+        self._end([culprit])
+
+    def _remove(self, flight: Flight) -> None:
+        del self._flights[flight.packet_id]
+        self._on_way -= flight.is_sent
+        self._one_at_a_time = max(0, self._one_at_a_time - 1)
+        self._ids.give_back(flight.packet_id)
 
     # --- messages
 
@@ -171,7 +217,7 @@ class Window:
 
     def _limit(self, session: Session) -> int:
         """Return the maximum number of messages on their way, without the missing ones."""
-        return max(1, session.limits.receive_maximum - 1 - len(self._missing))
+        return 1 if self._one_at_a_time else max(1, session.limits.receive_maximum - 1 - len(self._missing))
 
     def _update_room(self) -> None:
         if self._free() > 0:
@@ -240,6 +286,7 @@ class Window:
             if ack.kind == packets.PUBREC and not ack.is_error:
                 if flight is not None:
                     flight.is_released = True
+                self._has_progress = True
                 self._released.append(ack.packet_id)
                 self._has_work.set()
             elif flight is None:
@@ -248,22 +295,25 @@ class Window:
             elif _ends(ack, flight):
                 # A PUBCOMP with an error means that the MQTT broker does not know the id: it was completed before.
                 flight.reason = ack.reason if ack.kind != packets.PUBCOMP else packets.SUCCESS
-                del self._flights[ack.packet_id]
-                self._on_way -= flight.is_sent
-                self._ids.give_back(flight.packet_id)
+                self._remove(flight)
                 finished.append(flight)
         if without_message:
             self._finish(without_message)
         if finished:
-            noted = [flight for flight in finished if flight.qos == 2]
-            self._journal.set_published(
-                (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
-            )
-            # A refused message is sent back to RocketMQ. If the bridge ends before, RocketMQ delivers it again.
-            self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
-            self._finished(finished)
+            self._has_progress = True
+            self._end(finished)
             self._send_unsent()
         self._update_room()
+
+    def _end(self, finished: list[Flight]) -> None:
+        """Note in the journal that messages are completed or refused, and pass them on."""
+        noted = [flight for flight in finished if flight.qos == 2]
+        self._journal.set_published(
+            (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
+        )
+        # A refused message is sent back to RocketMQ. If the bridge ends before, RocketMQ delivers it again.
+        self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
+        self._finished(finished)
 
     def _finish(self, packet_ids: set[int]) -> None:
         """Complete messages that RocketMQ has not delivered again yet, by the packet ids of their PUBCOMPs."""
@@ -500,7 +550,10 @@ class ToMqtt:
                 await flight.message.ack()
                 continue
             where = f"{flight.message.queue} offset {flight.message.queue_offset}"
-            self._status.refuse(where, f"the MQTT broker refuses the message: reason 0x{flight.reason:02x}")
+            why = f"with the reason code 0x{flight.reason:02x}"
+            if flight.reason == CLOSES_CONNECTION:
+                why = "by closing the connection each time"
+            self._status.refuse(where, f"the MQTT broker refuses the message {why}")
             await flight.message.retry()
 
     async def _forget_forever(self) -> None:

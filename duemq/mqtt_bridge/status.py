@@ -26,6 +26,9 @@ LOGGED_REFUSALS: Final = 10
 """Number of refusals that are logged each; after these, every thousandth is, since a device may send a wrong delay each
 second."""
 
+SHOWN: Final = 500
+"""Maximum number of characters of a topic, key or reason in a report."""
+
 log = logging.getLogger("duemq.mqtt_bridge")
 
 
@@ -102,13 +105,13 @@ class Status:
         self.counters.refused += 1
         count = self.counters.refused
         if count <= LOGGED_REFUSALS or count % 1000 == 0:
-            log.warning("refused a message, number %d: topic %s: %s", count, printable(topic), reason)
-        self._report("refused", {"topic": topic, "reason": reason})
+            log.warning("refused a message, number %d: topic %s: %s", count, printable(_short(topic)), _short(reason))
+        self._report("refused", {"topic": _short(topic), "reason": _short(reason)})
 
     def recalled(self, topic: str, key: str, count: int) -> None:
         """Report a recall: `count` messages to an MQTT topic, with this RocketMQ key, were cancelled."""
         self.counters.recalled += count
-        self._report("recalled", {"topic": topic, "key": key, "cancelled": count})
+        self._report("recalled", {"topic": _short(topic), "key": _short(key), "cancelled": count})
 
     def publish_counters(self, *, even_unchanged: bool = False) -> None:
         """Publish the counters. `even_unchanged`: also if they have not changed since the last time."""
@@ -125,7 +128,15 @@ class Status:
             return
         properties = NO_PROPERTIES if session.is_v5 else None
         retain = retain and session.limits.retain
-        session.send(encode_publish(topic, payload, qos=0, retain=retain, packet_id=0, properties=properties))
+        packet = encode_publish(topic, payload, qos=0, retain=retain, packet_id=0, properties=properties)
+        # An MQTT broker closes the connection on a larger one.
+        if len(packet) <= session.limits.packet_bytes:
+            session.send(packet)
+
+
+def _short(text: str) -> str:
+    """Return a text for people, whose length its sender does not decide."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _json(fields: Mapping[str, object]) -> bytes:

@@ -22,10 +22,14 @@ type or response topic that is empty or has a separator becomes JSON, in a prope
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from duemq._values.checks import STEERING_PROPERTIES
+from duemq.errors import ArgumentError
+from duemq.mqtt_bridge.rules.fields import encoded_text
+from duemq.mqtt_bridge.rules.filters import check_topic
 from duemq.mqtt_bridge.session.packets import NO_PROPERTIES, Properties, Publish
 from duemq.protocol.records.properties import NAME_END, PROPERTY_END
 
@@ -47,6 +51,7 @@ MARK: Final = "duemq-bridge"
 """User property of messages that a bridge publishes, with the name of its share or its client id, so that it does not
 take them back."""
 _TRUE: Final = "true"
+_TIME: Final = re.compile("[0-9]{1,18}")
 
 
 def to_body(payload: bytes) -> bytes:
@@ -127,11 +132,15 @@ def mqtt_topic(fields: Mapping[str, str]) -> str | None:
 def expires_at_ms(fields: Mapping[str, str]) -> int | None:
     """Return the time at which a message expires, ms since the epoch; None if it does not."""
     text = fields.get(EXPIRES_AT, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if _TIME.fullmatch(text) else None
 
 
 def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
-    """Return the MQTT properties of a message that has not expired. `now_ms`: the time, ms since the epoch."""
+    """Return the MQTT properties of a message that has not expired. `now_ms`: the time, ms since the epoch.
+
+    Characters that MQTT's strings do not have become % and hex digits, and a response topic that is none becomes a user
+    property: MQTT brokers close the connection on both.
+    """
     properties = Properties()
     user = [
         (name, value)
@@ -139,10 +148,19 @@ def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
         if name not in STEERING_PROPERTIES and not name.startswith(PREFIX)
     ]
     user += _user(fields.get(USER_PROPERTIES))
-    properties.user = tuple(user)
+    response_topic = _get(fields, RESPONSE_TOPIC)
+    if response_topic is not None:
+        try:
+            check_topic(response_topic)
+        except ArgumentError:
+            user.append((RESPONSE_TOPIC, response_topic))
+        else:
+            properties.response_topic = response_topic
+    properties.user = tuple([(encoded_text(name), encoded_text(value)) for name, value in user])
     properties.is_text = fields.get(TEXT) == _TRUE
-    properties.content_type = _get(fields, CONTENT_TYPE)
-    properties.response_topic = _get(fields, RESPONSE_TOPIC)
+    content_type = _get(fields, CONTENT_TYPE)
+    if content_type is not None:
+        properties.content_type = encoded_text(content_type)
     data = fields.get(CORRELATION_DATA)
     if data is not None:
         properties.correlation_data = _binary(data)
@@ -158,7 +176,7 @@ def _get(fields: Mapping[str, str], name: str) -> str | None:
         return text
     try:
         found = json.loads(fields[f"{name}_JSON"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, str) else None
 
@@ -168,7 +186,7 @@ def _user(text: str | None) -> list[tuple[str, str]]:
     out."""
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     pairs = found if isinstance(found, list) else []
     return [

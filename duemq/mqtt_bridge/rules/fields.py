@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from duemq._values import checks
 from duemq.errors import ArgumentError
-from duemq.mqtt_bridge.rules.filters import Filter, check_topic
+from duemq.mqtt_bridge.rules.filters import OUTSIDE, Filter, check_topic
 from duemq.mqtt_bridge.rules.model import Target, TemplateError
 from duemq.mqtt_bridge.rules.templates import Template
 
@@ -26,8 +26,9 @@ _PROPERTY: Final = re.compile(r"(property|levels):(.+)", re.DOTALL)
 _NOT_IN_TOPICS: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
 _NOT_IN_KEYS: Final = re.compile(r"[\s\x00-\x20\x7f]")
 _NOT_IN_TAGS: Final = re.compile(r"[\s\x00-\x20\x7f|*]")
-_NOT_IN_LEVELS: Final = re.compile(r"[/+#\x00]")
-_NOT_IN_MQTT: Final = re.compile(r"[+#\x00]")
+_NOT_IN_LEVELS: Final = re.compile(f"[/+#{OUTSIDE}]")
+_NOT_IN_MQTT: Final = re.compile(f"[+#{OUTSIDE}]")
+_NOT_IN_TEXTS: Final = re.compile(f"[{OUTSIDE}]")
 
 INBOUND_FIELDS: Final = "{1}, {2} ... (a level of the MQTT topic), {2-} (the levels from the second on), {topic} (all)"
 OUTBOUND_FIELDS: Final = (
@@ -101,12 +102,17 @@ def mqtt_topic_maker(template: Template, refused_levels: tuple[str, ...]) -> Cal
 
 def encoded(text: str, outside: re.Pattern[str]) -> str:
     """Return a text with the characters that match `outside` as % and hex digits."""
-    return outside.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), text)
+    return outside.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode(errors="surrogatepass")), text)
 
 
 def encoded_name(text: str) -> str:
     """Return a text as a part of a name of a RocketMQ topic or group."""
     return encoded(text, _NOT_IN_TOPICS)
+
+
+def encoded_text(text: str) -> str:
+    """Return a text as a string of MQTT's."""
+    return encoded(text, _NOT_IN_TEXTS)
 
 
 def encoded_key(text: str) -> str:

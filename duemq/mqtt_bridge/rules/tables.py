@@ -135,6 +135,8 @@ def convert(text: str) -> File:
         number = at.partition(",")[0]
         line = int(number) if number.isdigit() else text.count("\n") + 1
         raise WrongTables(line, f"is no TOML: {reason}") from None
+    except RecursionError:
+        raise WrongTables(1, "has values that are nested too deeply") from None
     try:
         return msgspec.convert(data, File)
     except msgspec.ValidationError as error:

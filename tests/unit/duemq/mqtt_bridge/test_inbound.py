@@ -13,6 +13,7 @@ import pytest
 from duemq._values.intervals import Intervals
 from duemq.errors import AccessDeniedError, ConnectionLostError, MessageRejectedError, RequestTimeoutError
 from duemq.mqtt_bridge.inbound import FromMqtt
+from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, open_journal
 from duemq.mqtt_bridge.session.packets import (
     NO_PROPERTIES,
@@ -266,6 +267,20 @@ async def test_what_the_bridge_published_itself_and_what_no_rule_wants_is_acknow
 async def test_a_topic_that_only_begins_as_the_status_topic_is_none(tmp_path: Path) -> None:
     status = Status("a/b", lambda: NOW)
     assert [status.is_own(topic) for topic in ("a/b", "a/b/c", "a/bc", "a")] == [True, True, False, False]
+
+
+async def test_a_report_is_short_and_fits_into_the_brokers_packets(tmp_path: Path) -> None:
+    """Otherwise one message of a device could have the connection closed, again and again."""
+    async with bench(tmp_path) as at:
+        at.status.connected(cast("Any", at.session))
+        wrong = f"delayed/{'x' * 60_000}/a"
+        at.session.limits = ServerLimits(packet_bytes=10_000)
+        await at.acks(message(1, topic=wrong), count=2)
+        [report] = [each for each in at.session.sent if isinstance(each, Publish) and each.topic.endswith("/refused")]
+        assert len(report.payload) < 2000
+        at.session.limits = ServerLimits(packet_bytes=100)
+        await at.acks(message(2, topic=wrong), count=1)
+        assert at.session.acks()[-1] == (PUBACK, 2, 0x83)
 
 
 async def test_qos_0_beyond_the_bound_is_dropped_and_counted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from duemq.consumer import PushConsumer
 from duemq.messages import MessageQueue, ReceivedMessage
-from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.outbound import CLOSES_CONNECTION, LOST_CONNECTIONS, Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
 from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State, open_journal
@@ -215,6 +215,43 @@ async def test_the_journal_has_no_more_than_the_broker_allows(journal: Journal) 
     await bench.session.until(5)
     assert bench.shown() == ["1", "2", "3", "r1", "4"]
     running.cancel()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_message_on_which_the_broker_closes_the_connection_does_not_hold_up_the_others(
+    journal: Journal, qos: int
+) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, 2, 3, qos=qos)
+    for _ in range(LOST_CONNECTIONS):
+        assert [each.strip("+") for each in bench.shown()] == ["1", "2", "3"]
+        await bench.connect(session())
+    for _ in range(LOST_CONNECTIONS):
+        assert bench.shown() == ["1+"]
+        await bench.connect(session())
+    assert [(each.packet_id, each.reason) for each in bench.finished] == [(1, CLOSES_CONNECTION)]
+    assert place(1) not in journal.published
+    assert bench.shown() == ["2+"]
+    bench.window.received([Ack(PUBACK if qos == 1 else PUBREC, 2, 0 if qos == 1 else 0x83)])
+    assert bench.shown() == ["2+", "3+"]
+    bench.window.received([Ack(PUBACK if qos == 1 else PUBREC, 3, 0 if qos == 1 else 0x83)])
+    bench.send(4, 5, qos=qos)
+    assert bench.shown() == ["2+", "3+", "4", "5"]
+
+
+async def test_lost_connections_with_an_acknowledgement_in_between_are_nobodys_fault(journal: Journal) -> None:
+    bench = Bench(journal)
+    for number in range(1, 4 * LOST_CONNECTIONS, 2):
+        await bench.connect(session())
+        bench.send(number, number + 1, qos=1)
+        if number % 5 == 0:
+            bench.window.received([Ack(PUBACK, number)])
+    for _ in range(3 * LOST_CONNECTIONS):
+        bench.window.disconnected()  # no connection at all
+    await bench.connect(session())
+    assert len(bench.shown()) > 10
+    assert {each.reason for each in bench.finished} == {0}
 
 
 async def test_it_is_told_when_nothing_is_on_its_way(journal: Journal) -> None:
