@@ -36,7 +36,7 @@ from duemq.mqtt_bridge.status import Status
 
 BATCH: Final = 100
 """Maximum number of messages that are taken from a consumer at once."""
-LOST_CONNECTIONS: Final = 5
+LOST_CONNECTIONS: Final = 3
 """Number of connections in a row that are lost without an acknowledgement before messages are sent one at a time; and
 number of connections that a single message loses before it is refused."""
 CLOSES_CONNECTION: Final = 0x100
@@ -99,6 +99,9 @@ class Window:
         """Connections that were lost without progress while messages were on their way."""
         self._one_at_a_time = 0
         """Number of messages that are still to be sent one at a time."""
+        self._may_send = False
+        """Whether messages may be sent over the present connection. When they are sent one at a time, the connection
+        has to be complete first, so that only a message can be the reason for its loss."""
         self._released: list[int] = []
         self._has_work = asyncio.Event()
         self._is_closing = False
@@ -126,6 +129,7 @@ class Window:
         await journal.saved()
         self._session = session
         self._has_progress = False
+        self._may_send = not self._one_at_a_time
         self._on_way = 0
         unreleased = [each for each in flights.values() if not each.is_released]
         # The MQTT broker may have some of them: these go first.
@@ -145,6 +149,11 @@ class Window:
             session.send(encode_ack(packets.PUBREL, packet_id))
         self._send_unsent()
         self._update_room()
+
+    def subscribed(self) -> None:
+        """Continue when the MQTT broker has acknowledged the subscriptions, too."""
+        self._may_send = True
+        self._send_unsent()
 
     def _begin_anew(self) -> None:
         """Prepare for an MQTT broker that has lost the session: messages without acknowledgement are sent as new ones,
@@ -250,7 +259,7 @@ class Window:
             if flight.is_released:
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
-            elif flight.is_noted and self._session is not None:
+            elif flight.is_noted and self._session is not None and self._may_send:
                 # The MQTT broker may have it, and it is in the count of missing messages: it needs no room.
                 self._send(flight, self._session)
             else:
@@ -262,7 +271,7 @@ class Window:
 
     def _send_unsent(self) -> None:
         session = self._session
-        if session is None:
+        if session is None or not self._may_send:
             return
         unsent, most = self._unsent, self._limit(session)
         while unsent and self._on_way < most:
@@ -550,11 +559,13 @@ class ToMqtt:
                 await flight.message.ack()
                 continue
             where = f"{flight.message.queue} offset {flight.message.queue_offset}"
-            why = f"with the reason code 0x{flight.reason:02x}"
-            if flight.reason == CLOSES_CONNECTION:
-                why = "by closing the connection each time"
-            self._status.refuse(where, f"the MQTT broker refuses the message {why}")
-            await flight.message.retry()
+            if flight.reason != CLOSES_CONNECTION:
+                self._status.refuse(where, f"the MQTT broker refuses the message: reason code 0x{flight.reason:02x}")
+                await flight.message.retry()
+                continue
+            self._status.refuse(where, "the MQTT broker refuses the message: it closes the connection each time")
+            # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
+            await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
 
     async def _forget_forever(self) -> None:
         """Store the group's offsets often, so that the journal has few completed messages with QoS 2."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -26,6 +27,8 @@ LOGGED_REFUSALS: Final = 10
 """Number of refusals that are logged each; after these, every thousandth is, since a device may send a wrong delay each
 second."""
 
+KEPT: Final = 100
+"""Maximum number of reports that are kept while there is no connection; the log has all."""
 SHOWN: Final = 500
 """Maximum number of characters of a topic, key or reason in a report."""
 
@@ -75,7 +78,8 @@ class Counters:
 
 
 class Status:
-    """Publishes the reports below `topic`. Without a connection there are none, but the counters go on."""
+    """Publishes the reports below `topic`. Reports that are made without a connection are published over the next one,
+    the last `KEPT` of them."""
 
     def __init__(self, topic: str, clock: Clock) -> None:
         self.topic = topic
@@ -83,11 +87,15 @@ class Status:
         self._clock = clock
         self._session: Session | None = None
         self._published = Counters()
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
     def connected(self, session: Session) -> None:
         """Report that the bridge is subscribed."""
         self._session = session
         self._publish(self.topic, ONLINE, retain=True)
+        while self._kept:
+            topic, payload = self._kept.popleft()
+            self._publish(topic, payload, retain=False)
         self.publish_counters(even_unchanged=True)
 
     def leaving(self) -> None:
@@ -120,7 +128,11 @@ class Status:
             self._publish(f"{self.topic}/counters", _json(asdict(self.counters)), retain=True)
 
     def _report(self, kind: str, fields: Mapping[str, object]) -> None:
-        self._publish(f"{self.topic}/{kind}", _json({**fields, "time_ms": self._clock()}), retain=False)
+        topic, payload = f"{self.topic}/{kind}", _json({**fields, "time_ms": self._clock()})
+        if self._session is None or self._session.is_lost:
+            self._kept.append((topic, payload))
+        else:
+            self._publish(topic, payload, retain=False)
 
     def _publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         session = self._session
