@@ -1,5 +1,5 @@
-"""The MQTT bridge that a broker runs (`mqttBridge`), as a process of its own: its work would hold up the broker's event
-loop, and bytes of MQTT clients that break it must not end the broker."""
+"""The MQTT bridge that a broker runs (`mqttBridge`). It is a process of its own, since its work would hold up the
+broker's event loop, and since a fault in the bridge must not end the broker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import structlog
 log = structlog.get_logger(__name__)
 
 STOP_SECONDS: Final = 10.0
-"""How long a bridge may take to finish what it has begun, before it is killed."""
+"""Maximum time for a bridge to finish its messages and end, before it is killed."""
 FIRST_PAUSE_SECONDS: Final = 1.0
 MAX_PAUSE_SECONDS: Final = 30.0
-"""The pause before a bridge that ended is started again, the first and the longest; it doubles with each start."""
+"""First and longest pause before a bridge that ended is started again. The pause doubles with each start."""
 STEADY_SECONDS: Final = 60.0
 """A bridge that ran for this long starts again after the first pause."""
 
@@ -26,7 +26,8 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 def command_of(config_file: str, log_format: str) -> list[str]:
-    """Return the command of a bridge. It ends when its standard input does, so also with a broker that was killed."""
+    """Return the command of a bridge. The bridge ends when its standard input does, so it does not outlive a broker
+    that was killed."""
     options = ["--config", config_file, "--log-format", log_format, "--until-input-ends"]
     return [sys.executable, "-m", "duemq", "mqtt-bridge", *options]
 
@@ -54,7 +55,7 @@ class BridgeProcess:
         self._keeping = asyncio.get_running_loop().create_task(self._keep_running(), name="MQTT bridge")
 
     async def stop(self) -> None:
-        """End the bridge: it is asked to finish, and killed where it takes too long."""
+        """Close the bridge's standard input and wait for its end; kill it if that takes too long."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
@@ -83,7 +84,7 @@ class BridgeProcess:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _run(self) -> str:
-        """Run a bridge until it ends; return why it did."""
+        """Run a bridge until it ends; return the reason."""
         starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=DEVNULL))
         try:
             self._process = process = await asyncio.shield(starting)

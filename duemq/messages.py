@@ -319,4 +319,5 @@ class ReceivedMessage:
 
     def _number(self, name: str) -> int | None:
         text = self.properties.get(name, "")
-        return int(text) if text.isascii() and text.isdigit() else None
+        # Python makes no number of thousands of digits, and no number of ours has more than 19.
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None

@@ -1,4 +1,4 @@
-"""REPORT_BRIDGE (30006), duemq's own: MQTT bridges tell their figures, which brokerStatus shows."""
+"""REPORT_BRIDGE (30006), duemq's own: MQTT bridges report their figures, and brokerStatus shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decode = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class Bridges:
-    """The newest figures of each bridge, by the connection that brought them; a lost connection's are dropped."""
+    """The newest figures of each bridge, by connection. They are dropped when the connection is lost."""
 
     def __init__(self) -> None:
         self._figures: dict[Connection, tuple[str, dict[str, int]]] = {}
@@ -35,7 +35,7 @@ class Bridges:
         router.add_clients(self)
 
     def report(self, connection: Connection, request: Request[ReportBridge]) -> Answer:
-        """Take the figures of a bridge; the body is a JSON object of whole numbers. Raises Refused."""
+        """Keep the figures of a bridge. The request's body is a JSON object with whole numbers. Raises Refused."""
         name = request.header.bridge
         if not _NAME.fullmatch(name):
             raise Refused(
@@ -44,7 +44,7 @@ class Bridges:
         try:
             figures = _decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the figures are no JSON object of numbers: {error}") from None
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON object of whole numbers: {error}") from None
         if len(figures) > MAX_FIGURES or not all(map(_NAME.fullmatch, figures)):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -58,11 +58,11 @@ class Bridges:
         return response(ResponseCode.SUCCESS)
 
     def connection_lost(self, connection: Connection) -> None:
-        """Drop the figures that a connection brought."""
+        """Drop the figures of a connection."""
         self._figures.pop(connection, None)
 
     def status(self) -> dict[str, int]:
-        """Return the figures as brokerStatus names them: mqttBridge.NAME.FIGURE."""
+        """Return the figures by their names in brokerStatus: mqttBridge.NAME.FIGURE."""
         return {
             f"mqttBridge.{name}.{figure}": number
             for name, figures in self._figures.values()

@@ -232,7 +232,7 @@ async def connect(
             )
     except TimeoutError:
         raise ConnectError(address, f"no answer within {timeout:g} s") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a host that is no name
         raise ConnectError(address, _reason(error)) from None
     return connection
 

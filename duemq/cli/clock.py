@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from duemq.cli.keys import Keys, account_option
+from duemq._values.accounts import Keys
+from duemq.cli.keys import account_option
 from duemq.cli.shared import duration, nameserver_option, one_line_errors, run
 from duemq.testing import TestClock
 

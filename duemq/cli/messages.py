@@ -9,9 +9,9 @@ from datetime import datetime
 import click
 
 from duemq._net.connection import Codec
+from duemq._values.accounts import Keys
 from duemq._values.times import now_ms
 from duemq.cli import formatting
-from duemq.cli.keys import Keys
 from duemq.cli.shared import (
     GROUP,
     client_options,
@@ -108,10 +108,10 @@ def send(
 def _read_body(body: str | None) -> bytes:
     if body is not None and body != "-":
         return body.encode()
-    stdin = sys.stdin.buffer
-    if body is None and stdin.isatty():
+    # Standard input that is closed is None.
+    if sys.stdin is None or (body is None and sys.stdin.isatty()):
         raise click.UsageError("no BODY; give it as an argument, or pipe it in")
-    return stdin.read()
+    return sys.stdin.buffer.read()
 
 
 def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys) -> Producer:

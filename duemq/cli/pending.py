@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from duemq._net.connection import Codec
+from duemq._values.accounts import Keys
 from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq.cli import formatting
-from duemq.cli.keys import Keys
 from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run, with_dates
 from duemq.errors import RequestTimeoutError
 from duemq.messages import ChangeResult, Changes

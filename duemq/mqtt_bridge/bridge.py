@@ -1,7 +1,7 @@
-"""The bridge: everything that belongs together while one set of rules holds, and how it goes on when one side is away.
+"""The bridge with one set of rules: its parts, and how it starts, reconnects and ends.
 
-One MQTT session after the other, each as long as its connection; RocketMQ's clients, the journal and the window of
-messages on their way outlive them.
+RocketMQ's clients, the journal and the window of messages on their way live as long as the bridge. For each connection
+to the MQTT broker there is a new `Session`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.admin import Admin
 from duemq.consumer import PushConsumer
-from duemq.errors import ConnectError, ConnectionLostError, DueMQError, RequestTimeoutError
+from duemq.errors import ArgumentError, ClosedError, DueMQError
 from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
@@ -35,14 +35,14 @@ from duemq.mqtt_bridge.status import OFFLINE, Status
 from duemq.producer import Producer
 
 PACKET_BYTES: Final = MAX_BODY_BYTES + packets.HEAD_OF_LARGE
-"""Of packets with more bytes only the head is kept: RocketMQ does not take their payload."""
+"""Maximum size of a packet that is kept whole, in bytes. The payload of larger ones is more than RocketMQ takes."""
 COUNTERS_EVERY: Final = 10.0
-"""Seconds between looks whether the counters have changed."""
+"""Seconds between two reports of the counters."""
 FINISH: Final = 5.0
-"""Seconds that a bridge which is stopped gives to what is under way."""
+"""Maximum time for the messages on their way when the bridge is stopped, in seconds."""
 PRODUCER_GROUP: Final = "mqtt-bridge"
 MAX_REPORTED_NAME: Final = 64
-"""Characters of a bridge's name that brokers take."""
+"""Maximum number of characters of a bridge's name in its reports to brokers."""
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
@@ -50,7 +50,7 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class Bridge:
     """One bridge with one set of rules: `run` works until `stop` is called, or it is cancelled.
 
-    `is_ready` is set while messages go both ways: RocketMQ has answered, and the MQTT broker has acknowledged the
+    `is_ready` is set while the bridge is connected on both sides and the MQTT broker has acknowledged its
     subscriptions.
     """
 
@@ -65,11 +65,12 @@ class Bridge:
         self.is_ready = asyncio.Event()
 
     def stop(self) -> None:
-        """Have `run` finish what is under way and return."""
+        """Have `run` finish the messages on their way and return."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """Work until stopped. Raises JournalError where the journal cannot be opened or written."""
+        """Work until stopped. Raises JournalError if the journal cannot be opened or written, and ArgumentError if
+        RocketMQ's clients cannot be made with these rules."""
         journal = await open_journal(self._rules.connection.state_directory)
         try:
             async with AsyncExitStack() as stack:
@@ -87,12 +88,13 @@ class Bridge:
             await journal.close()
 
     async def _start(self, journal: Journal, stack: AsyncExitStack) -> _Running:
-        """Everything of RocketMQ, once a name server answers; `stack` closes it."""
+        """Start RocketMQ's clients as soon as a name server answers; `stack` closes them."""
         rules, nameserver = self._rules, self._rules.nameserver
-        producer = Producer(nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock)
+        account = rules.account._asdict()
+        producer = Producer(nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock, **account)
         stack.push_async_callback(producer.close)
         await self._insist(producer.start)
-        admin = Admin(nameserver, _intervals=self._intervals)
+        admin = Admin(nameserver, _intervals=self._intervals, **account)
         await self._insist(admin.__aenter__)
         stack.push_async_exit(admin)
 
@@ -108,7 +110,7 @@ class Bridge:
         if rules.delayed is not None:
             all_rules.append((delayed.as_outbound(rules.delayed), True))
         for rule, is_delayed in all_rules:
-            consumer = await self._consumer(rule, rules.connection.max_in_flight // len(all_rules))
+            consumer = await self._consumer(rule, len(all_rules))
             stack.push_async_callback(consumer.close)
             outbound[rule.group] = ToMqtt(
                 rule,
@@ -146,22 +148,25 @@ class Bridge:
             self._intervals,
         )
 
-    async def _consumer(self, rule: Outbound, most: int) -> PushConsumer:
-        """A rule's consumer, started."""
+    async def _consumer(self, rule: Outbound, rules: int) -> PushConsumer:
+        """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way."""
+        connection = self._rules.connection
         failures = 0
         while True:
             consumer = PushConsumer(
                 rule.group,
                 nameserver=self._rules.nameserver,
                 from_=rule.start,
-                max_cached_messages=max(1, most),
+                max_cached_messages=max(1, connection.max_in_flight // rules),
+                max_cached_bytes=connection.max_in_flight_bytes // rules,
                 _intervals=self._intervals,
                 _clock=self._clock,
+                **self._rules.account._asdict(),
             )
             consumer.subscribe(rule.topic, rule.tags)
             try:
                 await consumer.start()
-            except ConnectError as error:
+            except DueMQError as error:
                 failures += 1
                 await self._wait_for_rocketmq(error, failures)
             else:
@@ -169,12 +174,12 @@ class Bridge:
                 return consumer
 
     async def _insist(self, start: Callable[[], Awaitable[object]]) -> None:
-        """Start something of RocketMQ, and again until a name server answers."""
+        """Start a client of RocketMQ, and again until a name server answers and the brokers accept the account."""
         failures = 0
         while True:
             try:
                 await start()
-            except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+            except DueMQError as error:
                 failures += 1
                 await self._wait_for_rocketmq(error, failures)
             else:
@@ -182,6 +187,8 @@ class Bridge:
                 return
 
     async def _wait_for_rocketmq(self, error: DueMQError, failures: int) -> None:
+        if isinstance(error, (ArgumentError, ClosedError)):
+            raise error
         self._complaints.raise_(_STARTING, str(error))
         await asyncio.sleep(self._intervals.pause(failures))
 
@@ -189,7 +196,7 @@ class Bridge:
 _STARTING: Final = "starting"
 _MQTT: Final = "the MQTT session"
 _UNSURE: Final = -1
-"""In place of the QoS of a subscription that was begun to be made."""
+"""In the journal, in place of a QoS: a subscription that the MQTT broker has not confirmed."""
 
 
 class _Running:
@@ -216,19 +223,19 @@ class _Running:
         self._outbound = outbound
         self._status = status
         self._report = report
-        """Tells the brokers the counters. Raises DueMQError."""
+        """Reports the counters to the brokers. Raises DueMQError."""
         self._is_ready = is_ready
         self._intervals = intervals
         self._complaints = Complaints(log)
         self._has_to_leave = asyncio.Event()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Work until stopped; then finish what is under way, for FINISH seconds at most. Raises JournalError."""
+        """Work until stopped; then finish the messages on their way, within FINISH seconds. Raises JournalError."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 others = [
                     tasks.create_task(self._window.run(), name="duemq window"),
-                    tasks.create_task(self._tell_forever(), name="duemq counters"),
+                    tasks.create_task(self._report_forever(), name="duemq counters"),
                     *(
                         tasks.create_task(each.run(), name=f"duemq to MQTT {each.rule.topic}")
                         for each in self._outbound
@@ -254,7 +261,7 @@ class _Running:
             raise _first(group) from None
 
     async def _connect_forever(self) -> None:
-        """Connect, and again when the connection is lost, until it is time to leave. Raises JournalError."""
+        """Keep a connection until the bridge ends. Raises JournalError."""
         failures = 0
         while not self._has_to_leave.is_set():
             session = Session(
@@ -267,7 +274,7 @@ class _Running:
             self._inbound.connected(session)
             try:
                 async with session:
-                    await self._begin(session)
+                    await self._begin_or_lose(session)
                     failures = 0
                     self._complaints.resolve(_MQTT)
                     why = await self._lost_or_leaving(session)
@@ -281,17 +288,33 @@ class _Running:
                 self._complaints.raise_(_MQTT, why)
                 await asyncio.sleep(self._intervals.pause(failures))
 
+    async def _begin_or_lose(self, session: Session) -> None:
+        """Begin with a connection. Raises MqttConnectionError as soon as it is lost: the answers to subscriptions would
+        be waited for until their time is over."""
+        beginning = asyncio.create_task(self._begin(session), name="duemq MQTT session begins")
+        lost = asyncio.create_task(session.wait_lost())
+        try:
+            await asyncio.wait((beginning, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                raise MqttConnectionError(lost.result())
+            await beginning
+        finally:
+            for task in (beginning, lost):
+                task.cancel()
+            await asyncio.wait((beginning, lost))
+
     async def _begin(self, session: Session) -> None:
         if not session.is_present:
             self._journal.forget_session()
         await self._window.connected(session)
         await self._subscribe(session)
+        self._window.subscribed()
         self._status.connected(session)
         self._is_ready.set()
         log.info("connected to the MQTT broker; the session was %s", "kept" if session.is_present else "new")
 
     async def _subscribe(self, session: Session) -> None:
-        """Subscribe to what the rules want, and to nothing else."""
+        """Make the subscriptions of the rules, and end all others."""
         share, journal = self._rules.connection.share, self._journal
         wanted = {
             each.filter if share is None else f"$share/{share}/{each.filter}": each
@@ -302,12 +325,12 @@ class _Running:
             await session.unsubscribe_from(topic)
             journal.forget_subscriptions([topic])
         for topic in wanted.keys() - known.keys():
-            # Noted before it is made, so that it is ended if the rules lose it meanwhile.
+            # Written before it is made. If the bridge is killed and its rules change, the subscription is ended later.
             journal.subscribe(topic, _UNSURE)
         await journal.saved()
         for topic, each in wanted.items():
             if not session.is_v5 and known.get(topic) == each.qos:
-                continue  # MQTT 3.1.1 would send the retained messages again
+                continue  # with MQTT 3.1.1 the broker would send the retained messages again
             refused = await session.subscribe_to(topic, each)
             if refused is not None:
                 log.error("the MQTT broker refuses the subscription to %r: %s", topic, refused)
@@ -316,7 +339,7 @@ class _Running:
         await journal.saved()
 
     async def _lost_or_leaving(self, session: Session) -> str:
-        """Wait for the end of a connection, and give the reason."""
+        """Wait for the end of a connection; return its reason."""
         lost = asyncio.create_task(session.wait_lost())
         leaving = asyncio.create_task(self._has_to_leave.wait())
         try:
@@ -343,10 +366,10 @@ class _Running:
         self._inbound.received(inbound)
         self._window.received(outbound)
 
-    async def _tell_forever(self) -> None:
+    async def _report_forever(self) -> None:
         while True:
             await asyncio.sleep(COUNTERS_EVERY)
-            self._status.tell_counters()
+            self._status.publish_counters()
             try:
                 await self._report(asdict(self._status.counters))
             except DueMQError as error:
@@ -354,14 +377,14 @@ class _Running:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a group that is no group."""
+    """Return the first error in nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _share_out(flights: list[Flight], outbound: Mapping[str, ToMqtt]) -> None:
-    """Tell each rule what became of its messages."""
+    """Pass completed messages to their rules."""
     by_group: dict[str, list[Flight]] = {}
     for flight in flights:
         by_group.setdefault(flight.place.group, []).append(flight)

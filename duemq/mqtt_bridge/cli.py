@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,10 +20,11 @@ import click
 
 from duemq._values.times import now_ms
 from duemq.cli.shared import fail
+from duemq.errors import DueMQError
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
-"""Seconds between looks whether the file has changed."""
+"""Seconds between two checks whether the file has changed."""
 
 _CONSOLE: Final = "%(asctime)s %(levelname)s %(message)s"
 
@@ -43,7 +46,7 @@ _config = click.option(
 @click.pass_context
 def main(context: click.Context, config: Path, log_format: str, *, until_input_ends: bool) -> None:
     """Carry messages between an MQTT broker and RocketMQ's topics, and delay those that ask for it, until SIGTERM or
-    Ctrl-C. The file of rules is read again when it changes, or at SIGHUP; where it is wrong then, the old rules go on.
+    Ctrl-C. The file of rules is read again when it changes, and at SIGHUP; if it is wrong then, the old rules stay.
 
     \b
     duemq mqtt-bridge --config bridge.toml
@@ -61,8 +64,8 @@ def main(context: click.Context, config: Path, log_format: str, *, until_input_e
     handler.setFormatter(_JsonLines() if log_format == "json" else logging.Formatter(_CONSOLE))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("duemq.consumer").setLevel(logging.WARNING)
-    # Not on uvloop, though it is faster: where a socket is closed and the next one gets its number at once, as happens
-    # with paho's, uvloop may never watch that number again.
+    # Not on uvloop, though it is faster: paho closes a socket, and the next one may get the same descriptor at once;
+    # uvloop may then never watch this descriptor again.
     asyncio.run(_serve(config, rules, until_input_ends=until_input_ends))
 
 
@@ -71,8 +74,8 @@ def main(context: click.Context, config: Path, log_format: str, *, until_input_e
 @click.option("--config", type=click.Path(path_type=Path), help="The file of rules; bridge.toml by default.")
 @click.pass_context
 def check(context: click.Context, config: Path | None, topics: tuple[str, ...]) -> None:
-    """Read the file of rules, and say what becomes of a message to each MQTT TOPIC. The exit code is 1 where the file
-    is wrong, or the bridge takes one of them not at all."""
+    """Read the file of rules, and show where a message to each MQTT TOPIC goes. The exit code is 1 if the file is
+    wrong, or if the bridge would not take one of these messages."""
     from duemq.mqtt_bridge.rules import check as checking
 
     rules = _read(config or context.obj)
@@ -98,7 +101,7 @@ def _read(path: Path) -> Rules:
 
 
 class _JsonLines(logging.Formatter):
-    """Log records as lines of JSON, with the names that the broker's log has."""
+    """Log records as lines of JSON, with the field names of the broker's log."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -109,26 +112,40 @@ class _JsonLines(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
-def _stop_when_input_ends(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    """Set `stopped` once standard input is at its end."""
+def stop_when_input_ends(input_: int | None, stopped: asyncio.Event) -> None:
+    """Set `stopped` once a file is at its end, in the background. `input_`: the file's descriptor; None for one that is
+    closed. A thread reads it, since an event loop cannot watch plain files and /dev/null."""
+    loop = asyncio.get_running_loop()
 
-    def read() -> None:
-        if not os.read(0, 4096):
-            loop.remove_reader(0)
-            stopped.set()
+    def read_all() -> None:
+        if input_ is not None:
+            with suppress(OSError):  # a terminal that is gone is at its end, too
+                while _has_more(input_):
+                    pass
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(stopped.set)
 
-    loop.add_reader(0, read)
+    threading.Thread(target=read_all, name="duemq input", daemon=True).start()
+
+
+def _has_more(input_: int) -> bool:
+    try:
+        return bool(os.read(input_, 4096))
+    except BlockingIOError:
+        # Another process that has the same pipe may have made it non-blocking.
+        select.select([input_], [], [])
+        return True
 
 
 async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
-    """Run bridges, one after the other, each with the newest rules, until a signal comes."""
+    """Run one bridge after the other, each with the newest rules, until a signal ends the last."""
     loop = asyncio.get_running_loop()
     stopped, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     if until_input_ends:
-        _stop_when_input_ends(loop, stopped)
+        stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
     watch = _Watch(path)
     found: Rules | None = rules
     while found is not None:
@@ -136,9 +153,8 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
 
 
 async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Callable[[], Rules | None]) -> Rules | None:
-    """Run a bridge until a signal comes, then give None, or until there are new rules, then give these."""
+    """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
-    from duemq.mqtt_bridge.session.journal import JournalError
 
     bridge = Bridge(rules)
     running = asyncio.create_task(bridge.run(), name="duemq bridge")
@@ -152,22 +168,23 @@ async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Call
     stopping.cancel()
     try:
         await running
-    except JournalError as error:
+    except DueMQError as error:
         fail(str(error))
     if found is not None:
-        log.info("the rules have changed; going on with the new ones")
+        log.info("the rules have changed; the new ones are used from now on")
     return None if stopped.is_set() else found
 
 
 class _Watch:
-    """Looks whether a file of rules has changed."""
+    """Notices changes of a file of rules."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._state()
 
     def changed(self, reload: asyncio.Event) -> Rules | None:
-        """The new rules, where there are some; wrong ones are logged once. `reload`: whether to read them anyway."""
+        """Return the new rules if the file has changed, or None. Wrong ones are logged once. If `reload` is set, the
+        file is read even if it has not changed."""
         from duemq.mqtt_bridge.rules.file import read
 
         state = self._state()
@@ -178,7 +195,7 @@ class _Watch:
         try:
             return read(self._path)
         except RulesError as error:
-            log.error("%s; the old rules go on", error)
+            log.error("%s; the old rules stay", error)
             return None
 
     def _state(self) -> tuple[int, int, int] | None:

@@ -1,12 +1,12 @@
-"""From MQTT to RocketMQ: takes messages as they come, many at once, and acknowledges each when RocketMQ has it.
+"""From MQTT to RocketMQ: sends messages in batches, and acknowledges each message when RocketMQ has it.
 
-What one turn of the loop brought, and what came while the last was under way, is one batch: plain messages of a topic
-are sent as one batch of RocketMQ's, delayed ones beside each other. Batch follows batch, since MQTT wants
-acknowledgements in the order of the messages. While RocketMQ is away nothing is acknowledged, so the MQTT broker keeps
-what comes.
+A batch has all messages that arrived while the batch before was sent. Its plain messages go out as batches of
+RocketMQ's, one for each topic, and its delayed messages as concurrent requests. Only one batch is sent at a time, since
+MQTT wants acknowledgements in the order of the messages. While RocketMQ is away nothing is acknowledged, so the MQTT
+broker keeps the messages.
 
-QoS 2 is exactly once: before the send the journal has the unique key, the queue and an offset before which the message
-cannot lie, and a send that failed is never tried again without a look whether it was stored.
+QoS 2 is exactly once: before a message is sent, the journal has its unique key, its queue, and an offset of this queue
+before which the message cannot lie. After a failed send, the bridge looks in the queue before it sends again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from typing import Final, Protocol
 from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
-from duemq.errors import ArgumentError, ClosedError, DueMQError, MessageRejectedError, NotSupportedError
+from duemq.errors import (
+    AccessDeniedError,
+    ArgumentError,
+    ClosedError,
+    DueMQError,
+    MessageRejectedError,
+    NotSupportedError,
+)
 from duemq.messages import Message, MessageQueue
 from duemq.mqtt_bridge import translation
 from duemq.mqtt_bridge.rules.delays import PROPERTIES as DELAY_PROPERTIES
@@ -36,29 +43,31 @@ from duemq.mqtt_bridge.status import Status
 from duemq.producer import Producer
 
 BATCH_BYTES: Final = 131_072
-"""Payloads of one batch of RocketMQ's, about."""
+"""Approximate maximum size of the payloads in one batch of RocketMQ's, in bytes."""
 BATCH_MESSAGES: Final = 500
+"""Maximum number of messages in one batch of RocketMQ's."""
 SINGLE_FROM_BYTES: Final = 4096
-"""Payloads from this size on are sent alone: only so are they compressed."""
+"""Payloads from this size on are sent alone, in bytes: the client compresses single messages only."""
 KNOWN_TOPICS: Final = 10_000
-"""So many topics are remembered with the rule that has them."""
+"""Maximum number of MQTT topics in the cache of rules by topic."""
 FLOOR_AGE: Final = 60.0
-"""After so many seconds a queue is asked again where it ends: what is before need not be read after a failure."""
+"""Age in seconds from which the known end of a queue is asked for again. The search after a failed send begins there,
+so an old one makes the search long."""
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
-_REFUSED: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
-"""What will never go better; all other errors may pass."""
+_FINAL: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
+"""Errors that a later attempt would get as well; all others may pass."""
 
 
 class Recaller(Protocol):
-    """Cancels and finds what waits; `Admin` does."""
+    """Cancels and finds waiting messages."""
 
     async def cancel_key(self, topic: str, key: str) -> int:
-        """Cancel what waits for a topic with a key, and give how many messages that were."""
+        """Cancel the messages with a key that wait for a topic; return their number."""
 
     async def waits(self, topic: str, message_id: str) -> bool:
-        """Whether a message waits for a topic."""
+        """Return whether a message waits for a topic."""
 
 
 @dataclass(slots=True)
@@ -67,21 +76,22 @@ class _Work:
 
     publish: Publish
     begun: float
-    """When it came, by the loop's clock."""
+    """Time of its arrival, by the loop's clock, in seconds."""
     target: Target | None = None
     delay: Delay | None = None
     taken: Taken | None = None
-    """Its note in the journal, where it has QoS 2."""
+    """Its row in the journal; None without QoS 2."""
     is_new: bool = True
-    """Whether it was never sent, so that there is nothing to look for."""
+    """Whether it was never sent before. Otherwise RocketMQ may have it."""
     reason: int = packets.SUCCESS
+    """Reason code of the acknowledgement."""
 
 
 class FromMqtt:
-    """Takes the messages of one bridge.
+    """Sends the messages of one bridge to RocketMQ.
 
-    `bridge`: its name in RocketMQ and in what it publishes. `received` is called with what a session brings; `run` does
-    the work until it is cancelled.
+    `bridge`: the bridge's name in the properties of messages. A session calls `received`; `run` sends until it is
+    cancelled.
     """
 
     def __init__(
@@ -111,50 +121,72 @@ class FromMqtt:
             Filter(each.filter) for each in rules.subscriptions if each.retained == "once" or not self._is_v5
         )
         self._bound = 2 * rules.connection.receive_maximum
+        self._bound_bytes = rules.connection.receive_maximum_bytes
         self._known: dict[str, tuple[Inbound, Target] | None] = {}
         self._floors: dict[MessageQueue, tuple[int, float]] = {}
         self._session: Session | None = None
         self._waiting: list[Publish | Ack] = []
+        self._waiting_bytes = 0
+        self._batch_bytes = 0
+        """Size of the messages that are being sent to RocketMQ."""
         self._arrived = asyncio.Event()
         self._is_closing = False
         self._is_paused = False
 
     def connected(self, session: Session) -> None:
-        """A new connection begins. What came over an old one and is not begun comes again, but for QoS 0."""
+        """Begin with a new connection. Messages of the last one that wait here are dropped, except those with QoS 0:
+        the MQTT broker sends them again."""
         self._session = session
         self._is_paused = False
-        self._waiting = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
+        kept = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
+        self._waiting = [*kept]
+        self._waiting_bytes = sum(each.size for each in kept)
 
     def received(self, items: Iterable[Publish | Ack]) -> None:
-        """Messages, and PUBRELs of messages, as they came."""
-        waiting = self._waiting
+        """Take messages and PUBRELs, in the order of their arrival."""
+        waiting, size, most = self._waiting, self._waiting_bytes, self._bound_bytes - self._batch_bytes
         for each in items:
-            if len(waiting) >= self._bound and isinstance(each, Publish) and each.qos == 0:
+            if not isinstance(each, Publish):
+                waiting.append(each)
+            elif each.qos == 0 and (len(waiting) >= self._bound or size >= most):
                 self._counters.dropped += 1
             else:
                 waiting.append(each)
-        if len(waiting) >= 2 * self._bound and not self._is_paused and self._session is not None:
-            # MQTT 3.1.1 has no receive maximum: a broker may send whatever it has.
+                size += each.size
+        self._waiting_bytes = size
+        if not self._is_paused and not self._has_room() and self._session is not None:
             self._is_paused = True
             self._session.pause()
         if waiting:
             self._arrived.set()
 
+    def _has_room(self) -> bool:
+        """Whether more may be read. The number of messages is a limit with MQTT 3.1.1 only, which has no receive
+        maximum: its brokers send everything that they have."""
+        return len(self._waiting) < 2 * self._bound and self._waiting_bytes + self._batch_bytes < self._bound_bytes
+
+    def _read_on(self) -> None:
+        """Read on after a pause if there is room again."""
+        if self._is_paused and self._has_room() and self._session is not None:
+            self._is_paused = False
+            self._session.resume()
+
     async def run(self) -> None:
-        """Take messages until cancelled, or until `close` is called and the batch at hand is over. Raises
+        """Send messages until cancelled, or until `close` is called and the present batch is sent. Raises
         JournalError."""
         while not self._is_closing:
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
-            if self._is_paused and self._session is not None:
-                self._is_paused = False
-                self._session.resume()
+            self._batch_bytes, self._waiting_bytes = self._waiting_bytes, 0
+            self._read_on()
             if batch and self._session is not None and not self._is_closing:
                 await self._handle(batch, self._session)
+            self._batch_bytes = 0
+            self._read_on()
 
     def close(self) -> None:
-        """Begin nothing more: what is not acknowledged stays with the MQTT broker."""
+        """Begin no further batch: messages that are not acknowledged stay with the MQTT broker."""
         self._is_closing = True
         self._arrived.set()
 
@@ -167,7 +199,8 @@ class FromMqtt:
         self._counters.received += len(works)
         self._journal.release(released)
         to_send = [work for work in works if not self._is_over(work)]
-        await self._note([work for work in to_send if work.publish.qos == 2 and not _is_recall(work)])
+        await self._make_rows([work for work in to_send if work.publish.qos == 2 and not _is_recall(work)])
+        to_send = [work for work in to_send if work.reason == packets.SUCCESS]
         await self._journal.saved()
         if released:
             session.send(b"".join(encode_ack(packets.PUBCOMP, each) for each in released))
@@ -184,10 +217,10 @@ class FromMqtt:
         if acks:
             session.send(acks)
 
-    # --- what is to be done with a message
+    # --- the decision about a message
 
     def _is_over(self, work: _Work) -> bool:
-        """Decide what is to be done, and give whether that is nothing."""
+        """Find the target or the delay of a message. Return True if there is nothing to send."""
         publish, counters = work.publish, self._counters
         user = publish.properties.user
         if self._status.is_own(publish.topic) or (user and (translation.MARK, self._bridge) in user):
@@ -236,8 +269,8 @@ class FromMqtt:
         return None
 
     def _is_stored_copy(self, topic: str) -> bool:
-        """Whether the retain flag of a message says that the broker had it retained; else it says how it was
-        published."""
+        """Return whether the retain flag of a message to this topic means that the MQTT broker had retained it.
+        Otherwise the flag means that it was published as retained."""
         return any(each.matches(topic) for each in self._once)
 
     def _expires_before(self, work: _Work, delay: Delay) -> bool:
@@ -258,30 +291,40 @@ class FromMqtt:
 
     # --- QoS 2
 
-    async def _note(self, works: Iterable[_Work]) -> None:
-        """Give messages with QoS 2 their note in the journal: the one that is there, or a new one."""
+    async def _make_rows(self, works: Iterable[_Work]) -> None:
+        """Find or make the journal's rows of messages with QoS 2. A message whose sender chose a forbidden topic is
+        refused."""
         new: list[tuple[_Work, bytes]] = []
         for work in works:
             publish = work.publish
             digest = _digest(publish)
             known = self._journal.received.get(publish.packet_id)
-            # One that was released is sent again only by a broker that lost its last seconds, and marked as that.
+            # Only a broker that lost its last seconds sends a released message again, and it marks it as sent again.
             if known is not None and known.digest == digest and (publish.dup or not known.is_released):
                 self._counters.repeated += 1
                 work.taken, work.is_new = known, False
             else:
                 new.append((work, digest))
-        while new:
-            try:
-                taken = [await self._make_note(work, digest) for work, digest in new]
-            except DueMQError as error:
-                await self._wait_for_rocketmq(error, 1)
-                continue
-            self._complaints.resolve(_SENDING)
-            self._journal.take(taken)
-            return
+        taken = [await self._insist_on_row(work, digest) for work, digest in new]
+        self._journal.take(each for each in taken if each is not None)
 
-    async def _make_note(self, work: _Work, digest: bytes) -> Taken:
+    async def _insist_on_row(self, work: _Work, digest: bytes) -> Taken | None:
+        """Return the new row of a message, or None if the message is refused."""
+        failures = 0
+        while True:
+            try:
+                taken = await self._make_row(work, digest)
+            except DueMQError as error:
+                if _is_final(error, work):
+                    self._refuse(work, str(error), _reason_of(error))
+                    return None
+                failures += 1
+                await self._wait_for_rocketmq(error, failures)
+            else:
+                self._complaints.resolve(_SENDING)
+                return taken
+
+    async def _make_row(self, work: _Work, digest: bytes) -> Taken:
         if work.delay is not None:
             assert self._rules.delayed is not None
             topic, sharding_key = self._rules.delayed.topic, work.delay.key if work.delay.replace else None
@@ -308,7 +351,7 @@ class FromMqtt:
         return offset
 
     async def _not_stored(self, works: Sequence[_Work]) -> list[_Work]:
-        """Those messages of one queue that RocketMQ does not have; the others are noted as stored."""
+        """Return the messages of one queue that RocketMQ does not have; mark the others as stored."""
         rows = {work.taken.unique_key: work.taken for work in works if work.taken is not None}
         known = self._journal.received
         done = {key for key, row in rows.items() if known.get(row.packet_id, row).is_stored}
@@ -320,7 +363,7 @@ class FromMqtt:
             for key in waiting:
                 if await self._recaller.waits(queue.topic, key):
                     done.add(key)
-            # What was delivered between the two looks is in the queue now.
+            # Messages that were delivered between the two searches are in the queue now.
             left = set(waiting) - done
             if left:
                 done |= (await self._producer.stored(left, queue, floor)).keys()
@@ -333,18 +376,19 @@ class FromMqtt:
     # --- sending
 
     async def _send_in_order(self, works: Iterable[_Work]) -> None:
-        """Send messages beside each other, but those with a key in their order: what replaces, and what cancels."""
-        beside: list[_Work] = []
+        """Send messages concurrently, except that those with a key, which may replace or cancel others, keep their
+        place in the order."""
+        together: list[_Work] = []
         for work in works:
             if work.delay is not None and work.delay.key is not None:
-                await self._send_beside(beside)
-                beside = []
-                await self._send_beside([work])
+                await self._send_concurrently(together)
+                together = []
+                await self._send_concurrently([work])
             else:
-                beside.append(work)
-        await self._send_beside(beside)
+                together.append(work)
+        await self._send_concurrently(together)
 
-    async def _send_beside(self, works: Sequence[_Work]) -> None:
+    async def _send_concurrently(self, works: Sequence[_Work]) -> None:
         groups = list(_groups(works))
         if len(groups) == 1:
             await self._send_until_over(groups[0])
@@ -352,7 +396,7 @@ class FromMqtt:
             await asyncio.gather(*(self._send_until_over(each) for each in groups))
 
     async def _send_until_over(self, works: list[_Work]) -> None:
-        """Send messages of one group until RocketMQ has them or they are refused. Raises ClosedError."""
+        """Send the messages of one group until RocketMQ has them or they are refused. Raises ClosedError."""
         has_to_look = not all(work.is_new for work in works)
         failures = 0
         while works:
@@ -361,24 +405,22 @@ class FromMqtt:
                     works = await self._not_stored(works)
                 if works:
                     await self._send(works)
-            except ClosedError:
-                raise
-            except _REFUSED as error:
+            except DueMQError as error:
+                if not _is_final(error, works[0]):
+                    failures += 1
+                    has_to_look = works[0].taken is not None
+                    await self._wait_for_rocketmq(error, failures)
+                    continue
                 if len(works) > 1:
                     for work in works:
                         await self._send_until_over([work])
                     return
                 await self._refuse_sent(works[0], error)
-            except DueMQError as error:
-                failures += 1
-                has_to_look = works[0].taken is not None
-                await self._wait_for_rocketmq(error, failures)
-                continue
             self._complaints.resolve(_SENDING)
             return
 
     async def _refuse_sent(self, work: _Work, error: DueMQError) -> None:
-        self._refuse(work, str(error))
+        self._refuse(work, str(error), _reason_of(error))
         if work.taken is not None:
             self._journal.forget_received([work.taken.packet_id])
             await self._journal.saved()
@@ -473,11 +515,25 @@ class FromMqtt:
         return asyncio.get_running_loop().time()
 
 
-_SENDING: Final = "sending to RocketMQ what comes from MQTT"
+_SENDING: Final = "sending messages from MQTT to RocketMQ"
+
+
+def _is_final(error: DueMQError, work: _Work) -> bool:
+    """Return whether a message has to be refused. An account that must not send to the topic of a rule may get the
+    permission, and until then the MQTT broker keeps the messages. But a sender that chooses a forbidden topic must not
+    hold up all the others."""
+    if isinstance(error, AccessDeniedError):
+        return work.target is not None and work.target.is_chosen_by_sender
+    return isinstance(error, _FINAL)
+
+
+def _reason_of(error: DueMQError) -> int:
+    """Return the reason code for a message that is refused for an error."""
+    return packets.NOT_AUTHORIZED if isinstance(error, AccessDeniedError) else packets.IMPLEMENTATION_ERROR
 
 
 def _groups(works: Iterable[_Work]) -> Iterable[list[_Work]]:
-    """Messages that can be sent in one request: plain ones of one topic, which go to one queue."""
+    """Iterate over groups of messages that can be sent in one request: plain messages to one queue."""
     open_groups: dict[object, tuple[list[_Work], int]] = {}
     for work in works:
         size = len(work.publish.payload)

@@ -1,13 +1,13 @@
-"""From RocketMQ to MQTT: publishes what the consumers receive, many messages a write, and acknowledges to RocketMQ what
-the MQTT broker has acknowledged.
+"""From RocketMQ to MQTT: publishes the messages of the consumers, and acknowledges them to RocketMQ when the MQTT
+broker has acknowledged them.
 
-A rule has a consumer of its own, and all share one window of messages without acknowledgement (`Window`), which belongs
-to the session at the broker: after a lost connection its messages are sent again, in their order, with the same packet
-ids. Where the broker has no session any more they are sent anew.
+Each rule has a consumer of its own. All rules share one window of messages without acknowledgement (`Window`). It
+belongs to the session at the MQTT broker: after a lost connection its messages are sent again, in their order and with
+the same packet ids. If the MQTT broker has lost the session, they are sent as new messages.
 
-QoS 2 is exactly once: before a message is sent the journal has its packet id and its place in RocketMQ, and so it has a
-PUBREC before the PUBREL. A message that RocketMQ gives again after a kill goes on from there, and one that was done is
-passed over until the group's offset has passed it.
+QoS 2 is exactly once: before a PUBLISH is sent, the journal has its packet id and the message's place in RocketMQ, and
+before a PUBREL is sent, the journal has the PUBREC. A message that RocketMQ delivers again after a kill continues from
+there. One that was completed is skipped until the group's offset has passed it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,14 @@ from duemq.mqtt_bridge.session.packets import Ack, PacketError, clear_dup, encod
 from duemq.mqtt_bridge.status import Status
 
 BATCH: Final = 100
-"""Messages that are taken from a consumer at once."""
+"""Maximum number of messages that are taken from a consumer at once."""
+LOST_CONNECTIONS: Final = 3
+"""Number of connections in a row that are lost without an acknowledgement before messages are sent one at a time; and
+number of connections that a single message loses before it is refused."""
+CLOSES_CONNECTION: Final = 0x100
+"""In place of a reason code: the MQTT broker closed the connection each time when it got the message."""
 GIVE_UP: Final = -1
-"""Level of a retry: to the dead-letter topic."""
+"""Level of a retry that sends the message to the dead-letter topic."""
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
@@ -52,26 +57,30 @@ class Flight:
     qos: int
     place: Place
     is_released: bool = False
-    """Whether PUBREC came, so that only PUBREL is sent again."""
+    """Whether its PUBREC has arrived. From then on only PUBREL is sent again."""
     is_sent: bool = False
     """Whether it was sent over the present connection."""
     is_noted: bool = False
-    """Whether the journal has it on the disk; with QoS 2 it is sent only then."""
+    """Whether the journal has it on the disk. With QoS 2 it is not sent before."""
     was_over_quota: bool = False
-    """Whether the broker has refused it once because it had too many messages."""
+    """Whether the MQTT broker has refused it once because its quota was exceeded."""
     reason: int = packets.SUCCESS
+    """Reason code of the last acknowledgement."""
 
 
 class Window:
-    """The messages on their way to MQTT: at most `most`, of which as many are sent as the broker allows, less one.
+    """The messages on their way to MQTT: at most `most`. One less than the MQTT broker allows are sent and without
+    acknowledgement: Mosquitto counts messages with QoS 2 of an earlier connection, and closes a connection that sends
+    one of them again while the count is at its maximum.
 
-    Mosquitto counts messages with QoS 2 that it has from an earlier connection, and ends a connection that sends one of
-    them again while there are as many as it allows: so the last one is never used.
+    Some MQTT brokers close the connection on a message that they do not take, since MQTT 3.1.1 has no other way. Such a
+    message must not hold up all the others: after some connections without an acknowledgement messages are sent one at
+    a time, and the one that loses further connections is refused.
 
-    A broker that goes back to an earlier state of its session, after a kill for instance, may have messages with QoS 2
-    there that were finished long ago. It counts them, and refuses new ones for them, until they get a PUBREL.
+    An MQTT broker that goes back to an earlier state of its session, after a kill for instance, may have messages with
+    QoS 2 there that were completed long ago. It counts them, and refuses new ones, until they get a PUBREL.
 
-    `finished` is told of messages that the broker has or refuses, in the order in which it said so.
+    `finished` is called with messages that the MQTT broker has taken or refused, in the order of its acknowledgements.
     """
 
     def __init__(
@@ -86,15 +95,22 @@ class Window:
         self._unsent: deque[Flight] = deque()
         self._on_way = 0
         self._missing = {each.packet_id for each in journal.published.values() if each.state is not State.DONE}
-        """Packet ids of an earlier process whose messages RocketMQ has not given again yet; the broker counts them."""
+        """Packet ids of an earlier process whose messages RocketMQ has not delivered again yet. The MQTT broker counts
+        them."""
         self._session: Session | None = None
         self._has_released_unknown = False
         """Whether the present connection has had a PUBREL for each packet id that no message has."""
         self._may_be_full = False
-        """Whether the broker has refused messages for its quota, or ended the connection without taking any, since the
-        last connection began: what it said just before it ends one may never arrive."""
-        self._has_taken = False
-        """Whether the broker has taken a message of the present connection."""
+        """Whether the MQTT broker may have messages that are unknown here and fill its quota."""
+        self._has_progress = False
+        """Whether a message was acknowledged over the present connection."""
+        self._lost_in_a_row = 0
+        """Connections that were lost without progress while messages were on their way."""
+        self._one_at_a_time = 0
+        """Number of messages that are still to be sent one at a time."""
+        self._may_send = False
+        """Whether messages may be sent over the present connection. When they are sent one at a time, the connection
+        has to be complete first, so that only a message can be the reason for its loss."""
         self._released: list[int] = []
         self._has_work = asyncio.Event()
         self._is_closing = False
@@ -104,16 +120,16 @@ class Window:
 
     @property
     def session(self) -> Session | None:
-        """The present connection."""
+        """The present connection, or None."""
         return self._session
 
     # --- the connection
 
     async def connected(self, session: Session) -> None:
-        """A connection begins: go on with what is on its way. Raises JournalError."""
+        """Continue over a new connection with the messages that are on their way. Raises JournalError."""
         journal, flights = self._journal, self._flights
         if session.is_present:
-            # What the last connection brought may not be on the disk yet.
+            # PUBRECs of the last connection may not be on the disk yet.
             journal.set_published(
                 (each.place, Published(each.packet_id, State.RELEASED)) for each in flights.values() if each.is_released
             )
@@ -121,21 +137,23 @@ class Window:
             self._begin_anew()
         await journal.saved()
         self._session = session
+        self._has_progress = False
+        self._may_send = not self._one_at_a_time
         self._on_way = 0
-        # Brokers tell clients of MQTT 3.1.1 nothing of a quota.
+        # With MQTT 3.1.1 brokers say nothing of a quota.
         self._has_released_unknown = session.is_present and (self._may_be_full or not session.is_v5)
-        self._may_be_full = self._has_taken = False
+        self._may_be_full = False
         if self._has_released_unknown:
             self._release_unknown(session)
         unreleased = [each for each in flights.values() if not each.is_released]
-        # First those that the broker may have.
+        # The MQTT broker may have some of them: these go first.
         self._unsent = deque(sorted(unreleased, key=lambda each: not (each.is_noted or each.is_sent)))
         for flight in self._unsent:
             if flight.is_sent:
                 set_dup(flight.packet)
             flight.is_sent = False
         released = [each.packet_id for each in flights.values() if each.is_released]
-        # Those whose messages RocketMQ has not given again yet.
+        # Also messages that RocketMQ has not delivered again yet.
         released += [
             each.packet_id
             for each in journal.published.values()
@@ -146,8 +164,14 @@ class Window:
         self._send_unsent()
         self._update_room()
 
+    def subscribed(self) -> None:
+        """Continue when the MQTT broker has acknowledged the subscriptions, too."""
+        self._may_send = True
+        self._send_unsent()
+
     def _begin_anew(self) -> None:
-        """The broker has no session: what it has not acknowledged is sent as new, and may come twice."""
+        """Prepare for an MQTT broker that has lost the session: messages without acknowledgement are sent as new ones,
+        and may arrive twice."""
         journal, flights = self._journal, self._flights
         lost = {place: each for place, each in journal.published.items() if each.state is not State.DONE}
         journal.forget_published(lost)
@@ -170,17 +194,48 @@ class Window:
         session.send(b"".join(encode_ack(packets.PUBREL, each) for each in unknown))
 
     def disconnected(self) -> None:
-        """The connection is gone: nothing more is taken."""
-        if self._session is not None and self._on_way and not self._has_taken:
-            self._may_be_full = True
+        """Take no messages until there is a connection again."""
+        if self._session is not None:
+            self._look_for_culprit()
         self._session = None
         self._released.clear()
         self._update_room()
 
+    def _look_for_culprit(self) -> None:
+        """After a lost connection, decide whether messages are sent one at a time, or a single one is refused."""
+        sent = [each for each in self._flights.values() if each.is_sent and not each.is_released]
+        if self._has_progress or not sent:
+            self._lost_in_a_row = 0
+            return
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row == 2:
+            # Its refusal for an exceeded quota may have been lost with the connection.
+            self._may_be_full = True
+        if self._lost_in_a_row < LOST_CONNECTIONS:
+            return
+        self._lost_in_a_row = 0
+        if len(sent) > 1:
+            self._one_at_a_time = len(self._flights)
+            log.warning(
+                "%d connections to the MQTT broker were lost without an acknowledgement; sending one message at a time",
+                LOST_CONNECTIONS,
+            )
+            return
+        [culprit] = sent
+        culprit.reason = CLOSES_CONNECTION
+        self._remove(culprit)
+        self._end([culprit])
+
+    def _remove(self, flight: Flight) -> None:
+        del self._flights[flight.packet_id]
+        self._on_way -= flight.is_sent
+        self._one_at_a_time = max(0, self._one_at_a_time - 1)
+        self._ids.give_back(flight.packet_id)
+
     # --- messages
 
     async def room(self) -> int:
-        """Wait for a connection and for room, and give for how many messages there is."""
+        """Wait for a connection and for room; return the number of messages that there is room for."""
         while (free := self._free()) <= 0:
             await self._has_room.wait()
         return free
@@ -189,13 +244,13 @@ class Window:
         session = self._session
         if session is None or self._is_closing:
             return 0
-        # What is missing has to be read, whatever comes before it.
+        # Missing messages have to be read, even if other messages are read before them.
         most = self._most if self._missing else min(self._most, self._limit(session))
         return most - len(self._flights)
 
     def _limit(self, session: Session) -> int:
-        """How many may be on their way without those that are missing."""
-        return max(1, session.limits.receive_maximum - 1 - len(self._missing))
+        """Return the maximum number of messages on their way, without the missing ones."""
+        return 1 if self._one_at_a_time else max(1, session.limits.receive_maximum - 1 - len(self._missing))
 
     def _update_room(self) -> None:
         if self._free() > 0:
@@ -208,19 +263,19 @@ class Window:
             self._is_empty.set()
 
     async def drain(self) -> None:
-        """Take nothing more, and wait until nothing is on its way."""
+        """Take no more messages, and wait until none is on its way."""
         self._is_closing = True
         self._update_room()
         await self._is_empty.wait()
 
     def send(self, flights: Iterable[Flight]) -> None:
-        """Send messages, whose packet ids are theirs. What the broker does not allow yet, what the journal has to have
-        before, and all without a connection, goes out later."""
+        """Send messages that have their packet ids. They are sent later if there is no connection, if the MQTT broker
+        does not allow more now, and, with QoS 2, until the journal has them on the disk."""
         done: list[Flight] = []
         for flight in flights:
             known = self._journal.published.get(flight.place) if flight.qos == 2 else None
             if known is not None and known.state is State.DONE:
-                done.append(flight)  # while it was on its way to here
+                done.append(flight)  # it was completed after its consumer had delivered it
                 continue
             flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
             self._flights[flight.packet_id] = flight
@@ -228,8 +283,8 @@ class Window:
             if flight.is_released:
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
-            elif flight.is_noted and self._session is not None:
-                # The broker may have it, and was counted with it: it takes nobody's place.
+            elif flight.is_noted and self._session is not None and self._may_send:
+                # The MQTT broker may have it, and it is in the count of missing messages: it needs no room.
                 self._send(flight, self._session)
             else:
                 self._unsent.append(flight)
@@ -240,7 +295,7 @@ class Window:
 
     def _send_unsent(self) -> None:
         session = self._session
-        if session is None:
+        if session is None or not self._may_send:
             return
         unsent, most = self._unsent, self._limit(session)
         while unsent and self._on_way < most:
@@ -256,7 +311,7 @@ class Window:
         session.send(flight.packet)
 
     def received(self, acks: Iterable[Ack]) -> None:
-        """PUBACK, PUBREC and PUBCOMP, as they came."""
+        """Take PUBACKs, PUBRECs and PUBCOMPs, in the order of their arrival."""
         finished: list[Flight] = []
         over_quota: list[Flight] = []
         without_message: set[int] = set()
@@ -267,39 +322,31 @@ class Window:
             if ack.reason == packets.QUOTA_EXCEEDED and flight is not None and not flight.was_over_quota:
                 over_quota.append(flight)
             elif ack.kind == packets.PUBREC and not ack.is_error:
-                self._has_taken = True
                 if flight is not None:
                     flight.is_released = True
+                self._has_progress = True
                 self._released.append(ack.packet_id)
                 self._has_work.set()
             elif flight is None:
                 if ack.kind == packets.PUBCOMP:
                     without_message.add(ack.packet_id)
             elif _ends(ack, flight):
-                # A PUBCOMP with an error says that the broker does not know the id any more: it was done before.
+                # A PUBCOMP with an error means that the MQTT broker does not know the id: it was completed before.
                 flight.reason = ack.reason if ack.kind != packets.PUBCOMP else packets.SUCCESS
-                del self._flights[ack.packet_id]
-                self._on_way -= flight.is_sent
-                self._ids.give_back(flight.packet_id)
+                self._remove(flight)
                 finished.append(flight)
-                self._has_taken = True
         if without_message:
             self._finish(without_message)
         if over_quota:
             self._send_again(over_quota)
         if finished:
-            noted = [flight for flight in finished if flight.qos == 2]
-            self._journal.set_published(
-                (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
-            )
-            # One that is refused goes back to RocketMQ; until it has, it may be given again.
-            self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
-            self._finished(finished)
+            self._has_progress = True
+            self._end(finished)
             self._send_unsent()
         self._update_room()
 
     def _quota_exceeded(self) -> None:
-        """The broker refuses a message for those it has already, some of which may be unknown here."""
+        """Note that the MQTT broker refuses a message for those it has, some of which may be unknown here."""
         self._may_be_full = True
         session = self._session
         if session is not None and not self._has_released_unknown:
@@ -307,7 +354,7 @@ class Window:
             self._release_unknown(session)
 
     def _send_again(self, over_quota: list[Flight]) -> None:
-        """Send messages once more that were refused by a broker whose quota was exceeded."""
+        """Send messages once more that were refused because the MQTT broker's quota was exceeded."""
         for flight in over_quota:
             flight.was_over_quota = True
             self._on_way -= flight.is_sent
@@ -316,8 +363,18 @@ class Window:
         self._unsent.extendleft(reversed(over_quota))
         self._send_unsent()
 
+    def _end(self, finished: list[Flight]) -> None:
+        """Note in the journal that messages are completed or refused, and pass them on."""
+        noted = [flight for flight in finished if flight.qos == 2]
+        self._journal.set_published(
+            (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
+        )
+        # A refused message is sent back to RocketMQ. If the bridge ends before, RocketMQ delivers it again.
+        self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
+        self._finished(finished)
+
     def _finish(self, packet_ids: set[int]) -> None:
-        """PUBCOMPs of messages that RocketMQ has not given again yet."""
+        """Complete messages that RocketMQ has not delivered again yet, by the packet ids of their PUBCOMPs."""
         done = [
             (place, published)
             for place, published in self._journal.published.items()
@@ -329,8 +386,8 @@ class Window:
         self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
 
     async def run(self) -> None:
-        """Send what the journal has to have before, once that is so: messages with QoS 2, and PUBREL for each PUBREC.
-        Until cancelled. Raises JournalError."""
+        """Until cancelled, send packets that have to be in the journal first: messages with QoS 2, and a PUBREL for
+        each PUBREC. Raises JournalError."""
         while True:
             await self._has_work.wait()
             self._has_work.clear()
@@ -350,8 +407,8 @@ class Window:
             self._send_unsent()
 
     def _places(self, packet_ids: Iterable[int]) -> dict[int, Place]:
-        """The messages with these packet ids, also those that RocketMQ has not given again yet: a broker may send a
-        PUBREC again when a connection begins."""
+        """Return the places of messages by packet id, also of those that RocketMQ has not delivered again yet: an MQTT
+        broker may repeat a PUBREC when a connection begins."""
         flights = self._flights
         places = {each: flights[each].place for each in packet_ids if each in flights}
         unknown = set(packet_ids) - places.keys()
@@ -363,17 +420,18 @@ class Window:
 
 
 def _ends(ack: Ack, flight: Flight) -> bool:
-    """Whether it ends this message's way. One that comes late, for an earlier message with the id, does not."""
+    """Return whether an acknowledgement completes a message. A late one, for an earlier message with the same packet
+    id, does not."""
     if flight.qos == 1:
         return ack.kind == packets.PUBACK
     return ack.kind == (packets.PUBCOMP if flight.is_released else packets.PUBREC)
 
 
 class ToMqtt:
-    """One rule from RocketMQ to MQTT. `consumer` receives its messages; it is started.
+    """One rule from RocketMQ to MQTT. `consumer`, which is started, receives its messages.
 
-    `is_delayed`: the rule of the messages that were delayed: they go out as they came. `bridge`: the mark of what goes
-    out otherwise. `run` does the work until cancelled.
+    `is_delayed`: whether this is the rule of delayed messages, which are published as they came. All others get the
+    user property `MARK` with the value `bridge`. `run` publishes until cancelled.
     """
 
     def __init__(
@@ -406,7 +464,7 @@ class ToMqtt:
         self._consumer = consumer
 
     def finished(self, flights: Iterable[Flight]) -> None:
-        """The MQTT broker has these messages of this rule, or refuses them."""
+        """Take messages of this rule that the MQTT broker has taken or refused."""
         self._finished += flights
         self._has_finished.set()
 
@@ -448,7 +506,7 @@ class ToMqtt:
             await self._send_once(out, at_most_once)
 
     async def _send_once(self, out: bytearray, messages: Iterable[ReceivedMessage]) -> None:
-        """QoS 0: what the operating system has taken is gone."""
+        """Send messages with QoS 0, and acknowledge them to RocketMQ when the operating system has taken them."""
         await self._window.room()
         session = self._window.session
         if session is not None:
@@ -462,7 +520,8 @@ class ToMqtt:
             await message.ack()
 
     def _prepare(self, message: ReceivedMessage, now_ms: int) -> Flight | bytearray | None:
-        """What is to be sent for a message; None for nothing. Raises TemplateError, BodyError, PacketError."""
+        """Return a flight for a message with QoS 1 or 2, a packet for one with QoS 0, or None if it is not to be
+        published. Raises TemplateError, BodyError, PacketError, UnicodeEncodeError."""
         fields = message.properties
         counters = self._status.counters
         topic = self.rule.mqtt_topic(message)
@@ -501,7 +560,7 @@ class ToMqtt:
         return flight
 
     def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:
-        """Whether a message with QoS 2 was published before."""
+        """Return whether a message with QoS 2 was published before."""
         return known.state is State.DONE if known is not None else self._journal.is_passed(place, now_ms)
 
     def _encode(self, message: ReceivedMessage, topic: str, qos: int, packet_id: int, now_ms: int) -> bytearray:
@@ -526,7 +585,7 @@ class ToMqtt:
         session = self._window.session
         return qos if session is None else min(qos, session.limits.maximum_qos)
 
-    # --- what is over
+    # --- completed messages
 
     async def _settle_forever(self) -> None:
         while True:
@@ -540,7 +599,7 @@ class ToMqtt:
             self._status.counters.count_due(self._clock() - message.due_time_ms)
 
     async def settle(self) -> None:
-        """Tell RocketMQ what the MQTT broker has said so far."""
+        """Acknowledge to RocketMQ the messages that the MQTT broker has taken, and send back those that it refused."""
         self._has_finished.clear()
         finished, self._finished = self._finished, []
         for flight in finished:
@@ -549,11 +608,16 @@ class ToMqtt:
                 await flight.message.ack()
                 continue
             where = f"{flight.message.queue} offset {flight.message.queue_offset}"
-            self._status.refuse(where, f"the MQTT broker refuses it: reason 0x{flight.reason:02x}")
-            await flight.message.retry()
+            if flight.reason != CLOSES_CONNECTION:
+                self._status.refuse(where, f"the MQTT broker refuses the message: reason code 0x{flight.reason:02x}")
+                await flight.message.retry()
+                continue
+            self._status.refuse(where, "the MQTT broker refuses the message: it closes the connection each time")
+            # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
+            await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
 
     async def _forget_forever(self) -> None:
-        """Store offsets often enough that few messages with QoS 2 have to be remembered as done."""
+        """Store the group's offsets often, so that the journal has few completed messages with QoS 2."""
         while True:
             await asyncio.sleep(self._intervals.first_pause * 10)
             if any(

@@ -1,15 +1,16 @@
-"""What the bridge tells of itself: its state, what it refused, and its counters, on topics of MQTT.
+"""The bridge's reports about itself: state, refused messages, recalls and counters, published to MQTT topics.
 
-duemq/bridge/<client id>             retained: {"state": "online"}, or {"state": "offline"}, which is its will too
-duemq/bridge/<client id>/refused     a message that was not taken: {"topic", "reason", "time_ms"}
-duemq/bridge/<client id>/recalled    what a recall found: {"topic", "key", "cancelled", "time_ms"}
-duemq/bridge/<client id>/counters    retained: how often what happened, since the start
+duemq/bridge/<client id>             retained: {"state": "online"}, or {"state": "offline"}, also the bridge's will
+duemq/bridge/<client id>/refused     a refused message: {"topic", "reason", "time_ms"}
+duemq/bridge/<client id>/recalled    the result of a recall: {"topic", "key", "cancelled", "time_ms"}
+duemq/bridge/<client id>/counters    retained: the `Counters`
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -23,100 +24,115 @@ ONLINE: Final = b'{"state":"online"}'
 OFFLINE: Final = b'{"state":"offline"}'
 
 LOGGED_REFUSALS: Final = 10
-"""So many refusals in a row are logged; then only every thousandth: a device may send a wrong delay each second."""
+"""Number of refusals that are logged each; after these, every thousandth is, since a device may send a wrong delay each
+second."""
+
+KEPT: Final = 100
+"""Maximum number of reports that are kept while there is no connection; the log has all."""
+SHOWN: Final = 500
+"""Maximum number of characters of a topic, key or reason in a report."""
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
 
 @dataclass(slots=True)
 class Counters:
-    """How often what happened since the start."""
+    """Numbers of messages since the start of the bridge, and the lateness of delayed ones."""
 
     due: int = 0
-    """Delayed messages that were published, acknowledged where their QoS is not 0."""
+    """Delayed messages that were published; with QoS 1 and 2 they are acknowledged."""
     late_ms: int = 0
-    """How late they were published, ms, together: the average is this by `due`."""
+    """Lateness of all of these together, in ms; divided by `due`, it is the average."""
     late_max_ms: int = 0
-    """How late the latest of them was published, ms."""
+    """Greatest lateness of one of these, in ms."""
     received: int = 0
-    """Messages that came from MQTT."""
+    """Messages from MQTT."""
     stored: int = 0
-    """Of them, those that RocketMQ has, delayed ones among them."""
+    """Messages from MQTT that RocketMQ has stored, including delayed ones."""
     delayed: int = 0
-    """Of them, those that wait or waited."""
+    """Messages from MQTT that wait or waited."""
     recalled: int = 0
     """Delayed messages that were cancelled by a recall."""
     published: int = 0
-    """Messages that went to MQTT, acknowledged where their QoS is not 0."""
+    """Messages that were published to MQTT; with QoS 1 and 2 they are acknowledged."""
     refused: int = 0
-    """Messages that cannot be taken; the status topic tells of each."""
+    """Messages that were refused; each is reported on the status topic."""
     unmatched: int = 0
-    """Messages that no rule wants any more."""
+    """Messages from MQTT that match no rule (any more)."""
     own: int = 0
     """Messages that the bridge itself had published, or that would go back to where they came from."""
     retained: int = 0
-    """Retained messages that the rules do not want."""
+    """Retained messages that no rule takes over."""
     expired: int = 0
-    """Messages that would expire before they are due, or were expired when they were to be published."""
+    """Messages that would have expired before they were due, or had expired when they were to be published."""
     dropped: int = 0
-    """Messages with QoS 0 beyond what the bridge holds."""
+    """Messages with QoS 0 beyond the limits of what the bridge holds, or sent over a lost connection."""
     repeated: int = 0
-    """Messages with QoS 2 that came or went again and were known."""
+    """Messages with QoS 2 that one side sent again and that the journal had."""
 
     def count_due(self, late_ms: int) -> None:
-        """Count a delayed message that was published this late, in ms."""
+        """Count a delayed message that was published, and its lateness in ms."""
         self.due += 1
         self.late_ms += max(0, late_ms)
         self.late_max_ms = max(self.late_max_ms, late_ms)
 
 
 class Status:
-    """Tells of the bridge. `topic`: where. Without a connection nothing is told; counters go on."""
+    """Publishes the reports below `topic`. Reports that are made without a connection are published over the next one,
+    the last `KEPT` of them."""
 
     def __init__(self, topic: str, clock: Clock) -> None:
         self.topic = topic
         self.counters = Counters()
         self._clock = clock
         self._session: Session | None = None
-        self._told = Counters()
+        self._published = Counters()
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
     def connected(self, session: Session) -> None:
-        """The bridge is subscribed."""
+        """Report that the bridge is subscribed."""
         self._session = session
         self._publish(self.topic, ONLINE, retain=True)
-        self.tell_counters(even_unchanged=True)
+        while self._kept:
+            topic, payload = self._kept.popleft()
+            self._publish(topic, payload, retain=False)
+        self.publish_counters(even_unchanged=True)
 
     def leaving(self) -> None:
-        """The bridge is about to disconnect."""
-        self.tell_counters()
+        """Report that the bridge is about to disconnect."""
+        self.publish_counters()
         self._publish(self.topic, OFFLINE, retain=True)
         self._session = None
 
     def is_own(self, mqtt_topic: str) -> bool:
-        """Whether a topic is one of those on which the bridge tells of itself."""
+        """Return whether a topic is one of the bridge's own reports."""
         return mqtt_topic.startswith(self.topic) and mqtt_topic[len(self.topic) :][:1] in ("", "/")
 
     def refuse(self, topic: str, reason: str) -> None:
-        """A message cannot be taken, or not be published. `topic` is as it came or where it was to go."""
+        """Report a message that cannot be taken or published. `topic`: its MQTT topic, or its place in RocketMQ."""
         self.counters.refused += 1
         count = self.counters.refused
         if count <= LOGGED_REFUSALS or count % 1000 == 0:
-            log.warning("refused a message, number %d: topic %s: %s", count, printable(topic), reason)
-        self._tell("refused", {"topic": topic, "reason": reason})
+            log.warning("refused a message, number %d: topic %s: %s", count, printable(_short(topic)), _short(reason))
+        self._report("refused", {"topic": _short(topic), "reason": _short(reason)})
 
     def recalled(self, topic: str, key: str, count: int) -> None:
-        """So many messages to `topic` were cancelled, by their RocketMQ key."""
+        """Report a recall: `count` messages to an MQTT topic, with this RocketMQ key, were cancelled."""
         self.counters.recalled += count
-        self._tell("recalled", {"topic": topic, "key": key, "cancelled": count})
+        self._report("recalled", {"topic": _short(topic), "key": _short(key), "cancelled": count})
 
-    def tell_counters(self, *, even_unchanged: bool = False) -> None:
-        """Publish the counters."""
-        if even_unchanged or self.counters != self._told:
-            self._told = replace(self.counters)
+    def publish_counters(self, *, even_unchanged: bool = False) -> None:
+        """Publish the counters. `even_unchanged`: also if they have not changed since the last time."""
+        if even_unchanged or self.counters != self._published:
+            self._published = replace(self.counters)
             self._publish(f"{self.topic}/counters", _json(asdict(self.counters)), retain=True)
 
-    def _tell(self, what: str, fields: Mapping[str, object]) -> None:
-        self._publish(f"{self.topic}/{what}", _json({**fields, "time_ms": self._clock()}), retain=False)
+    def _report(self, kind: str, fields: Mapping[str, object]) -> None:
+        topic, payload = f"{self.topic}/{kind}", _json({**fields, "time_ms": self._clock()})
+        if self._session is None or self._session.is_lost:
+            self._kept.append((topic, payload))
+        else:
+            self._publish(topic, payload, retain=False)
 
     def _publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         session = self._session
@@ -124,7 +140,15 @@ class Status:
             return
         properties = NO_PROPERTIES if session.is_v5 else None
         retain = retain and session.limits.retain
-        session.send(encode_publish(topic, payload, qos=0, retain=retain, packet_id=0, properties=properties))
+        packet = encode_publish(topic, payload, qos=0, retain=retain, packet_id=0, properties=properties)
+        # An MQTT broker closes the connection on a larger one.
+        if len(packet) <= session.limits.packet_bytes:
+            session.send(packet)
+
+
+def _short(text: str) -> str:
+    """Return a text for people, whose length its sender does not decide."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _json(fields: Mapping[str, object]) -> bytes:

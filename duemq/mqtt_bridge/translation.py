@@ -1,31 +1,35 @@
-"""What a message of MQTT is in RocketMQ, and back.
+"""Translates MQTT messages to RocketMQ messages, and back.
 
-The payload is the body. RocketMQ has no empty body: an empty payload is one zero byte, and MQTT_EMPTY says so. What
-else MQTT says of a message lies in properties:
+The payload is the body. RocketMQ has no empty bodies: an empty payload becomes one zero byte and the property
+MQTT_EMPTY. All other fields of an MQTT message become properties:
 
-    MQTT_TOPIC              the topic that it was published to; of a delayed one, the topic that it goes to
-    MQTT_BRIDGE             the bridge that brought it: its share's name, or its client id
-    MQTT_QOS                of a delayed message, with which it is published
-    MQTT_RETAIN             "true" where it was published as retained
-    MQTT_TEXT               "true" where the sender says that the payload is UTF-8
+    MQTT_TOPIC              the topic that the message was published to; of a delayed one, its plain topic
+    MQTT_BRIDGE             the bridge that sent it to RocketMQ: the name of its share, or its client id
+    MQTT_QOS                the QoS of a delayed message
+    MQTT_RETAIN             "true" if it was published as retained
+    MQTT_TEXT               "true" if the payload format indicator is 1: the payload is UTF-8
     MQTT_CONTENT_TYPE       content type
     MQTT_RESPONSE_TOPIC     response topic
     MQTT_CORRELATION_DATA   correlation data: 0x and hexadecimal digits
-    MQTT_EXPIRES_AT         when it expires, ms since the epoch
-    MQTT_USER_PROPERTIES    user properties that cannot be RocketMQ's: JSON, [[name, value], ...]
+    MQTT_EXPIRES_AT         time at which it expires, ms since the epoch
+    MQTT_USER_PROPERTIES    user properties that RocketMQ cannot have: JSON, [[name, value], ...]
 
-A user property is a property of the same name. It cannot be one where the name means something to RocketMQ or begins
-with MQTT_, where name or value are empty or have a separator of RocketMQ's, and where the name comes again. A topic or
-content type that RocketMQ cannot have, as it is empty or has a separator, is JSON under its name and _JSON.
+A user property becomes a property of the same name, with these exceptions: the name has a meaning in RocketMQ or begins
+with MQTT_, the name or the value is empty or has a separator of RocketMQ's, or the name is repeated. A topic, content
+type or response topic that is empty or has a separator becomes JSON, in a property with the suffix _JSON.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from duemq._values.checks import STEERING_PROPERTIES
+from duemq.errors import ArgumentError
+from duemq.mqtt_bridge.rules.fields import encoded_text
+from duemq.mqtt_bridge.rules.filters import check_topic
 from duemq.mqtt_bridge.session.packets import NO_PROPERTIES, Properties, Publish
 from duemq.protocol.records.properties import NAME_END, PROPERTY_END
 
@@ -44,20 +48,22 @@ USER_PROPERTIES: Final = "MQTT_USER_PROPERTIES"
 
 EMPTY_BODY: Final = b"\0"
 MARK: Final = "duemq-bridge"
-"""User property of what a bridge publishes: its share's name or client id, so that it does not take it back."""
+"""User property of messages that a bridge publishes, with the name of its share or its client id, so that it does not
+take them back."""
 _TRUE: Final = "true"
+_TIME: Final = re.compile("[0-9]{1,18}")
 
 
 def to_body(payload: bytes) -> bytes:
-    """The body of a message with this payload."""
+    """Return the body for a payload."""
     return payload or EMPTY_BODY
 
 
 def to_properties(
     publish: Publish, topic: str, bridge: str, now_ms: int, without: Collection[str] = ()
 ) -> dict[str, str]:
-    """The RocketMQ properties of a message that goes by `topic` in MQTT. `without`: user properties that it no longer
-    has. `now_ms`: the time, ms since the epoch."""
+    """Return the RocketMQ properties of an MQTT message. `topic`: its MQTT topic, of a delayed one the plain topic;
+    `without`: names of user properties to leave out; `now_ms`: the time, ms since the epoch."""
     fields = {BRIDGE: bridge}
     _put(fields, TOPIC, topic)
     if not publish.payload:
@@ -114,23 +120,27 @@ def _fits(text: str) -> bool:
 
 
 def to_payload(body: bytes, fields: Mapping[str, str]) -> bytes:
-    """The payload of a message with this body."""
+    """Return the payload for a body."""
     return b"" if body == EMPTY_BODY and EMPTY in fields else body
 
 
 def mqtt_topic(fields: Mapping[str, str]) -> str | None:
-    """The MQTT topic that a message came by or goes to; None for one that no bridge brought."""
+    """Return the MQTT topic of a message that a bridge sent to RocketMQ; None for other messages."""
     return _get(fields, TOPIC)
 
 
 def expires_at_ms(fields: Mapping[str, str]) -> int | None:
-    """When a message expires, ms since the epoch."""
+    """Return the time at which a message expires, ms since the epoch; None if it does not."""
     text = fields.get(EXPIRES_AT, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if _TIME.fullmatch(text) else None
 
 
 def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
-    """The MQTT properties of a message that is not expired. `now_ms`: the time, ms since the epoch."""
+    """Return the MQTT properties of a message that has not expired. `now_ms`: the time, ms since the epoch.
+
+    Characters that MQTT's strings do not have become % and hex digits, and a response topic that is none becomes a user
+    property: MQTT brokers close the connection on both.
+    """
     properties = Properties()
     user = [
         (name, value)
@@ -138,10 +148,19 @@ def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
         if name not in STEERING_PROPERTIES and not name.startswith(PREFIX)
     ]
     user += _user(fields.get(USER_PROPERTIES))
-    properties.user = tuple(user)
+    response_topic = _get(fields, RESPONSE_TOPIC)
+    if response_topic is not None:
+        try:
+            check_topic(response_topic)
+        except ArgumentError:
+            user.append((RESPONSE_TOPIC, response_topic))
+        else:
+            properties.response_topic = response_topic
+    properties.user = tuple([(encoded_text(name), encoded_text(value)) for name, value in user])
     properties.is_text = fields.get(TEXT) == _TRUE
-    properties.content_type = _get(fields, CONTENT_TYPE)
-    properties.response_topic = _get(fields, RESPONSE_TOPIC)
+    content_type = _get(fields, CONTENT_TYPE)
+    if content_type is not None:
+        properties.content_type = encoded_text(content_type)
     data = fields.get(CORRELATION_DATA)
     if data is not None:
         properties.correlation_data = _binary(data)
@@ -157,16 +176,17 @@ def _get(fields: Mapping[str, str], name: str) -> str | None:
         return text
     try:
         found = json.loads(fields[f"{name}_JSON"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, str) else None
 
 
 def _user(text: str | None) -> list[tuple[str, str]]:
-    """User properties that lie in JSON. Other programs may write it too: what is none of them is left out."""
+    """Return the user properties in a JSON text. Other programs may have written it: anything else in it is left
+    out."""
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     pairs = found if isinstance(found, list) else []
     return [

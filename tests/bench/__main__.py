@@ -1,6 +1,7 @@
 """Benchmarks of duemq's broker and Apache's 4.9.7. Both are started in turn on this machine, with the same clients. The
 cases of timers (figures whose names begin with `timers`, `beside` and `mix`) use Apache's 5.3.3, since 4.9.7 has no
-timers. The cases of the Spark jobs (`spark`) are compared only with naive programs for the same tasks.
+timers. The cases of the Spark jobs (`spark`) are compared only with naive programs for the same tasks, and those of the
+MQTT bridge (`mqtt`) with Mosquitto alone.
 
     python -m tests.bench [--rounds 2] [--tiny] [--big] [--only CASE ...]      (make bench)
 
@@ -23,7 +24,16 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.bench import acl_cases, cases, level_cases, pressure_cases, spark_cases, timer_cases, timer_growth
+from tests.bench import (
+    acl_cases,
+    cases,
+    level_cases,
+    mqtt_cases,
+    pressure_cases,
+    spark_cases,
+    timer_cases,
+    timer_growth,
+)
 from tests.bench.brokers import MakeBroker, apache, ours
 from tests.bench.figures import Figures, median, table
 
@@ -34,6 +44,7 @@ NAMES = (
     *timer_cases.NAMES,
     *pressure_cases.NAMES,
     *spark_cases.NAMES,
+    *mqtt_cases.NAMES,
 )
 BIG = (timer_cases.BIG, spark_cases.BIG)
 RESULTS = Path(__file__).parent / "results.jsonl"
@@ -51,6 +62,7 @@ def main() -> None:
     print(table({**cases.FIGURES, **acl_cases.FIGURES, **level_cases.FIGURES}, theirs, mine, "Apache 4.9.7"))
     print(table({**timer_cases.FIGURES, **pressure_cases.FIGURES}, theirs, mine, "Apache 5.3.3"))
     print(table(spark_cases.FIGURES, theirs, mine, "nothing like it"))
+    print(table(mqtt_cases.FIGURES, theirs, mine, "Mosquitto only"))
     if not arguments.tiny and not arguments.only:
         record(theirs, mine)
         timer_growth.plot(timer_growth.measure(timer_growth.REAL))
@@ -80,7 +92,8 @@ async def one_broker(
     figures |= await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)
     pressure = pressure_cases.TINY if tiny else pressure_cases.REAL
     figures |= await pressure_cases.run(make, directory, pressure, only, say)
-    return figures | await spark_cases.run(make, directory, spark_cases.TINY if tiny else spark_cases.REAL, only, say)
+    figures |= await spark_cases.run(make, directory, spark_cases.TINY if tiny else spark_cases.REAL, only, say)
+    return figures | await mqtt_cases.run(make, directory, mqtt_cases.TINY if tiny else mqtt_cases.REAL, only, say)
 
 
 def record(theirs: Figures, mine: Figures) -> None:

@@ -12,8 +12,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import acl_cases, level_cases, pressure_cases, profile, spark_cases, timer_cases, timer_growth
-from tests.bench.brokers import ours
+from tests.bench import (
+    acl_cases,
+    level_cases,
+    mqtt_cases,
+    pressure_cases,
+    profile,
+    spark_cases,
+    timer_cases,
+    timer_growth,
+)
+from tests.bench.brokers import MakeBroker, apache, ours
 
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
 ALONE = [("overdue", "drain_latency", "paths"), ("overdue_levels",), ("steady",), ("pending",)]
@@ -57,6 +66,16 @@ async def test_the_cases_of_pressure_give_their_figures(tmp_path: Path) -> None:
     figures = await pressure_cases.run(ours, tmp_path, pressure_cases.TINY, pressure_cases.NAMES, said.append)
     assert tuple(said) == pressure_cases.NAMES
     assert set(figures) == set(pressure_cases.FIGURES)
+    assert all(value >= 0 for value in figures.values()), figures
+
+
+@pytest.mark.parametrize("make", [ours, apache], ids=["with the bridge", "Mosquitto alone"])
+async def test_the_cases_of_the_mqtt_bridge_give_their_figures(make: MakeBroker, tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await mqtt_cases.run(make, tmp_path, mqtt_cases.TINY, mqtt_cases.NAMES, said.append)
+    assert said == list(mqtt_cases.NAMES)
+    of_bridge = {name for name in mqtt_cases.FIGURES if name.endswith(("_cpu_us", "_mib"))}
+    assert set(figures) == set(mqtt_cases.FIGURES) - (of_bridge if make is apache else set())
     assert all(value >= 0 for value in figures.values()), figures
 
 

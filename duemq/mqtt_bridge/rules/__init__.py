@@ -1,1 +1,1 @@
-"""What the bridge is to do: the rules, and the file that says them."""
+"""The rules of the bridge, and the file that has them."""

@@ -1,4 +1,4 @@
-"""What the rules make of sample topics, in words: `duemq mqtt-bridge check`."""
+"""`duemq mqtt-bridge check`: the effect of the rules on sample topics, as text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from duemq.mqtt_bridge.rules.model import Delay, DelayRefused, Inbound, Rules, T
 
 
 def describe(rules: Rules) -> Iterator[str]:
-    """Iterate over lines that say what the bridge connects, and to what it subscribes."""
+    """Iterate over lines about the connections, the subscriptions and the rules."""
     connection = rules.connection
+    account = f" with the account {rules.account.access_key}" if rules.account.access_key else ""
     yield (
         f"MQTT {connection.protocol} at {connection.host}:{connection.port} as {connection.client_id}, "
-        f"RocketMQ by {rules.nameserver}, state in {connection.state_directory}"
+        f"RocketMQ by {rules.nameserver}{account}, state in {connection.state_directory}"
     )
     for each in rules.subscriptions:
         yield f"subscribes to {each.filter} with QoS {each.qos}"
@@ -29,7 +30,7 @@ def describe(rules: Rules) -> Iterator[str]:
 
 
 def sample(rules: Rules, topic: str, now_ms: int) -> tuple[list[str], bool]:
-    """Return what becomes of a message to an MQTT topic, a line for each step, and whether the bridge takes it.
+    """Return the way of a message to an MQTT topic, a line for each step, and whether the bridge takes the message.
     `now_ms`: the time, ms since the epoch."""
     try:
         check_topic(topic)

@@ -44,7 +44,7 @@ _NO: Final = ("", "0", "false", "no")
 def read_delay(
     topic: str, properties: Iterable[tuple[str, str]], prefixes: Sequence[str], now_ms: int, longest_ms: int
 ) -> Delay | None:
-    """Return what a message to `topic` with these user properties asks for; None if it is to go on at once.
+    """Return the delay or recall that a message to `topic` with these user properties asks for; None for a plain one.
 
     `prefixes`: first levels of topics that ask for a delay, such as "$delayed". `now_ms`: the time, ms since the epoch.
     `longest_ms`: a message may wait no longer. Raises DelayRefused.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from duemq._values import checks
 from duemq.errors import ArgumentError
-from duemq.mqtt_bridge.rules.filters import Filter, check_topic
+from duemq.mqtt_bridge.rules.filters import OUTSIDE, Filter, check_topic
 from duemq.mqtt_bridge.rules.model import Target, TemplateError
 from duemq.mqtt_bridge.rules.templates import Template
 
@@ -26,8 +26,9 @@ _PROPERTY: Final = re.compile(r"(property|levels):(.+)", re.DOTALL)
 _NOT_IN_TOPICS: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
 _NOT_IN_KEYS: Final = re.compile(r"[\s\x00-\x20\x7f]")
 _NOT_IN_TAGS: Final = re.compile(r"[\s\x00-\x20\x7f|*]")
-_NOT_IN_LEVELS: Final = re.compile(r"[/+#\x00]")
-_NOT_IN_MQTT: Final = re.compile(r"[+#\x00]")
+_NOT_IN_LEVELS: Final = re.compile(f"[/+#{OUTSIDE}]")
+_NOT_IN_MQTT: Final = re.compile(f"[+#{OUTSIDE}]")
+_NOT_IN_TEXTS: Final = re.compile(f"[{OUTSIDE}]")
 
 INBOUND_FIELDS: Final = "{1}, {2} ... (a level of the MQTT topic), {2-} (the levels from the second on), {topic} (all)"
 OUTBOUND_FIELDS: Final = (
@@ -48,8 +49,8 @@ def is_outbound_field(name: str) -> bool:
 def target_maker(
     accepts: Filter, topic: Template, key: Template | None, tags: Template | None, sharding_key: Template | None
 ) -> Callable[[str], Target | None]:
-    """Return a function from an MQTT topic to what becomes of its messages; None for a topic that the filter does not
-    match. The function raises TemplateError."""
+    """Return a function from an MQTT topic to the target of its messages. It returns None for a topic that the filter
+    does not match, and raises TemplateError."""
 
     def target(mqtt_topic: str) -> Target | None:
         if not accepts.matches(mqtt_topic):
@@ -69,14 +70,15 @@ def target_maker(
             _rendered(key, value, _NOT_IN_KEYS),
             _rendered(tags, value, _NOT_IN_TAGS),
             _rendered(sharding_key, value, _NOT_IN_KEYS),
+            is_chosen_by_sender=not topic.is_constant,
         )
 
     return target
 
 
 def mqtt_topic_maker(template: Template, refused_levels: tuple[str, ...]) -> Callable[[ReceivedMessage], str]:
-    """Return a function from a message to its MQTT topic. It raises TemplateError where the message lacks a field, and
-    where its values, not the template itself, would make the first level begin with "$" or be one of
+    """Return a function from a message to its MQTT topic. It raises TemplateError if the message lacks a field, or if
+    its values, and not the template itself, would make the first level begin with "$" or be one of
     `refused_levels`."""
     first = template.text.partition("/")[0]
     is_first_constant = "{" not in first
@@ -100,12 +102,17 @@ def mqtt_topic_maker(template: Template, refused_levels: tuple[str, ...]) -> Cal
 
 def encoded(text: str, outside: re.Pattern[str]) -> str:
     """Return a text with the characters that match `outside` as % and hex digits."""
-    return outside.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), text)
+    return outside.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode(errors="surrogatepass")), text)
 
 
 def encoded_name(text: str) -> str:
     """Return a text as a part of a name of a RocketMQ topic or group."""
     return encoded(text, _NOT_IN_TOPICS)
+
+
+def encoded_text(text: str) -> str:
+    """Return a text as a string of MQTT's."""
+    return encoded(text, _NOT_IN_TEXTS)
 
 
 def encoded_key(text: str) -> str:
@@ -114,7 +121,7 @@ def encoded_key(text: str) -> str:
 
 
 def _rendered(template: Template | None, value: Callable[[str], str], outside: re.Pattern[str]) -> str | None:
-    """Return what a template makes; None without one, or where it makes nothing."""
+    """Return the text that a template makes; None without a template, or for an empty text."""
     return encoded(template.render(value), outside) or None if template is not None else None
 
 

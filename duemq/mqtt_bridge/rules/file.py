@@ -1,4 +1,4 @@
-"""bridge.toml: the file of rules. See docs/mqtt.md for what each name means.
+"""bridge.toml: the file of rules. docs/mqtt.md explains each name.
 
     nameserver = "127.0.0.1:9876"
 
@@ -25,6 +25,7 @@ Every error names the file and the line.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from duemq._consuming.subscription import make_subscription
+from duemq._net.routes import parse_nameservers
 from duemq._values import checks
+from duemq._values.accounts import ACCESS_KEY, ACCOUNT_FILE, SECRET_KEY, Keys, keys_in, read_account
 from duemq._values.durations import parse_duration
 from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.rules import fields, lines, loops
@@ -51,7 +54,7 @@ from duemq.mqtt_bridge.rules.model import (
     Tls,
     UserProperties,
 )
-from duemq.mqtt_bridge.rules.tables import WrongTables, convert
+from duemq.mqtt_bridge.rules.tables import TlsFiles, WrongTables, convert
 from duemq.mqtt_bridge.rules.templates import Template
 
 if TYPE_CHECKING:
@@ -61,6 +64,12 @@ T = TypeVar("T")
 
 MAX_BYTES: Final = 1 << 20
 """Maximum size of the file."""
+MAX_FIELD_BYTES: Final = 65_535
+"""Maximum size of user and password in MQTT."""
+LONGEST_OF_STATUS: Final = "/counters"
+"""The longest suffix of the status topic."""
+_HOST: Final = re.compile(r"[^\x00-\x20\x7f/.]+(?:\.[^\x00-\x20\x7f/.]+)*\.?")
+_PATH: Final = re.compile(r"/[!-~]*")
 
 
 def read(path: Path) -> Rules:
@@ -87,8 +96,8 @@ def parse(text: str, path: Path, environment: dict[str, str] | None = None) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names that a file need not give: made of the share's name or else the client id, so that bridges of different
-    MQTT brokers never take each other's messages, and bridges that share a load do."""
+    """Default names of topics and groups, made of the name of the share or else the client id. So bridges of different
+    MQTT brokers do not take each other's messages, while bridges that share the load have the same names."""
 
     bridge: str
 
@@ -130,6 +139,7 @@ class _Reader:
         return Rules(
             connection=connection,
             nameserver=file.nameserver,
+            account=self._account(),
             delayed=delayed,
             status_topic=status_topic,
             inbound=tuple(inbound),
@@ -147,7 +157,7 @@ class _Reader:
 
     @contextmanager
     def _at(self, *place: str | int) -> Iterator[None]:
-        """Give errors within the line of what `place` names."""
+        """Add the file and the line of `place` to ArgumentErrors."""
         try:
             yield
         except ArgumentError as error:
@@ -155,16 +165,38 @@ class _Reader:
 
     # --- tables to rules
 
+    def _account(self) -> Keys:
+        """Return the keys of the account: those of the file of rules, or else of the environment."""
+        file, environment = self._file, self._environment
+        if file.access_key is not None or file.secret_key is not None:
+            for name, other in (("access_key", "secret_key"), ("secret_key", "access_key")):
+                if getattr(file, name) is None:
+                    raise self._error((other,), f"{name} is missing: an account has both access_key and secret_key")
+            if file.account_file is not None:
+                raise self._error(("account_file",), "give account_file, or access_key and secret_key, not both")
+            return Keys(file.access_key, file.secret_key)
+        if file.account_file is not None:
+            with self._at("account_file"):
+                return read_account(self._relative(file.account_file))
+        if environment.get(ACCOUNT_FILE):
+            with self._at():
+                return read_account(Path(environment[ACCOUNT_FILE]))
+        keys = keys_in(environment)
+        if bool(keys.access_key) != bool(keys.secret_key):
+            raise self._error((), f"the environment has only one of {ACCESS_KEY} and {SECRET_KEY}; set both, or none")
+        return keys
+
     def _connection(self) -> Connection:
         mqtt = self._file.mqtt
         with self._at("mqtt", "client_id"):
             check_topic(mqtt.client_id)
             if "/" in mqtt.client_id:
                 raise ArgumentError(f"the client id {mqtt.client_id!r} has a /; it becomes a level of the status topic")
-        if mqtt.share is not None and ("/" in mqtt.share or "+" in mqtt.share or "#" in mqtt.share):
-            raise self._error(
-                ("mqtt", "share"), f"the share {mqtt.share!r} has one of / + #, which MQTT does not allow"
-            )
+        if mqtt.share is not None:
+            with self._at("mqtt", "share"):
+                check_topic(mqtt.share)
+                if "/" in mqtt.share:
+                    raise ArgumentError(f"the share {mqtt.share!r} has a /, which MQTT does not allow")
         if mqtt.share is not None and mqtt.protocol != "5":
             raise self._error(
                 ("mqtt", "share"), 'shared subscriptions are of MQTT 5; leave share out, or set protocol = "5"'
@@ -173,6 +205,7 @@ class _Reader:
         expiry = NEVER_EXPIRES
         if mqtt.session_expiry != "never":
             expiry = self._seconds(("mqtt", "session_expiry"), mqtt.session_expiry, 1, NEVER_EXPIRES - 1)
+        self._check_address()
         tls = self._tls()
         is_websocket = mqtt.websocket_path is not None
         default_port = (443 if tls else 80) if is_websocket else (8883 if tls else 1883)
@@ -189,9 +222,30 @@ class _Reader:
             keepalive=keepalive,
             session_expiry=expiry,
             receive_maximum=mqtt.receive_maximum,
+            receive_maximum_bytes=mqtt.receive_maximum_bytes,
             max_in_flight=mqtt.max_in_flight,
+            max_in_flight_bytes=mqtt.max_in_flight_bytes,
             share=mqtt.share,
         )
+
+    def _check_address(self) -> None:
+        """Check the addresses of both sides, the user and the password."""
+        mqtt = self._file.mqtt
+        with self._at("nameserver"):
+            parse_nameservers(self._file.nameserver)
+        with self._at("mqtt", "host"):
+            if not _HOST.fullmatch(mqtt.host) or any(len(label) > 63 for label in mqtt.host.split(".")):
+                raise ArgumentError(f"{mqtt.host!r} is no host name and no address")
+        with self._at("mqtt", "websocket_path"):
+            if mqtt.websocket_path is not None and not _PATH.fullmatch(mqtt.websocket_path):
+                raise ArgumentError(
+                    f"{mqtt.websocket_path!r} is no path: it begins with / and has ASCII characters without blanks"
+                )
+        with self._at("mqtt", "user"):
+            if mqtt.user is not None and (
+                fields.encoded_text(mqtt.user) != mqtt.user or len(mqtt.user.encode()) > MAX_FIELD_BYTES
+            ):
+                raise ArgumentError(f"the user has a control character, or more than {MAX_FIELD_BYTES} bytes")
 
     def _seconds(self, place: lines.Path, text: str, least: int, most: int) -> int:
         """Return a duration in whole seconds."""
@@ -203,24 +257,39 @@ class _Reader:
         return seconds
 
     def _relative(self, name: str) -> Path:
-        return self._path.parent / Path(name).expanduser()
+        """Return a path of the file. Raises ArgumentError for a text that is none."""
+        if "\0" in name:
+            raise ArgumentError(f"{name!r} is no path: it has the character U+0000")
+        try:
+            return self._path.parent / Path(name).expanduser()
+        except RuntimeError:
+            raise ArgumentError(f"{name!r}: there is no such user, or no home directory") from None
 
     def _state_directory(self) -> Path:
         if self._file.mqtt.state is not None:
-            return self._relative(self._file.mqtt.state)
+            with self._at("mqtt", "state"):
+                return self._relative(self._file.mqtt.state)
         of_systemd = self._environment.get("STATE_DIRECTORY", "").partition(":")[0]
         if of_systemd:
             return Path(of_systemd)
         return self._relative(f"{fields.encoded_name(self._file.mqtt.client_id)}.state")
 
     def _password(self) -> str | None:
+        password = self._given_password()
+        if password is not None and len(password.encode()) > MAX_FIELD_BYTES:
+            place = "password" if self._file.mqtt.password is not None else "password_file"
+            raise self._error(("mqtt", place), f"the password has more than {MAX_FIELD_BYTES} bytes")
+        return password
+
+    def _given_password(self) -> str | None:
         mqtt = self._file.mqtt
         if mqtt.password_file is None:
             return mqtt.password
         place = ("mqtt", "password_file")
         if mqtt.password is not None:
             raise self._error(place, "give password or password_file, not both")
-        path = self._relative(mqtt.password_file)
+        with self._at(*place):
+            path = self._relative(mqtt.password_file)
         try:
             return path.read_text().removesuffix("\n")
         except OSError as error:
@@ -230,22 +299,31 @@ class _Reader:
 
     def _tls(self) -> Tls | None:
         tls = self._file.mqtt.tls
-        if isinstance(tls, bool):
-            return Tls() if tls else None
+        if not tls:
+            return None
+        if tls is True:
+            tls = TlsFiles()
         files: dict[str, Path | None] = {}
         for name in ("ca_file", "certificate_file", "key_file"):
             text = getattr(tls, name)
-            files[name] = self._relative(text) if text is not None else None
-            if text is not None and not os.access(self._relative(text), os.R_OK):
-                raise self._error(("mqtt", "tls", name), f"{self._relative(text)}: is missing, or cannot be read")
+            if text is None:
+                files[name] = None
+                continue
+            with self._at("mqtt", "tls", name):
+                files[name] = path = self._relative(text)
+                if not path.is_file() or not os.access(path, os.R_OK):
+                    raise ArgumentError(f"{path}: is missing, or cannot be read")
         if files["key_file"] is not None and files["certificate_file"] is None:
             raise self._error(("mqtt", "tls", "key_file"), "a key_file goes with a certificate_file")
         return Tls(check_host=tls.check_host, **files)
 
     def _status_topic(self, client_id: str) -> str:
-        topic = self._file.status.topic or f"duemq/bridge/{client_id}"
+        file = self._file
+        topic = file.status.topic or f"duemq/bridge/{client_id}"
         with self._at("status", "topic"):
-            check_topic(topic)
+            check_topic(f"{topic}{LONGEST_OF_STATUS}")
+            if file.delayed.enabled and topic.partition("/")[0] in file.delayed.prefixes:
+                raise ArgumentError(f"the status topic {topic!r} begins with a prefix of delays")
         for number, rule in enumerate(self._file.to_rocketmq):
             if Filter(rule.filter).overlaps(Filter(f"{topic}/#")):
                 line = lines.line_of(self._text, ("to_rocketmq", number, "filter"))
@@ -266,6 +344,7 @@ class _Reader:
                 check_topic(prefix)
                 if "/" in prefix:
                     raise ArgumentError(f"the prefix {prefix!r} has a /; it is the first level of a topic")
+                Filter(f"{prefix}/#")
             if len(set(delayed.prefixes)) < len(delayed.prefixes):
                 raise ArgumentError("a prefix is given twice")
         topic = delayed.topic or self._names.delayed_topic

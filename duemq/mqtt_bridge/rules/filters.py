@@ -14,7 +14,12 @@ from duemq.errors import ArgumentError
 MAX_TOPIC_BYTES: Final = 65_535
 """Maximum size of a topic or filter in UTF-8."""
 
-_OUTSIDE: Final = re.compile("[\x00\ud800-\udfff]")
+OUTSIDE: Final = "\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef" + "".join(
+    f"{chr(plane | 0xFFFE)}{chr(plane | 0xFFFF)}" for plane in range(0, 0x110000, 0x10000)
+)
+"""Characters that MQTT's strings do not have, for the brackets of a regular expression: U+0000 and surrogates, which
+are forbidden, and control characters and non-characters, on which Mosquitto closes the connection (MQTT 5.0, 1.5.4)."""
+_OUTSIDE: Final = re.compile(f"[{OUTSIDE}]")
 
 
 class Filter:
@@ -23,7 +28,7 @@ class Filter:
     __slots__ = ("_levels", "_matches", "text")
 
     def __init__(self, text: str) -> None:
-        _check(text, "an MQTT filter")
+        _check(text, "the MQTT filter")
         levels = text.split("/")
         for number, level in enumerate(levels):
             if "#" in level and (level != "#" or number < len(levels) - 1):
@@ -72,29 +77,28 @@ class Filter:
 
 
 def _covers(mine: list[str], theirs: list[str]) -> bool:
-    if mine == ["#"]:
-        return True
-    if not mine or not theirs:
-        return not mine and not theirs
-    if theirs[0] == "#" or mine[0] not in ("+", theirs[0]):
-        return False
-    return _covers(mine[1:], theirs[1:])
+    for left, right in zip(mine, theirs, strict=False):
+        if left == "#":
+            return True
+        if right == "#" or left not in ("+", right):
+            return False
+    return len(mine) == len(theirs) or mine[len(theirs) :] == ["#"]
 
 
 def check_topic(topic: str) -> None:
     """Raise ArgumentError if a text is no topic name to which a message can be published."""
-    _check(topic, "an MQTT topic")
+    _check(topic, "the MQTT topic")
     if "+" in topic or "#" in topic:
         raise ArgumentError(f"the MQTT topic {topic!r} has + or #, which only filters may have")
 
 
-def _check(text: str, what: str) -> None:
+def _check(text: str, name: str) -> None:
     if not text:
-        raise ArgumentError(f"{what} is empty")
+        raise ArgumentError(f"{name} is empty")
     if _OUTSIDE.search(text):
-        raise ArgumentError(f"{what} has a character that MQTT does not allow (U+0000 or a surrogate): {text!r}")
+        raise ArgumentError(f"{name} has a control character, a surrogate or a non-character, not for MQTT: {text!r}")
     if len(text.encode()) > MAX_TOPIC_BYTES:
-        raise ArgumentError(f"{what} has more than {MAX_TOPIC_BYTES} bytes")
+        raise ArgumentError(f"{name} has more than {MAX_TOPIC_BYTES} bytes")
 
 
 def _pattern(levels: list[str]) -> str:

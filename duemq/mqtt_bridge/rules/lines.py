@@ -1,8 +1,9 @@
-"""In which line of a TOML file a key is set: Python's tomllib tells no positions."""
+"""The lines of a TOML file at which keys are set: Python's tomllib has no positions."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 _HEADER: Final = re.compile(r"\s*(\[\[|\[)\s*([^\[\]]+?)\s*\]")
@@ -10,17 +11,24 @@ _KEY: Final = re.compile(r"""\s*("[^"]*"|'[^']*'|[A-Za-z0-9_-]+)\s*[=.]""")
 _QUOTES: Final = ('"""', "'''")
 
 Path = tuple[str | int, ...]
-"""Where a value is: names of keys and tables, numbers of tables in arrays, such as ("to_mqtt", 1, "qos")."""
+"""The place of a value: names of keys and tables, numbers of tables in arrays, such as ("to_mqtt", 1, "qos")."""
 
 
 def line_of(text: str, path: Path) -> int:
     """Return the number, from 1 on, of the line that sets what `path` names: its key, or else the header of its table,
     or else 1. `text` is a TOML document; inline tables and arrays count as their key's line."""
-    best, depth = 1, 0
+    places = _places(text)
+    return next((places[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in places), 1)
+
+
+@lru_cache(maxsize=1)
+def _places(text: str) -> dict[Path, int]:
+    """Return the lines of all keys and headers of tables. Cached, since each rule asks for some."""
+    found: dict[Path, int] = {}
     table: Path = ()
     counts: dict[str, int] = {}
     quote = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if quote:  # within a text of several lines
             quote = "" if quote in line else quote
             continue
@@ -32,15 +40,12 @@ def line_of(text: str, path: Path) -> int:
             if header[1] == "[[":
                 counts[name] = counts.get(name, -1) + 1
                 table = (*table, counts[name])
-            place: Path = table
-        else:
-            key = _KEY.match(line)
-            if key is None:
-                continue
-            place = (*table, key[1].strip("\"'"))
-        if len(place) > depth and place == path[: len(place)]:
-            best, depth = number, len(place)
-    return best
+            found.setdefault(table, number)
+            continue
+        key = _KEY.match(line)
+        if key is not None:
+            found.setdefault((*table, key[1].strip("\"'")), number)
+    return found
 
 
 def path_of(where: str) -> Path:

@@ -1,7 +1,7 @@
 """Rules that would lead a message back to where it came from, and the subscriptions that the rules need.
 
-A broker may deliver a message once for each of a client's subscriptions that match it (MQTT 5.0, chapter 3.3.4). The
-bridge must have it once: so no two of its subscriptions overlap.
+An MQTT broker may deliver a message once for each of a client's subscriptions that match (MQTT 5.0, chapter 3.3.4). The
+bridge must get it once, so no two of its subscriptions overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEVELS: Final = "\x02"
 
 @dataclass(frozen=True, slots=True)
 class ToRocketmq:
-    """What of a rule from MQTT to RocketMQ decides about loops; `line` is where the rule begins."""
+    """The fields of a rule from MQTT to RocketMQ that decide about loops; `line`: the line at which it begins."""
 
     line: int
     filter: Filter
@@ -33,7 +33,7 @@ class ToRocketmq:
 
 @dataclass(frozen=True, slots=True)
 class ToMqtt:
-    """What of a rule from RocketMQ to MQTT decides about loops; `line` is where the rule begins."""
+    """The fields of a rule from RocketMQ to MQTT that decide about loops; `line`: the line at which it begins."""
 
     line: int
     topic: str

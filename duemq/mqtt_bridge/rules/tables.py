@@ -1,4 +1,4 @@
-"""The tables of bridge.toml as they are written, with their types; `file` gives them their meaning."""
+"""The tables of bridge.toml as they are written: names, types and default values. `file` makes rules of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from duemq.mqtt_bridge.rules.model import Protocol, QoS, Retained
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+_Bytes = Annotated[int, msgspec.Meta(ge=65_536, le=2**40)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -30,7 +31,7 @@ class TlsFiles(_Table, frozen=True):
 
 
 class Mqtt(_Table, frozen=True):
-    """[mqtt]: the MQTT broker, and as whom the bridge connects."""
+    """[mqtt]: the MQTT broker, and the bridge's identity there."""
 
     client_id: _Text
     host: _Text = "127.0.0.1"
@@ -44,7 +45,9 @@ class Mqtt(_Table, frozen=True):
     keepalive: str = "60s"
     session_expiry: str = "never"
     receive_maximum: _Count = 500
+    receive_maximum_bytes: _Bytes = 33_554_432
     max_in_flight: _Count = 500
+    max_in_flight_bytes: _Bytes = 33_554_432
     share: _Text | None = None
     state: _Text | None = None
 
@@ -61,7 +64,7 @@ class Delayed(_Table, frozen=True):
 
 
 class Status(_Table, frozen=True):
-    """[status]: what the bridge tells of itself."""
+    """[status]: the bridge's reports about itself."""
 
     topic: _Text | None = None
 
@@ -95,6 +98,9 @@ class File(_Table, frozen=True):
 
     mqtt: Mqtt
     nameserver: _Text = "127.0.0.1:9876"
+    account_file: _Text | None = None
+    access_key: _Text | None = None
+    secret_key: _Text | None = None
     delayed: Delayed = Delayed()
     status: Status = Status()
     to_rocketmq: tuple[ToRocketmq, ...] = ()
@@ -129,6 +135,8 @@ def convert(text: str) -> File:
         number = at.partition(",")[0]
         line = int(number) if number.isdigit() else text.count("\n") + 1
         raise WrongTables(line, f"is no TOML: {reason}") from None
+    except RecursionError:
+        raise WrongTables(1, "has values that are nested too deeply") from None
     try:
         return msgspec.convert(data, File)
     except msgspec.ValidationError as error:

@@ -11,12 +11,12 @@ from duemq.errors import ArgumentError
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 
 Value = Callable[[str], str]
-"""Returns the value of a field. Raises ArgumentError where the message has none."""
+"""Returns the value of a field. Raises TemplateError if the message has none."""
 
 
 class Template:
-    """A template. `is_field` tells which names there are, and `known` lists them for the error. Raises ArgumentError
-    for other names and for single braces."""
+    """A template. `is_field` returns whether a name is a field, and `known` lists the fields for the error. Raises
+    ArgumentError for other names and for single braces."""
 
     __slots__ = ("_pieces", "fields", "text")
 
@@ -47,5 +47,5 @@ class Template:
         return not self.fields
 
     def render(self, value: Value) -> str:
-        """Return the text with the values of the fields. Raises what `value` raises."""
+        """Return the text with the values of the fields. Raises the errors of `value`."""
         return "".join([value(text) if is_name else text for text, is_name in self._pieces])

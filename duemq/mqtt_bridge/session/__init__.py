@@ -1,1 +1,1 @@
-"""The bridge's session at the MQTT broker: packets, acknowledgements, and what outlives a kill."""
+"""The bridge's session at the MQTT broker: packets, acknowledgements, and the journal."""

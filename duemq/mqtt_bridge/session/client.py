@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import aiomqtt
 from aiomqtt.types import PahoSocket
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY, ConnectFlags, DisconnectFlags
 from paho.mqtt.client import Client as PahoClient
+from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -24,10 +27,12 @@ from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.wire import Received, Wire
 
 TIMEOUT: Final = 10.0
-"""For the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
+"""Maximum time for the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
+_MISC_EVERY: Final = 1.0
+"""Seconds between two checks whether a ping is due, as in aiomqtt."""
 _UNTOLD_MAXIMUM: Final = 20
-"""Messages without acknowledgement with MQTT 3.1.1, whose brokers do not tell their limit: Mosquitto's default, beyond
-which it acknowledges messages with QoS 2 and drops them."""
+"""Messages without acknowledgement with MQTT 3.1.1, whose brokers do not announce their limit: Mosquitto's default,
+beyond which it acknowledges messages with QoS 2 and drops them."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
 
@@ -35,17 +40,17 @@ _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 T = TypeVar("T")
 
 _quiet = logging.getLogger("duemq.mqtt_bridge.paho")
-"""What paho logs of a lost connection is told once, by whoever waits for it."""
+"""paho's messages about lost connections are not shown: the bridge logs one line for each."""
 _quiet.setLevel(logging.CRITICAL)
 
 
 class MqttConnectionError(DueMQError):
-    """There is no connection to the MQTT broker, or not any more; the text says why."""
+    """There is no connection to the MQTT broker; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What the MQTT broker allows, as its CONNACK says; with MQTT 3.1.1 it says nothing."""
+    """Limits of the MQTT broker from its CONNACK. With MQTT 3.1.1 it has none."""
 
     receive_maximum: int = packets.MAX_PACKET_IDS
     """Maximum number of messages on their way to it without acknowledgement."""
@@ -55,11 +60,12 @@ class ServerLimits:
 
 
 class Session(aiomqtt.Client):
-    """A connection, used once: `async with`, which raises MqttConnectionError where there is none.
+    """One connection, used with `async with`, which raises MqttConnectionError if it cannot be made.
 
-    `received` gets the packets of messages, also before `async with` has returned: a session that the broker kept goes
-    on at once. `new_id` gives packet ids that nobody else has. `limit`: of larger packets only the head is kept, in
-    bytes. `will`: what the broker publishes for the bridge, retained, when the connection is lost: topic and payload.
+    `received` gets the packets of messages, also before `async with` has returned, since a session that the MQTT
+    broker kept continues at once. `new_id` returns packet ids that are not in use. `limit`: only the head of a packet
+    with more bytes is kept. `will`: topic and payload of the retained message that the MQTT broker publishes when the
+    connection is lost.
     """
 
     def __init__(
@@ -100,13 +106,14 @@ class Session(aiomqtt.Client):
             tls_insecure=None if tls is None else not tls.check_host,
         )
         self.is_present = False
-        """Whether the broker still had the session."""
+        """Whether the MQTT broker still had the session."""
         self.limits = ServerLimits()
         self._address = f"{connection.host}:{connection.port}"
         self._lost: asyncio.Future[str] = self._loop.create_future()
         self._drained = asyncio.Event()
         self._drained.set()
         self._out = bytearray()
+        self._is_paused = False
         self._why_broken: str | None = None
         self._wire = Wire(
             self._client, is_v5=self.is_v5, limit=limit, received=received, broken=self._set_broken, new_id=new_id
@@ -123,7 +130,7 @@ class Session(aiomqtt.Client):
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        """Say goodbye, where the connection is there; the broker keeps the session. Does not raise."""
+        """Send DISCONNECT if there is a connection, and close it. The MQTT broker keeps the session. Does not raise."""
         self._flush()
         try:
             await super().__aexit__(None, None, None)
@@ -134,48 +141,50 @@ class Session(aiomqtt.Client):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is lost or closed."""
         return self._lost.done()
 
     async def wait_lost(self) -> str:
-        """Wait until the connection is gone, and give the reason."""
+        """Wait until the connection is lost or closed; return the reason."""
         return await asyncio.shield(self._lost)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send packets, together with all others that are sent in this turn of the loop. Nothing happens where the
-        connection is gone."""
+        """Send packets, together with all others that are sent in this turn of the event loop. Without a connection
+        nothing happens."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += data
 
     def pause(self) -> None:
-        """Read nothing more until `resume`. A pause of more than twice the keepalive ends the connection, after which
-        the broker sends again what is not acknowledged."""
+        """Read nothing more until `resume`. Pings go out as before, so that the MQTT broker keeps the connection."""
+        self._is_paused = True
         sock = self._client.socket()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
 
     def resume(self) -> None:
         """Read on after a pause."""
+        self._is_paused = False
         sock = self._client.socket()
         if sock is not None:
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
-            self._wire.read_all()  # TLS may have read already what a socket no longer tells of
+            self._wire.read_all()  # TLS may have bytes in its buffer, of which the event loop does not know
 
     async def drained(self) -> None:
-        """Wait until all is with the operating system, or the connection is gone."""
+        """Wait until the operating system has taken all bytes, or the connection is lost."""
         self._flush()
         while self._wire.is_blocked and not self.is_lost:
             self._drained.clear()
             await self._drained.wait()
 
     async def subscribe_to(self, topic: str, subscription: Subscription) -> str | None:
-        """Subscribe; `topic` is the filter as the broker is to see it, with $share. Gives why the broker refuses it, or
+        """Subscribe to a filter; `topic` is the filter with $share. Return the reason if the MQTT broker refuses, or
         None. Raises MqttConnectionError."""
         options = None
         if self.is_v5:
             is_once = subscription.retained == "once"
-            # The flag is kept where it says how a message was published. With "once" it has to say which were retained.
+            # The retain flag of a message then means that it was published as retained. With "once" it has to mean that
+            # the MQTT broker had it retained.
             options = SubscribeOptions(
                 subscription.qos,
                 retainAsPublished=not is_once,
@@ -190,7 +199,7 @@ class Session(aiomqtt.Client):
         return str(code) if isinstance(code, ReasonCode) and code.is_failure else None
 
     async def unsubscribe_from(self, topic: str) -> None:
-        """Unsubscribe; `topic` as of `subscribe_to`. Raises MqttConnectionError."""
+        """End a subscription; `topic` as in `subscribe_to`. Raises MqttConnectionError."""
         try:
             await self._unless_lost(self.unsubscribe(topic))
         except (aiomqtt.MqttError, ValueError) as error:
@@ -254,18 +263,28 @@ class Session(aiomqtt.Client):
             self._connected.set_exception(aiomqtt.MqttError(self._lost.result()))
             self._connected.exception()  # looked at, also where nobody waits any more
         if self._disconnected.done() and not self._disconnected.cancelled():
-            self._disconnected.exception()  # looked at, since `wait_lost` tells it
+            self._disconnected.exception()  # retrieved here, since `wait_lost` reports it
 
-    # aiomqtt's own would watch a socket that was closed meanwhile, or the next one with its number.
+    # aiomqtt's own methods would watch a socket that was closed meanwhile, or the next one with its descriptor.
 
     def _on_socket_open(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
-        # Called in the thread that connects.
+        # Runs in the thread that connects.
         self._loop.call_soon_threadsafe(self._watch, sock)
 
     def _watch(self, sock: PahoSocket) -> None:
         if self._wire.is_open(sock):
+            _set_no_delay(sock.fileno())
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
             self._misc_task = self._loop.create_task(self._misc_loop())
+
+    async def _misc_loop(self) -> None:
+        """Send pings. In a pause their answers are not read, so missing answers do not end the connection."""
+        while True:
+            if self._is_paused:
+                self._wire.forgive_ping()
+            if self._client.loop_misc() != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                return
+            await asyncio.sleep(_MISC_EVERY)
 
     def _on_socket_register_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         self._loop.call_soon_threadsafe(self._watch_writing, sock)
@@ -277,6 +296,14 @@ class Session(aiomqtt.Client):
     def _on_socket_unregister_write(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         super()._on_socket_unregister_write(client, userdata, sock)
         self._drained.set()
+
+
+def _set_no_delay(descriptor: int) -> None:
+    """Have small packets sent at once. Without TCP_NODELAY the kernel holds a packet back until the other side's kernel
+    has acknowledged the one before, which may take 40 ms. paho does not set the option, and aiomqtt cannot set it with
+    WebSocket."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _connect_properties(connection: Connection) -> PahoProperties:

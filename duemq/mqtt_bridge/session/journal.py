@@ -1,23 +1,26 @@
-"""What must outlive a kill of the bridge so that QoS 2 stays exactly once: an SQLite file, written many rows a commit.
+"""The journal, an SQLite file: the state of QoS 2 that must survive a kill of the bridge. A commit has many rows.
 
     received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released   from MQTT
     published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
     passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
 
-`received`: a message with QoS 2 that was taken on, from before it is sent to RocketMQ until its PUBREL. Where the
-broker sends its packet id again, it is the same message, and RocketMQ is asked for its unique key: in the queue, from
-the offset `floor` on, before which it cannot lie. It has the digest of what came, since a broker that lost its last
-seconds may give the packet id to another message. The last that were released stay: such a broker sends them again.
+`received`: a message with QoS 2 from MQTT, from before it is sent to RocketMQ until its PUBREL. If the MQTT broker
+sends its packet id again, it is the same message, and the bridge searches for its unique key in the queue, from the
+offset `floor` on; the message cannot lie before. The digest is that of the PUBLISH, since an MQTT broker that lost its
+last seconds may use the packet id for another message. The messages that were released last stay in the table, since
+such a broker sends them again.
 
-`published`: a message with QoS 2 that goes to MQTT, from before its PUBLISH until the group's offset has passed it.
+`published`: a message with QoS 2 to MQTT, from before its PUBLISH until the group's offset has passed it.
 
-`passed`: how far the group's offset was in each queue, with QoS 2: now (`high`), and one to two minutes ago (`low`). A
-broker keeps offsets in memory and saves them every five seconds, so that after a kill it gives the last messages again:
-what lies between the two was published. A group that begins before `low` was sent back by an administrator.
+`passed`: for rules with QoS 2, the group's offset in each queue: now (`high`), and one to two minutes ago (`low`).
+RocketMQ's brokers save offsets every five seconds, so after a kill they deliver the last messages again: those between
+`low` and `high` were published. If a group begins before `low`, an administrator has reset its offset.
 
-Rows are in memory as well. A change is there at once, and `saved` tells when it is on the disk. Only one process has
-the file: another one that opens it gets JournalError.
+`subscriptions`: the QoS of each subscription that the session at the MQTT broker may have.
+
+The rows are in memory as well. A change is visible at once; `saved` waits until it is on the disk. Only one process can
+open the file; others get JournalError.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ from duemq.messages import MessageQueue
 
 FILE_NAME: Final = "journal.db"
 KEPT_RELEASED: Final = 10_000
-"""So many messages that were released are remembered."""
+"""Maximum number of released messages in the journal."""
 TURN_MS: Final = 60_000
-"""Between `high` and `low` of a queue lies at least this time, in ms, and at most twice as much."""
+"""Least time between `low` and `high` of a queue, in ms; the greatest is twice as long."""
 _VERSION: Final = 1
 
 _TABLES: Final = """
@@ -61,26 +64,26 @@ class JournalError(DueMQError):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A message with QoS 2 that came from MQTT and is not released yet."""
+    """A message with QoS 2 from MQTT."""
 
     packet_id: int
     unique_key: str
-    """The message id that it has or will have in RocketMQ."""
+    """Its message id in RocketMQ."""
     digest: bytes
-    """Of the PUBLISH."""
+    """Digest of the PUBLISH."""
     queue: MessageQueue
-    """Where it was or will be sent; for a delayed one, where it will be delivered."""
+    """The queue to which it is sent; of a delayed message, the queue to which it will be delivered."""
     floor: int
-    """It lies at no lower offset of the queue."""
+    """Least offset of the queue at which it can lie."""
     is_delayed: bool
     is_stored: bool = False
-    """Whether RocketMQ is known to have it. Not in the file: after a start it is found out."""
+    """Whether RocketMQ is known to have it. Not in the file: after a start the bridge searches for it."""
     is_released: bool = False
-    """Whether its PUBREL came."""
+    """Whether its PUBREL has arrived."""
 
 
 class Place(NamedTuple):
-    """Where a message lies that goes to MQTT: the group that reads it, its queue and its offset there."""
+    """The place of a message to MQTT: the group that reads it, its queue, and its offset in the queue."""
 
     group: str
     queue: MessageQueue
@@ -88,28 +91,29 @@ class Place(NamedTuple):
 
 
 class State(IntEnum):
-    """How far a message with QoS 2 is on its way to MQTT."""
+    """State of a message with QoS 2 to MQTT."""
 
     PUBLISHED = 0
-    """No PUBREC came yet: PUBLISH is sent again."""
+    """PUBREC has not arrived: over a new connection, PUBLISH is sent again."""
     RELEASED = 1
-    """PUBREC came: PUBREL is sent again."""
+    """PUBREC has arrived: over a new connection, PUBREL is sent again."""
     DONE = 2
-    """PUBCOMP came; the group's offset has not passed it."""
+    """PUBCOMP has arrived; the group's offset has not passed the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The state of a message with QoS 2 that goes to MQTT."""
+    """Packet id and state of a message with QoS 2 to MQTT."""
 
     packet_id: int
-    """0 where it is done: the id may be another message's."""
+    """0 for `DONE`: another message may have the id."""
     state: State
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """How far a group's offset was in a queue: one to two turns ago, at the last turn, and now."""
+    """A group's offset in a queue: one to two turns ago, at the last turn, and now. `turned_ms`: time of the last turn,
+    ms since the epoch."""
 
     low: int
     middle: int
@@ -138,7 +142,7 @@ class Journal:
         """By packet id."""
         self.published: Mapping[Place, Published] = published
         self.subscriptions: Mapping[str, int] = subscriptions
-        """QoS by filter, with $share: all that the session at the broker may have."""
+        """QoS by filter, with $share, of the subscriptions that the session at the MQTT broker may have."""
         self._received = received
         self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
         """Packet ids of messages that were released, the oldest first."""
@@ -151,7 +155,7 @@ class Journal:
     # --- from MQTT
 
     def take(self, taken: Iterable[Taken]) -> None:
-        """Note messages that are about to be sent to RocketMQ."""
+        """Add messages that are about to be sent to RocketMQ."""
         rows = []
         for each in taken:
             self._received[each.packet_id] = each
@@ -173,13 +177,13 @@ class Journal:
         self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def set_stored(self, packet_ids: Iterable[int]) -> None:
-        """RocketMQ has these messages. In memory only."""
+        """Mark messages as stored by RocketMQ. In memory only."""
         for packet_id in packet_ids:
             if packet_id in self._received:
                 self._received[packet_id] = replace(self._received[packet_id], is_stored=True)
 
     def release(self, packet_ids: Iterable[int]) -> None:
-        """Messages have got their PUBREL: their packet ids may be other messages'."""
+        """Mark messages as released: their PUBREL has arrived, and other messages may get their packet ids."""
         now = [each for each in packet_ids if each in self._received and each not in self._released]
         for each in now:
             self._received[each] = replace(self._received[each], is_stored=True, is_released=True)
@@ -190,7 +194,7 @@ class Journal:
             self.forget_received(list(itertools.islice(self._released, too_many)))
 
     def forget_received(self, packet_ids: Iterable[int]) -> None:
-        """Forget messages, since they were refused, or since nobody can send them again."""
+        """Remove messages that were refused, or that the MQTT broker cannot send again."""
         gone = [(each,) for each in packet_ids if self._received.pop(each, None) is not None]
         for (each,) in gone:
             self._released.pop(each, None)
@@ -199,7 +203,7 @@ class Journal:
     # --- to MQTT
 
     def set_published(self, changes: Iterable[tuple[Place, Published]]) -> None:
-        """Note how far messages are."""
+        """Set the states of messages."""
         rows = []
         for place, published in changes:
             self._published[place] = published
@@ -207,8 +211,8 @@ class Journal:
         self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def is_passed(self, place: Place, now_ms: int) -> bool:
-        """Whether a message that RocketMQ gives was published and forgotten: its broker has lost the group's last
-        offsets. `now_ms`: the time, ms since the epoch."""
+        """Return whether a message that RocketMQ delivers was published and removed from the journal before, since the
+        broker has lost the group's last offsets. `now_ms`: the time, ms since the epoch."""
         passed = self._passed.get(place[:2])
         if passed is None or place.offset < passed.low:
             self._set_passed(place.group, place.queue, Passed(place.offset, place.offset, place.offset, now_ms))
@@ -216,8 +220,8 @@ class Journal:
         return place.offset < passed.high
 
     def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[int]:
-        """The group's offsets are stored: forget the messages before them, but not how far that is. Gives packet ids
-        that are free now: none, but where somebody moved the offsets. `now_ms`: the time, ms since the epoch."""
+        """Remove the messages before the stored offsets of a group. Return the packet ids that are free now, which are
+        those of messages that an administrator skipped. `now_ms`: the time, ms since the epoch."""
         for queue, offset in offsets.items():
             passed = self._passed.get((group, queue))
             if passed is None or offset <= passed.high:
@@ -239,7 +243,7 @@ class Journal:
         self._change("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [row])
 
     def forget_published(self, places: Iterable[Place]) -> None:
-        """Forget messages, whatever their state."""
+        """Remove messages in any state."""
         gone = [place for place in places if self._published.pop(place, None) is not None]
         self._change(
             "DELETE FROM published WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND queue_offset = ?",
@@ -249,18 +253,19 @@ class Journal:
     # --- the session
 
     def forget_session(self) -> None:
-        """The broker has no session of ours: packet ids of its messages and subscriptions mean nothing any more."""
+        """Remove everything that belongs to a session that the MQTT broker has lost: the packet ids of its messages,
+        and the subscriptions."""
         self.forget_received(list(self._received))
         self.forget_subscriptions(list(self._subscriptions))
 
     def subscribe(self, topic: str, qos: int) -> None:
-        """Note a subscription, before it is made."""
+        """Add a subscription, before it is made."""
         if self._subscriptions.get(topic) != qos:
             self._subscriptions[topic] = qos
             self._change("INSERT OR REPLACE INTO subscriptions VALUES (?, ?)", [(topic, qos)])
 
     def forget_subscriptions(self, filters: Iterable[str]) -> None:
-        """Subscriptions that were ended."""
+        """Remove subscriptions that were ended."""
         gone = [(each,) for each in filters if self._subscriptions.pop(each, None) is not None]
         self._change("DELETE FROM subscriptions WHERE filter = ?", gone)
 
@@ -283,7 +288,7 @@ class Journal:
                 return
 
     async def close(self) -> None:
-        """Save what is changed, and give the file free. Raises JournalError."""
+        """Save all changes and close the file. Raises JournalError."""
         try:
             await self.saved()
         finally:
@@ -310,7 +315,7 @@ def _write(database: sqlite3.Connection, changes: list[_Change]) -> None:
 
 
 async def open_journal(directory: Path) -> Journal:
-    """Open or make the journal of a directory. Raises JournalError, also where another bridge has it."""
+    """Open or create the journal of a directory. Raises JournalError, also if another bridge has opened it."""
     thread = ThreadPoolExecutor(1, "duemq journal")
     path = directory / FILE_NAME
     loop = asyncio.get_running_loop()
@@ -320,7 +325,7 @@ async def open_journal(directory: Path) -> Journal:
         thread.shutdown()
         if "locked" in str(error):
             raise JournalError(
-                f"another bridge runs with {directory}; give each a state_directory and a client_id of its own"
+                f"another bridge runs with {directory}; give each bridge a `state` and a `client_id` of its own"
             ) from None
         raise JournalError(f"the journal {path} cannot be opened: {error}") from None
     except (sqlite3.Error, OSError) as error:
@@ -366,7 +371,7 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
             for row in database.execute("SELECT * FROM passed")
         }
         subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
-        # The lock is taken by a write: an empty one will do.
+        # The lock is taken by a write, also by one that changes nothing.
         database.execute("BEGIN IMMEDIATE")
         database.execute(f"PRAGMA user_version = {_VERSION}")
         database.commit()

@@ -1,4 +1,4 @@
-"""The packet ids that the bridge gives: to its messages, and to what paho sends."""
+"""The packet ids of the bridge's messages and of the packets that paho sends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class PacketIds:
         self._last = max(self._in_use, default=0)
 
     def take(self) -> int:
-        """An id that is in use until it is given back. Raises NoPacketIdError."""
+        """Return an id that is in use until it is given back. Raises NoPacketIdError."""
         number = self.lend()
         self._in_use.add(number)
         return number
 
     def lend(self) -> int:
-        """An id for a packet whose answer comes soon: nobody gives it back. Raises NoPacketIdError."""
+        """Return an id for a packet whose answer comes soon; it is not given back. Raises NoPacketIdError."""
         if len(self._in_use) >= MAX_PACKET_IDS:
             raise NoPacketIdError("all 65535 packet ids are in use")
         while True:
@@ -35,5 +35,5 @@ class PacketIds:
                 return self._last
 
     def give_back(self, number: int) -> None:
-        """An id is free again."""
+        """Free an id."""
         self._in_use.discard(number)

@@ -23,15 +23,16 @@ PUBCOMP: Final = 0x70
 
 SUCCESS: Final = 0x00
 FIRST_ERROR: Final = 0x80
-"""Reason codes from this one on say that the message was not taken."""
+"""Reason codes from this one on are errors: the message was not taken."""
 IMPLEMENTATION_ERROR: Final = 0x83
+NOT_AUTHORIZED: Final = 0x87
 QUOTA_EXCEEDED: Final = 0x97
 
 MAX_PACKET_IDS: Final = 65_535
 MAX_REMAINING: Final = 268_435_455
 """Maximum size of a packet behind its head, in bytes."""
 HEAD_OF_LARGE: Final = 65_535 + 65_536
-"""So much of a packet beyond the limit is kept, in bytes: its topic, and properties of common size."""
+"""Size of the part that is kept of a packet beyond the limit, in bytes: its topic, and properties of common size."""
 
 _U16: Final = struct.Struct("!H")
 _U32: Final = struct.Struct("!I")
@@ -49,7 +50,7 @@ _USER_PROPERTY: Final = 0x26
 
 
 class PacketError(DueMQError):
-    """What the MQTT broker sent is no packet, or not one that it may send."""
+    """Bytes of the MQTT broker that are no packet, a packet that it must not send, or one that cannot be encoded."""
 
 
 @dataclass(slots=True)
@@ -57,15 +58,15 @@ class Properties:
     """The properties of a PUBLISH. MQTT 3.1.1 has none of them."""
 
     is_text: bool = False
-    """Whether the sender says that the payload is UTF-8."""
+    """Payload format indicator: whether the payload is UTF-8."""
     expiry: int | None = None
-    """The message is worth nothing after so many seconds."""
+    """Message expiry interval in seconds; None: it does not expire."""
     content_type: str | None = None
     response_topic: str | None = None
     correlation_data: bytes | None = None
     user: tuple[tuple[str, str], ...] = ()
     subscription_ids: tuple[int, ...] = ()
-    """Of those subscriptions of the receiver that match. A broker says them, a client does not."""
+    """Ids of the receiver's subscriptions that match. Brokers send them, clients do not."""
 
 
 NO_PROPERTIES: Final = Properties()
@@ -84,8 +85,10 @@ class Publish:
     packet_id: int
     """0 with QoS 0."""
     properties: Properties
+    size: int
+    """Size of the packet without its head, as far as it is kept, in bytes."""
     missing: int = 0
-    """So many bytes of the packet were beyond the limit and are not kept: then `payload` is not all of it."""
+    """Number of bytes of the packet that were beyond the limit and are not kept. Then `payload` is incomplete."""
 
 
 @dataclass(slots=True)
@@ -98,7 +101,7 @@ class Ack:
 
     @property
     def is_error(self) -> bool:
-        """Whether the message was not taken."""
+        """Whether it reports an error: the message was not taken."""
         return self.reason >= FIRST_ERROR
 
 
@@ -113,8 +116,8 @@ class Cutter:
         self._large: tuple[int, bytes, int] | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes, int]]:
-        """The packets that are whole now: the first byte, what follows the length, and how many bytes of that are not
-        kept. Raises PacketError where the stream is broken."""
+        """Iterate over the packets that are complete now: the first byte, the bytes behind the length, and the number
+        of these that are not kept. Raises PacketError for bytes that are no packet."""
         if self._to_skip:
             skipped = min(self._to_skip, len(data))
             self._to_skip -= skipped
@@ -158,7 +161,7 @@ class Cutter:
 
 
 def _read_length(data: bytes, position: int, end: int) -> tuple[int, int] | None:
-    """The variable byte integer at a position, and where it ends; None where that is still to come."""
+    """Return the variable byte integer at a position and the position of its end; None if it is incomplete."""
     value = shift = 0
     for at in range(position, min(position + 4, end)):
         value |= (data[at] & 0x7F) << shift
@@ -171,7 +174,7 @@ def _read_length(data: bytes, position: int, end: int) -> tuple[int, int] | None
 
 
 def decode_publish(first: int, body: bytes, *, is_v5: bool, missing: int = 0) -> Publish:
-    """A PUBLISH from its first byte and what follows its length. Raises PacketError."""
+    """Decode a PUBLISH from its first byte and the bytes behind its length. Raises PacketError."""
     try:
         qos = first >> 1 & 3
         at = 2 + _U16.unpack_from(body)[0]
@@ -189,17 +192,17 @@ def decode_publish(first: int, body: bytes, *, is_v5: bool, missing: int = 0) ->
             if body[at] == 0:
                 at += 1
             elif missing:
-                # They may be cut off, and the message is refused anyway.
+                # The properties may be cut off, and the message is refused anyway.
                 at = len(body)
             else:
                 properties, at = _decode_properties(body, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise PacketError(f"a PUBLISH that cannot be read: {error}") from None
-    return Publish(topic, body[at:], qos, bool(first & 1), bool(first & 8), packet_id, properties, missing)
+    return Publish(topic, body[at:], qos, bool(first & 1), bool(first & 8), packet_id, properties, len(body), missing)
 
 
 def decode_ack(first: int, body: bytes) -> Ack:
-    """Another packet of a message's way from its first byte and what follows its length. Raises PacketError."""
+    """Decode an acknowledgement from its first byte and the bytes behind its length. Raises PacketError."""
     if len(body) < 2:
         raise PacketError("an acknowledgement without a packet id")
     return Ack(first & 0xF0, body[0] << 8 | body[1], body[2] if len(body) > 2 else SUCCESS)
@@ -272,8 +275,8 @@ def encode_publish(
     packet_id: int,
     properties: Properties | None,
 ) -> bytearray:
-    """A PUBLISH; `set_dup` marks it as sent again. `properties`: None for MQTT 3.1.1. Raises PacketError for more than
-    a packet can hold: 65,535 bytes of topic or of one property, 268,435,455 of all."""
+    """Encode a PUBLISH; `set_dup` marks it as sent again. `properties`: None for MQTT 3.1.1. Raises PacketError for
+    more than a packet can hold: 65,535 bytes of topic or of one property, 268,435,455 of all."""
     name = topic.encode()
     try:
         rest = _U16.pack(len(name)) + name
@@ -294,17 +297,17 @@ def encode_publish(
 
 
 def set_dup(packet: bytearray) -> None:
-    """Mark a PUBLISH as one that is sent again."""
+    """Mark a PUBLISH as sent again."""
     packet[0] |= 8
 
 
 def clear_dup(packet: bytearray) -> None:
-    """Mark a PUBLISH as one that is sent for the first time."""
+    """Mark a PUBLISH as sent for the first time."""
     packet[0] &= 0xF7
 
 
 def encode_ack(kind: int, packet_id: int, reason: int = SUCCESS) -> bytes:
-    """Another packet of a message's way. A reason other than success is for MQTT 5."""
+    """Encode an acknowledgement. Reasons other than success are for MQTT 5 only."""
     first = kind | 2 if kind == PUBREL else kind
     if reason == SUCCESS:
         return _HEAD_AND_ID.pack(first, 2, packet_id)

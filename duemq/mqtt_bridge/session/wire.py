@@ -35,27 +35,29 @@ NAMES_OF_PAHO: Final = (
     "_registered_write",
     "_msgtime_mutex",
     "_last_bytes_received",
+    "_ping_t",
     "loop_read",
     "loop_write",
     "want_write",
 )
-"""What of paho is used or replaced here."""
+"""Names of paho that are used or replaced here."""
 
 READ_BYTES: Final = 65_536
 TURN_BYTES: Final = 262_144
-"""So much is read before others have their turn."""
+"""Maximum number of bytes that are read before other tasks have their turn."""
 
 _OURS: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
 
 Received = Callable[[list[Publish | Ack]], None]
-"""Takes what one read brought, in its order."""
+"""Takes the packets of one read, in their order."""
 
 
 class Wire:
     """Reads and writes the packets of messages over the connection of a paho client.
 
-    `received` gets them; `broken` is told why the connection has to end where the broker breaks the protocol.
-    `new_id` gives packet ids for what paho itself sends. `limit`: of a packet of more bytes only the head is kept.
+    `received` gets the packets. `broken` is called with the reason when the MQTT broker breaks the protocol, which ends
+    the connection. `new_id` returns packet ids for the packets that paho itself sends. `limit`: only the head of a
+    packet with more bytes is kept.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class Wire:
         client._mid_generate = new_id  # type: ignore[method-assign]
 
     def write(self, data: bytes) -> None:
-        """Send packets, now or when the socket takes them. Nothing happens where the connection is gone."""
+        """Send packets as soon as the socket takes them. Without a connection nothing happens."""
         client = self._client
         if client.socket() is None:
             return
-        # As what paho makes of an acknowledgement: nobody waits for a packet with QoS 1 here.
+        # The entry that paho makes for an acknowledgement: paho does nothing after sending it.
         client._out_packet.append(
             {
                 "command": packets.PUBACK,
@@ -97,7 +99,7 @@ class Wire:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something is still to be written, since the broker does not read."""
+        """Whether bytes still have to be written, since the MQTT broker reads slowly."""
         return self._client.want_write()
 
     def is_open(self, sock: PahoSocket) -> TypeGuard[SocketLike]:
@@ -105,15 +107,19 @@ class Wire:
         return sock is not None and self._client.socket() is sock
 
     def wants_to_write(self, sock: PahoSocket) -> TypeGuard[SocketLike]:
-        """Whether this is the present connection's socket, and something waits for it to take more."""
+        """Whether this is the present connection's socket, and bytes wait for it."""
         return self.is_open(sock) and self._client._registered_write
 
     def cut(self) -> None:
-        """Close the connection without a word."""
+        """Close the connection without a DISCONNECT."""
         self._client._sock_close()
 
+    def forgive_ping(self) -> None:
+        """Do not wait for the answer to the last ping."""
+        self._client._ping_t = 0
+
     def read_all(self) -> None:
-        """Read what is there, also where it lies in the buffer of TLS."""
+        """Read everything that has arrived, including the buffer of TLS."""
         while self._read() == MQTTErrorCode.MQTT_ERR_SUCCESS:
             pending = getattr(self._client.socket(), "pending", None)
             if pending is None or not pending():

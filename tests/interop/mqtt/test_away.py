@@ -30,7 +30,7 @@ async def test_duemq_is_away(world: World, qos: int) -> None:
     await world.received("In", 1)
     await world.broker.stop()
     await asyncio.gather(*(world.publish("in/x", f"away {number}", qos=qos) for number in range(5)))
-    await world.bridge.logged("sending to RocketMQ what comes from MQTT")
+    await world.bridge.logged("sending messages from MQTT to RocketMQ")
     await world.broker.start()
     found = {message.body for message in await world.all_or_more("In", 6)}
     assert found == {b"first", *(f"away {number}".encode() for number in range(5))}
@@ -93,7 +93,7 @@ async def test_rules_are_read_again_when_they_change(world: World) -> None:
     await world.start(RULES)
     begin = world.bridge.log.stat().st_size
     world.bridge.write(RULES.replace('"In"', '"In'))
-    await world.bridge.logged("the old rules go on", begin)
+    await world.bridge.logged("the old rules stay", begin)
     await world.publish("in/x", "old")
     [message] = await world.received("In", 1)
     assert message.body == b"old"

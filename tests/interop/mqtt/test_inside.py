@@ -11,13 +11,14 @@ from duemq.protocol.codes import RequestCode
 from tests.fuzz.client import RawClient
 from tests.interop.mqtt.environment import World
 from tests.peers.duemq_broker import DuemqBroker
+from tests.support.access import signed
 from tests.support.wire import request
 
 
-def counters(broker: DuemqBroker) -> dict[str, int]:
-    """Return what the status of a broker says of bridges."""
+def counters(broker: DuemqBroker, account: tuple[str, str] | None = None) -> dict[str, int]:
+    """Return the figures of bridges in the status of a broker; `account` signs the request."""
     with RawClient(int(broker.address.rpartition(":")[2])) as client:
-        answer = client.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        answer = client.ask(signed(request(RequestCode.GET_BROKER_RUNTIME_INFO), account))
     table = json.loads(bytes(answer.body))["table"]
     return {name: int(value) for name, value in table.items() if name.startswith("mqttBridge.")}
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import click
@@ -112,6 +112,16 @@ def test_send_at_a_time_needs_timers(threaded: Threaded, run: Callable[..., Resu
     threaded.broker.version = 479
     assert run("send", "demo", "hello", "--at", "2100-01-01T00:00:00.250+00:00").exit_code == 0
     assert threaded.broker.requests_of(SEND)[0].properties()["TIMER_DELIVER_MS"] == "4102444800250"
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_send_needs_a_body_where_standard_input_is_closed(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("duemq.cli.messages.sys", SimpleNamespace(stdin=None))
+    result = run("send", "demo", *arguments)
+    assert result.exit_code == 2
+    assert "no BODY" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["demo"], ["demo", "-"]])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duemq import Admin, ArgumentError, Producer, PushConsumer, cli
-from duemq.cli.keys import Keys, read_keys
+from duemq._values.accounts import Keys, read_keys
 from duemq.errors import AccessDeniedError, BrokerFailureError, error_of
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames.command import Command

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,13 @@ class FakeProducer:
 
     queues: int = 1
     failures: list[tuple[DueMQError, bool]] = field(default_factory=list)
+    denied: dict[str, DueMQError] = field(default_factory=dict)
+    """Topics whose end is not told, and the errors that say so."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     waiting: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     on_send: Callable[[], None] = lambda: None
     ids: int = 0
 
@@ -93,6 +97,8 @@ class FakeProducer:
         return MessageQueue(topic, "broker-a", QUEUE)
 
     async def end_offset(self, queue: MessageQueue) -> int:
+        if queue.topic in self.denied:
+            raise self.denied[queue.topic]
         return len(self.messages)
 
     async def stored(self, message_ids: Iterable[str], queue: MessageQueue, from_offset: int) -> dict[str, int]:
@@ -115,6 +121,7 @@ class FakeProducer:
 
     async def _store(self, stored: list[dict[str, Any]]) -> list[SendResult]:
         self.on_send()
+        self.has_begun.set()
         await self.may_go.wait()
         error, is_stored = self.failures.pop(0) if self.failures else (None, True)
         if is_stored:
@@ -144,3 +151,60 @@ class FakeRecaller:
     async def waits(self, topic: str, message_id: str) -> bool:
         self._producer.calls.append("waits")
         return message_id in self._producer.waiting
+
+
+CONNACK = "2003000000"
+CONNACK_PRESENT = "2003010000"
+
+
+class Peer:
+    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself. It aborts the
+    connection on a packet of the kind `ends`."""
+
+    def __init__(self, connack: str, ends: int | None = None) -> None:
+        self._connack = bytes.fromhex(connack)
+        self._ends = ends
+        self.received: list[tuple[int, bytes]] = []
+        self.changed = asyncio.Event()
+        self.writer: asyncio.StreamWriter | None = None
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        cutter = packets.Cutter(1 << 28)
+        while data := await reader.read(65_536):
+            for first, body, _ in cutter.feed(data):
+                self.received.append((first, body))
+                if first & 0xF0 == self._ends:
+                    writer.transport.abort()
+                elif first & 0xF0 == 0x10:
+                    writer.write(self._connack)
+                elif first & 0xF0 == 0x80:
+                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
+            self.changed.set()
+        writer.close()
+
+    async def until(self, kind: int, count: int = 1) -> list[bytes]:
+        """The bodies of packets of a kind, once there are so many."""
+        async with asyncio.timeout(10):
+            while len(found := [body for first, body in self.received if first & 0xF0 == kind]) < count:
+                self.changed.clear()
+                await self.changed.wait()
+        return found
+
+    def send(self, data: bytes) -> None:
+        assert self.writer is not None
+        self.writer.write(data)
+
+
+@asynccontextmanager
+async def peer(connack: str = CONNACK, ends: int | None = None) -> AsyncIterator[Peer]:
+    made = Peer(connack, ends)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+        if made.writer is not None:
+            made.writer.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duemq.cli import main
-from duemq.mqtt_bridge.cli import _Watch
+from duemq.mqtt_bridge.cli import _Watch, stop_when_input_ends
 
 RULES = """
 [mqtt]
@@ -40,6 +41,55 @@ def test_rules_are_tried(config: Path) -> None:
     assert run("check", "--config", str(config), "elsewhere").exit_code == 1
 
 
+@pytest.mark.parametrize("kind", ["plain", "null", "closed", "terminal"])
+async def test_the_end_of_any_input_is_seen(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "plain").write_bytes(b"x" * 10_000)
+    stopped = asyncio.Event()
+    descriptor: int | None = None
+    if kind == "terminal":
+        controller, descriptor = os.openpty()
+        os.close(controller)  # it hangs up
+    elif kind != "closed":
+        descriptor = os.open(tmp_path / "plain" if kind == "plain" else os.devnull, os.O_RDONLY)
+    stop_when_input_ends(descriptor, stopped)
+    async with asyncio.timeout(10):
+        await stopped.wait()
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+async def test_a_pipe_that_is_open_goes_on(is_blocking: bool) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, is_blocking)
+    stopped = asyncio.Event()
+    stop_when_input_ends(reader, stopped)
+    os.write(writer, b"x")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await stopped.wait()
+    os.close(writer)
+    async with asyncio.timeout(10):
+        await stopped.wait()
+    os.close(reader)
+
+
+def test_with_a_plain_file_as_input_it_ends_without_a_word(config: Path) -> None:
+    command = [sys.executable, "-m", "duemq", "mqtt-bridge", "--config", str(config), "--until-input-ends"]
+    with config.open() as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_secrets_are_not_shown(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = 'access_key = "the-account"\nsecret_key = "canary"\n'
+    config.write_text(keys + RULES.replace('"b"', '"b"\nuser = "u"\npassword = "canary"'))
+    result = run("check", "--config", str(config))
+    assert result.exit_code == 0
+    assert "with the account the-account" in result.output
+    assert "canary" not in result.output
+
+
 @pytest.mark.parametrize("arguments", [["check"], []])
 def test_wrong_rules_are_one_line_with_the_place(config: Path, arguments: list[str]) -> None:
     config.write_text(RULES.replace('"In"', '"no topic"'))
@@ -62,7 +112,7 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, ca
     config.write_text(RULES + "[")
     assert watch.changed(reload) is None
     assert watch.changed(reload) is None
-    assert caplog.text.count("the old rules go on") == 1
+    assert caplog.text.count("the old rules stay") == 1
     config.write_text(RULES.replace('"In"', '"New"'))
     os.utime(config, ns=(1, 1))
     found = watch.changed(reload)

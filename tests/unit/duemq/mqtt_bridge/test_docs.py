@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from duemq.cli import main
 from duemq.mqtt_bridge.rules import check, tables
 from duemq.mqtt_bridge.rules.delays import PROPERTIES
 from duemq.mqtt_bridge.rules.file import parse
+from tests.bench import mqtt_cases
 
 ROOT = Path(__file__).parents[4]
 TEXT = (ROOT / "docs" / "mqtt.md").read_text(encoding="utf-8")
@@ -39,6 +44,11 @@ def test_each_name_is_explained(table: type[tables.File], prefix: str) -> None:
     assert {f"{prefix}{name}" for name in table.__struct_fields__} <= NAMES
 
 
+def test_each_name_in_front_of_the_tables_is_explained() -> None:
+    tables_of_the_file = {"mqtt", "delayed", "status", "to_rocketmq", "to_mqtt"}
+    assert set(tables.File.__struct_fields__) - tables_of_the_file <= NAMES
+
+
 def test_each_user_property_is_explained() -> None:
     assert set(PROPERTIES) <= set(re.findall(r"`([\w-]+)`", TEXT))
 
@@ -49,6 +59,28 @@ def test_the_sample_of_rules_does_what_is_said() -> None:
     lines, is_taken = check.sample(rules, "sensors/attic/temp", 0)
     assert is_taken
     assert lines[0].startswith("sensors/attic/temp: to RocketMQ's topic Sensors, key attic, tags temp")
+
+
+def test_the_command_that_tries_the_sample_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sample,) = blocks("nameserver =")
+    (tmp_path / "bridge.toml").write_text(sample)
+    (command,) = blocks("duemq mqtt-bridge check")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert "Sensors" in result.output
+    assert "waits 10s" in result.output
+
+
+def test_the_cases_of_the_benchmark_exist() -> None:
+    (names,) = re.findall(r"`python -m tests.bench --only ([^`]*)`", TEXT)
+    assert set(names.split()) <= set(mqtt_cases.NAMES)
+
+
+def test_the_extras_that_are_installed_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"duemq\[([\w,]+)\]", TEXT):
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
 
 
 def test_each_form_of_a_delay_is_taken() -> None:

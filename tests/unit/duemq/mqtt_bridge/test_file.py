@@ -108,7 +108,7 @@ def test_a_file_says_how_to_connect(whole: Rules, tmp_path: Path) -> None:
     assert whole.nameserver == "10.0.0.1:9876;10.0.0.2:9876"
     assert (connection.host, connection.port, connection.protocol) == ("mqtt.example", 8883, "5")
     assert (connection.user, connection.password) == ("bridge", "pass word")
-    assert connection.tls == Tls(ca_file=tmp_path / "ca.pem")
+    assert connection.tls == Tls(ca_file=tmp_path / "ca.pem", certificate_file=None, key_file=None, check_host=True)
     assert (connection.keepalive, connection.session_expiry) == (30, 86_400)
     assert (connection.receive_maximum, connection.max_in_flight, connection.share) == (50, 20, "site")
     assert connection.state_directory == tmp_path / "state"
@@ -124,9 +124,33 @@ def test_a_file_says_what_goes_to_rocketmq(whole: Rules) -> None:
     assert first.target("sensors//temp") == Target("Sensors", None, "temp", "sensors-")
     assert first.target("sensors/attic/wind") is None
     assert (first.qos, first.retained, first.line) == (2, "once", 25)
-    assert second.target("sensors/a/b") == Target("sensors-rest", "a/b")
+    assert second.target("sensors/a/b") == Target("sensors-rest", "a/b", is_chosen_by_sender=True)
     with pytest.raises(TemplateError, match="no level 2"):
         second.target("sensors")
+
+
+KEYS = "accessKey: bridge\nsecretKey: canary\n"
+
+
+def test_the_account_is_in_the_file_or_another_or_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "tools.yml").write_text(KEYS)
+    of_file = 'access_key = "bridge"\nsecret_key = "canary"\n'
+    in_environment = {"DUEMQ_ACCESS_KEY": "bridge", "DUEMQ_SECRET_KEY": "canary"}
+    for text, environment in (
+        (of_file, {"DUEMQ_ACCOUNT": "/nowhere"}),
+        ('account_file = "tools.yml"\n', {}),
+        ("", in_environment),
+        ("", {"DUEMQ_ACCOUNT": str(tmp_path / "tools.yml")}),
+    ):
+        rules = parse(text + HEAD, tmp_path / "bridge.toml", environment)
+        assert rules.account == ("bridge", "canary")
+        assert "canary" not in repr(rules)
+    assert rules_of(HEAD).account == (None, None)
+
+
+def test_an_account_with_one_key_in_the_environment_is_none() -> None:
+    with pytest.raises(RulesError, match="only one of DUEMQ_ACCESS_KEY and DUEMQ_SECRET_KEY"):
+        rules_of(HEAD, {"DUEMQ_SECRET_KEY": "canary"})
 
 
 def test_a_file_says_what_goes_to_mqtt(whole: Rules) -> None:
@@ -199,6 +223,32 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f'{HEAD}share = "a"\nprotocol = "3.1.1"', 3, "are of MQTT 5"),
         (f'{HEAD}protocol = "3.1"', 3, "protocol: invalid enum value"),
         (f'{HEAD}password = "x"\npassword_file = "y"', 4, "not both"),
+        (f'{HEAD}password_file = "\\u0000"', 3, "is no path"),
+        (f'{HEAD}state = "~nobody-here/x"', 3, "no such user"),
+        (f'{HEAD}[mqtt.tls]\nca_file = "\\u0000"', 4, "is no path"),
+        (f'{HEAD}[mqtt.tls]\nca_file = "/"', 4, "is missing, or cannot be read"),
+        (f'account_file = "~nobody-here/x"\n{HEAD}', 1, "no such user"),
+        (f'nameserver = "h:x"\n{HEAD}', 1, "is no address"),
+        (f'nameserver = ";"\n{HEAD}', 1, "no address"),
+        (f'{HEAD}host = "a b"', 3, "no host name"),
+        (f'{HEAD}host = "a..b"', 3, "no host name"),
+        (f'{HEAD}host = "{"x" * 64}.org"', 3, "no host name"),
+        (f'{HEAD}websocket_path = "mqtt"', 3, "begins with /"),
+        (f'{HEAD}websocket_path = "/\\r\\nX: y"', 3, "without blanks"),
+        (f'{HEAD}user = "\\u0001"', 3, "control character"),
+        (f'{HEAD}password = "{"x" * 65_536}"', 3, "more than 65535 bytes"),
+        (f'{HEAD}share = "\\u0001"', 3, "control character"),
+        (f'{HEAD}[status]\ntopic = "delayed/x"', 4, "prefix of delays"),
+        (f'{HEAD}[status]\ntopic = "{"x" * 65_530}"', 4, "more than 65535 bytes"),
+        (f'{HEAD}[delayed]\nprefixes = ["$share"]', 4, "$share"),
+        (f"x = {'[' * 3000}\n{HEAD}", 1, "nested too deeply"),
+        (f"{HEAD}receive_maximum_bytes = 1", 3, "receive_maximum_bytes: expected `int` >= 65536"),
+        (f'access_key = "a"\n{HEAD}', 1, "secret_key is missing"),
+        (f'secret_key = "canary"\n{HEAD}', 1, "access_key is missing"),
+        (f'access_key = "a"\nsecret_key = "canary"\naccount_file = "x"\n{HEAD}', 3, "not both"),
+        (f'account_file = "/nowhere/x"\n{HEAD}', 1, "/nowhere/x: No such file"),
+        (f"access_key = 'a'\nsecret_key = [\"canary\"]\n{HEAD}", 2, "secret_key: expected `str"),
+        (f"access_key = 'a'\nsecret_key = canary\n{HEAD}", 2, "is no TOML"),
         (f'{HEAD}password_file = "/nowhere/y"', 3, "/nowhere/y: cannot be read: No such file"),
         (f'{HEAD}tls = {{ ca_file = "/nowhere/ca" }}', 3, "is missing, or cannot be read"),
         (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is no name here"),
@@ -250,6 +300,7 @@ def test_a_wrong_file_is_refused_with_the_line(text: str, line: int, why: str) -
         rules_of(text)
     assert str(caught.value).startswith(f"/etc/bridge.toml:{line}: ")
     assert why in str(caught.value)
+    assert "canary" not in str(caught.value)
 
 
 def test_rules_that_only_look_like_a_loop_are_taken() -> None:

@@ -71,3 +71,10 @@ def test_what_is_no_topic_name_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["/", "a//b", " ", "$SYS/x", "a" * 65_535])
 def test_every_other_text_is_a_topic_name(text: str) -> None:
     check_topic(text)
+
+
+def test_filters_of_many_levels_are_compared() -> None:
+    deep, deeper = Filter("/".join("a" * 3000)), Filter("/".join("a" * 3001))
+    assert not deep.covers(deeper)
+    assert Filter("+/" * 2999 + "#").covers(deeper)
+    assert deep.covers(Filter("/".join("a" * 3000)))

@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from duemq._values.intervals import Intervals
-from duemq.errors import ConnectionLostError, MessageRejectedError, RequestTimeoutError
+from duemq.errors import AccessDeniedError, ConnectionLostError, MessageRejectedError, RequestTimeoutError
 from duemq.mqtt_bridge.inbound import FromMqtt
+from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, open_journal
 from duemq.mqtt_bridge.session.packets import (
     NO_PROPERTIES,
@@ -96,7 +97,7 @@ def message(
     packet_id: int = 1, payload: bytes = b"x", qos: int = 1, topic: str = "in/a", dup: bool = False, **more: Any
 ) -> Publish:
     properties = Properties(**more) if more else NO_PROPERTIES
-    return Publish(topic, payload, qos, False, dup, packet_id if qos else 0, properties)
+    return Publish(topic, payload, qos, False, dup, packet_id if qos else 0, properties, len(payload))
 
 
 @pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
@@ -216,6 +217,35 @@ async def test_what_is_refused_has_a_reason_code_with_mqtt_5(
         assert at.status.counters.refused == 2
 
 
+TEMPLATED = RULES.replace('topic = "In"', 'topic = "{1}-{2}"')
+DENIED = AccessDeniedError(1, "No default permission for topic:in-a", "a")
+
+
+@pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
+async def test_a_sender_that_chooses_a_forbidden_topic_is_refused(tmp_path: Path, qos: int, kind: int) -> None:
+    producer = FakeProducer(failures=[(DENIED, False)])
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        assert await at.acks(message(1, qos=qos)) == [(kind, 1, 0x87)]
+        assert await at.acks(message(2, qos=qos, topic="in/b")) == [(kind, 2, 0)]
+        assert [each["topic"] for each in producer.messages] == ["in-b"]
+
+
+async def test_it_is_refused_too_where_the_end_of_the_queue_may_not_be_asked(tmp_path: Path) -> None:
+    producer = FakeProducer(denied={"in-a": DENIED})
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        both = await at.acks(message(1, qos=2), message(2, qos=2, topic="in/b"))
+        assert both == [(PUBREC, 1, 0x87), (PUBREC, 2, 0)]
+        assert list(at.journal.received) == [2]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_rule_whose_topic_the_account_may_not_use_waits_until_it_may(tmp_path: Path, qos: int) -> None:
+    producer = FakeProducer(failures=[(DENIED, False)] * 3)
+    async with bench(tmp_path, producer=producer) as at:
+        await at.acks(message(1, qos=qos))
+        assert (producer.bodies, at.status.counters.refused) == ([b"x"], 0)
+
+
 async def test_one_of_a_batch_that_is_refused_does_not_harm_the_others(tmp_path: Path) -> None:
     refusal = MessageRejectedError(13, "too large", "a")
     producer = FakeProducer(failures=[(refusal, False), (refusal, False)])
@@ -237,6 +267,20 @@ async def test_what_the_bridge_published_itself_and_what_no_rule_wants_is_acknow
 async def test_a_topic_that_only_begins_as_the_status_topic_is_none(tmp_path: Path) -> None:
     status = Status("a/b", lambda: NOW)
     assert [status.is_own(topic) for topic in ("a/b", "a/b/c", "a/bc", "a")] == [True, True, False, False]
+
+
+async def test_a_report_is_short_and_fits_into_the_brokers_packets(tmp_path: Path) -> None:
+    """Otherwise one message of a device could have the connection closed, again and again."""
+    async with bench(tmp_path) as at:
+        at.status.connected(cast("Any", at.session))
+        wrong = f"delayed/{'x' * 60_000}/a"
+        at.session.limits = ServerLimits(packet_bytes=10_000)
+        await at.acks(message(1, topic=wrong), count=2)
+        [report] = [each for each in at.session.sent if isinstance(each, Publish) and each.topic.endswith("/refused")]
+        assert len(report.payload) < 2000
+        at.session.limits = ServerLimits(packet_bytes=100)
+        await at.acks(message(2, topic=wrong), count=1)
+        assert at.session.acks()[-1] == (PUBACK, 2, 0x83)
 
 
 async def test_qos_0_beyond_the_bound_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -261,6 +305,43 @@ async def test_a_broker_that_sends_more_than_is_held_is_not_read(tmp_path: Path)
         await at.session.until(29)
         assert at.session.pauses == ["pause", "resume"]
         assert len(at.producer.messages) == 29
+
+
+async def test_no_more_bytes_are_held_than_the_rules_allow(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum_bytes = 65536") as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1, b"a" * 40_000)])
+        await at.producer.has_begun.wait()
+        assert at.session.pauses == []
+        at.inbound.received([message(2, b"b" * 40_000), message(0, b"c", qos=0), message(3, b"d")])
+        assert at.session.pauses == ["pause"]
+        assert at.status.counters.dropped == 1
+        at.producer.may_go.set()
+        await at.session.until(3)
+        assert at.session.pauses == ["pause", "resume"]
+        # What is done takes no room.
+        at.producer.may_go.clear()
+        at.inbound.received([message(4, b"e" * 40_000)])
+        assert at.session.pauses == ["pause", "resume"]
+
+
+async def test_one_message_is_taken_though_it_is_larger_than_all_may_be(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum_bytes = 65536") as at:
+        await at.acks(message(1, b"a" * 100_000), message(2, b"b" * 100_000))
+        assert at.session.pauses == ["pause", "resume"]
+        assert len(at.producer.messages) == 2
+
+
+async def test_a_new_connection_begins_with_all_room(tmp_path: Path) -> None:
+    async with bench(tmp_path, mqtt="receive_maximum_bytes = 65536") as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, b"b" * 70_000)])
+        assert at.session.pauses == ["pause"]
+        at.connect(FakeSession())
+        at.inbound.received([message(2, b"b" * 60_000)])
+        assert at.session.pauses == []
 
 
 async def test_a_lost_connection_gets_no_acknowledgement_and_the_next_one_neither(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from duemq.consumer import PushConsumer
 from duemq.messages import MessageQueue, ReceivedMessage
-from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.outbound import CLOSES_CONNECTION, LOST_CONNECTIONS, Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
 from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State, open_journal
@@ -55,16 +55,22 @@ class Bench:
         self.window = Window(most=most, journal=journal, ids=self.ids, finished=self.finished.extend)
         self.session = FakeSession()
 
-    async def connect(self, session: FakeSession) -> FakeSession:
+    async def connect(self, session: FakeSession, *, is_subscribed: bool = True) -> FakeSession:
         self.window.disconnected()
         self.session = session
         await self.window.connected(cast("Any", session))
+        if is_subscribed:
+            self.window.subscribed()
         return session
 
     def send(self, *numbers: int, qos: int) -> None:
         if qos == 2:
             self.journal.set_published((place(each), Published(each, State.PUBLISHED)) for each in numbers)
         self.window.send([flight(number, qos) for number in numbers])
+
+    def messages(self) -> list[str]:
+        """What `shown` returns without the PUBRELs."""
+        return [each for each in self.shown() if not each.startswith("r")]
 
     def shown(self) -> list[str]:
         """What was sent: PUBLISH as its number, with a + where it is marked as sent again; PUBREL as r and its id."""
@@ -164,6 +170,8 @@ async def test_a_broker_that_takes_nothing_may_have_refused_without_being_heard(
     bench = Bench(journal)
     await bench.connect(session())
     bench.send(1, qos=2)
+    await bench.connect(session())
+    assert bench.shown() == ["1+"]
     await bench.connect(session())
     assert bench.shown() == [*releases(1), "1+"]
 
@@ -287,6 +295,48 @@ async def test_the_journal_has_no_more_than_the_broker_allows(journal: Journal) 
     running.cancel()
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_message_on_which_the_broker_closes_the_connection_does_not_hold_up_the_others(
+    journal: Journal, qos: int
+) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, 2, 3, qos=qos)
+    for _ in range(LOST_CONNECTIONS):
+        assert [each.strip("+") for each in bench.messages()] == ["1", "2", "3"]
+        await bench.connect(session())
+    # The subscriptions, and not the message, may be the reason.
+    for _ in range(2 * LOST_CONNECTIONS):
+        await bench.connect(session(), is_subscribed=False)
+        assert bench.messages() == []
+    await bench.connect(session())
+    for _ in range(LOST_CONNECTIONS):
+        assert bench.messages() == ["1+"]
+        await bench.connect(session())
+    assert [(each.packet_id, each.reason) for each in bench.finished] == [(1, CLOSES_CONNECTION)]
+    assert place(1) not in journal.published
+    assert bench.messages() == ["2+"]
+    bench.window.received([Ack(PUBACK if qos == 1 else PUBREC, 2, 0 if qos == 1 else 0x83)])
+    assert bench.messages() == ["2+", "3+"]
+    bench.window.received([Ack(PUBACK if qos == 1 else PUBREC, 3, 0 if qos == 1 else 0x83)])
+    bench.send(4, 5, qos=qos)
+    assert bench.messages() == ["2+", "3+", "4", "5"]
+
+
+async def test_lost_connections_with_an_acknowledgement_in_between_are_nobodys_fault(journal: Journal) -> None:
+    bench = Bench(journal)
+    for number in range(1, 10 * LOST_CONNECTIONS, 2):
+        await bench.connect(session())
+        bench.send(number, number + 1, qos=1)
+        if number % 4 == 1:
+            bench.window.received([Ack(PUBACK, number)])
+    for _ in range(3 * LOST_CONNECTIONS):
+        bench.window.disconnected()  # no connection at all
+    await bench.connect(session())
+    assert len(bench.shown()) > 10
+    assert {each.reason for each in bench.finished} == {0}
+
+
 async def test_it_is_told_when_nothing_is_on_its_way(journal: Journal) -> None:
     bench = Bench(journal)
     await bench.connect(session())
@@ -327,7 +377,7 @@ class Rule:
         self.window = Window(most=100, journal=journal, ids=self.ids, finished=self._finished)
         self.session = FakeSession()
         self.rule = ToMqtt(
-            Outbound(topic="demo", mqtt_topic=_topic, group="g", qos=qos),
+            Outbound(topic="demo", mqtt_topic=_topic, group="g", tags="*", qos=qos, retain=False, start="first"),
             is_delayed=is_delayed,
             bridge="b",
             consumer=consumer,
@@ -442,6 +492,22 @@ async def test_what_the_mqtt_broker_refuses_comes_again_later(journal: Journal, 
         [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert request.ext["delayLevel"] == "0"
         assert at.status.counters.refused == 1
+
+
+async def test_a_message_that_loses_connections_again_goes_to_the_dead_letters(
+    journal: Journal, broker: FakeBroker
+) -> None:
+    broker.append("demo", 0, b"a", "")
+    broker.append("demo", 0, b"b", "", reconsume_times=1)
+    await broker.store("demo", b"c")
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(2)
+        for _ in range(3 * LOST_CONNECTIONS):
+            at.window.disconnected()
+            await at.window.connected(cast("Any", at.session))
+            at.window.subscribed()
+        first, second = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK, 2)
+        assert [first.ext["delayLevel"], second.ext["delayLevel"]] == ["0", "-1"]
 
 
 async def test_what_would_go_back_and_what_is_expired_is_not_published(journal: Journal, broker: FakeBroker) -> None:

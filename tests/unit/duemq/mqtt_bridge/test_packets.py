@@ -47,7 +47,8 @@ def test_a_publish_is_what_was_encoded_and_what_paho_reads(
         packets.set_dup(packet)
     found = decode(bytes(packet), is_v5=properties is not None)
     expected = properties or Properties()
-    assert found == Publish(topic, payload, qos, retain, qos > 0, qos and 4711, expected)
+    [(_, rest, _)] = cut(bytes(packet), 1 << 28)
+    assert found == Publish(topic, payload, qos, retain, qos > 0, qos and 4711, expected, len(rest))
     protocol = MQTTProtocolVersion.MQTTv5 if properties is not None else MQTTProtocolVersion.MQTTv311
     [(first, body, _)] = cut(bytes(packet), 1 << 28)
     if topic:

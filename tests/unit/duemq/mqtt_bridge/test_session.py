@@ -4,72 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from duemq.mqtt_bridge.rules.model import Connection, Subscription
+from duemq.mqtt_bridge.rules.model import Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import TIMEOUT, MqttConnectionError, Session
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack, encode_publish
-
-CONNACK = "2003000000"
-CONNACK_PRESENT = "2003010000"
-
-
-class Peer:
-    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself, but that a
-    packet of the kind `ends` ends the connection."""
-
-    def __init__(self, connack: str, ends: int | None = None) -> None:
-        self._connack = bytes.fromhex(connack)
-        self._ends = ends
-        self.received: list[tuple[int, bytes]] = []
-        self.changed = asyncio.Event()
-        self.writer: asyncio.StreamWriter | None = None
-        self.port = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        cutter = packets.Cutter(1 << 28)
-        while data := await reader.read(65_536):
-            for first, body, _ in cutter.feed(data):
-                self.received.append((first, body))
-                if first & 0xF0 == self._ends:
-                    writer.transport.abort()
-                elif first & 0xF0 == 0x10:
-                    writer.write(self._connack)
-                elif first & 0xF0 == 0x80:
-                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
-            self.changed.set()
-        writer.close()
-
-    async def until(self, kind: int, count: int = 1) -> list[bytes]:
-        """The bodies of packets of a kind, once there are so many."""
-        async with asyncio.timeout(10):
-            while len(found := [body for first, body in self.received if first & 0xF0 == kind]) < count:
-                self.changed.clear()
-                await self.changed.wait()
-        return found
-
-    def send(self, data: bytes) -> None:
-        assert self.writer is not None
-        self.writer.write(data)
-
-
-@asynccontextmanager
-async def peer(connack: str = CONNACK, ends: int | None = None) -> AsyncIterator[Peer]:
-    made = Peer(connack, ends)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    try:
-        yield made
-    finally:
-        server.close()
-        if made.writer is not None:
-            made.writer.close()
+from tests.unit.duemq.mqtt_bridge.fakes import CONNACK_PRESENT, peer, rules
 
 
 class Received(list[Publish | Ack]):
@@ -94,7 +40,7 @@ class Received(list[Publish | Ack]):
 
 def session(port: int, received: Received, directory: Path, limit: int = 1 << 20) -> Session:
     ids = itertools.count(100)
-    connection = Connection(state_directory=directory, port=port, receive_maximum=33)
+    connection = rules("", directory, f"port = {port}\nreceive_maximum = 33").connection
     return Session(connection, will=("s", b"gone"), limit=limit, received=received, new_id=lambda: next(ids))
 
 
@@ -111,6 +57,14 @@ async def test_it_connects_as_one_who_comes_back(tmp_path: Path) -> None:
         assert connect[7] == 0b00101100  # will, retained, with QoS 1; no clean start
         assert bytes.fromhex("11ffffffff") in connect  # session expiry: never
         assert bytes.fromhex("210021") in connect  # receive maximum
+
+
+async def test_the_kernel_does_not_hold_back_small_packets(tmp_path: Path) -> None:
+    async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
+        sock = client._client.socket()
+        assert sock is not None
+        with socket.socket(fileno=os.dup(sock.fileno())) as same:
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_what_the_broker_allows_is_known(tmp_path: Path) -> None:
@@ -209,6 +163,23 @@ async def test_a_paused_connection_reads_nothing(tmp_path: Path) -> None:
         await received.until(1)
         broker.send(publish(2))
         await received.until(2)
+
+
+async def test_a_pause_lasts_longer_than_the_keepalive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ may be away for hours."""
+    received = Received()
+    passed = 0.0
+    monkeypatch.setattr("paho.mqtt.client.time_func", lambda: time.monotonic() + passed)
+    monkeypatch.setattr("duemq.mqtt_bridge.session.client._MISC_EVERY", 0.001)
+    async with peer() as broker, session(broker.port, received, tmp_path) as client:
+        client.pause()
+        broker.send(publish(1))
+        for count in (1, 2, 3):
+            passed += 61.0
+            await broker.until(0xC0, count)
+        client.resume()
+        await received.until(1)
+        assert not client.is_lost
 
 
 async def test_packet_ids_of_subscriptions_are_the_bridges(tmp_path: Path) -> None:
