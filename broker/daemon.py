@@ -23,6 +23,7 @@ from duemq.broker.access.accounts import topic_of_message
 from duemq.broker.access.acl_files import LOOK_SECONDS, AclFiles
 from duemq.broker.access.auth.handlers import AuthHandlers
 from duemq.broker.access.auth.opening import Auth, open_auth
+from duemq.broker.access.auth.store import AuthStore, RocksStore
 from duemq.broker.access.guard import Authority, Guard
 from duemq.broker.access.handlers import AclHandlers
 from duemq.broker.access.plain import PlainAuthority
@@ -133,9 +134,11 @@ class Broker:
         workers: Callable[[asyncio.AbstractEventLoop], Workers] = ThreadWorkers,
         budget: Callable[[float], Budget] = TimeBudget,
         request_budget: RequestBudget | None = None,
+        open_auth_store: Callable[[str], AuthStore] = RocksStore,
     ) -> None:
         """`clock`, `files`, `workers`, `budget` and `request_budget` default to the machine's; a simulation passes its
-        own."""
+        own. `open_auth_store`: opens the users and policies of ACL 2.0 in a directory."""
+        self._open_auth_store = open_auth_store
         self._request_budget = request_budget or RequestTime()
         self.config = config
         """The settings at the start."""
@@ -198,7 +201,7 @@ class Broker:
             self._read_tables()
             self._expect_queues()
             if self.config.authentication:
-                self._auth = open_auth(self.config, self._plain_directory(), self._workers)
+                self._auth = open_auth(self.config, self._plain_directory(), self._workers, self._open_auth_store)
             recovered = self.store.recover()
             log.info(
                 "store_opened",

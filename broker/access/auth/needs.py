@@ -105,11 +105,16 @@ def _group(actions: int, name: str = "consumer_group") -> Callable[[Request[Any]
     return lambda request: (of_group(getattr(request.header, name), actions),)
 
 
-def _both(actions: int, name: str = "consumer_group") -> Callable[[Request[Any]], Iterable[Need]]:
+def _both(
+    actions: int, name: str = "consumer_group", *, group_first: bool = False
+) -> Callable[[Request[Any]], Iterable[Need]]:
+    """Of the group and of the topic, if there is one. `group_first`: what is refused first, as RocketMQ has it."""
+
     def find(request: Request[Any]) -> Iterable[Need]:
+        needs = [of_group(getattr(request.header, name), actions)]
         if request.header.topic:
-            yield of_topic(request.header.topic, actions)
-        yield of_group(getattr(request.header, name), actions)
+            needs.append(of_topic(request.header.topic, actions))
+        return needs if group_first else reversed(needs)
 
     return find
 
@@ -135,11 +140,11 @@ _SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[Need]]]] = {
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _created_group,
     RequestCode.DELETE_SUBSCRIPTIONGROUP: _group(DELETE, "group_name"),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _group(GET, "group"),
-    RequestCode.GET_CONSUME_STATS: _both(GET),
+    RequestCode.GET_CONSUME_STATS: _both(GET, group_first=True),
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _group(GET),
     RequestCode.GET_CONSUMER_RUNNING_INFO: _group(GET),
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _group(SUB),
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _both(UPDATE, "group"),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _both(UPDATE, "group", group_first=True),
     RequestCode.LIST_PENDING: _topic_or_all,
     RequestCode.DUE_CURVE: _topic_or_all,
 }

@@ -11,7 +11,7 @@ import structlog
 from duemq.broker.access.auth import migration
 from duemq.broker.access.auth.authority import AuthAuthority
 from duemq.broker.access.auth.model import User, UserType
-from duemq.broker.access.auth.store import AuthStore, RocksStore
+from duemq.broker.access.auth.store import AuthStore
 from duemq.broker.access.auth.users import Authorization, Users
 from duemq.broker.settings.config import BrokerConfig, codes_of, credentials_of
 from duemq.broker.workers import Workers
@@ -32,10 +32,11 @@ def open_auth(
     config: BrokerConfig,
     plain_directory: str | None,
     workers: Workers,
-    open_store: Callable[[str], AuthStore] = RocksStore,
+    open_store: Callable[[str], AuthStore],
 ) -> Auth:
     """Open the users of a broker, and make those that its settings ask for. `plain_directory`: where plain_acl.yml is,
-    None if nothing says so. Raises AuthStoreError, AclFileError."""
+    None if nothing says so. `open_store` opens the users and policies in a directory. Raises AuthStoreError,
+    AclFileError."""
     store = open_store(os.path.join(config.store_root, "config"))
     try:
         return _opened(config, plain_directory, workers, store)
