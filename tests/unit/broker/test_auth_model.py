@@ -90,9 +90,8 @@ def decided(
         for entry in policy:
             resource = entry["resource"]
             named = resource.partition(":")[2]
-            is_about = (
-                resource in ("*", f"{kind}:*", f"{kind}:{name}")
-                or (resource.startswith(f"{kind}:") and named.endswith("*") and name.startswith(named[:-1]))
+            is_about = resource in ("*", f"{kind}:*", f"{kind}:{name}") or (
+                resource.startswith(f"{kind}:") and named.endswith("*") and name.startswith(named[:-1])
             )
             is_from = not entry["sourceIps"] or any(
                 ipaddress.ip_address(host) in ipaddress.ip_network(source) for source in entry["sourceIps"]
