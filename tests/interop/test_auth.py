@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from duemq import Producer, PushConsumer
 from duemq.errors import AccessDeniedError
+from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
@@ -345,12 +346,22 @@ async def test_both_brokers_answer_the_same_and_open_each_others_store(
         await asyncio.gather(apache.kill(), ours.kill())
 
         # each with the other one's store
-        swapped = [
-            make_broker("duemq", tmp_path / "1", PROPERTIES, store=apache.store),
-            make_broker("apache-5.3.3", tmp_path / "2", PROPERTIES, store=ours.store),
-        ]
+        first = make_broker("duemq", tmp_path / "1", PROPERTIES, store=apache.store)
+        second = make_broker(
+            "apache-5.3.3",
+            tmp_path / "2",
+            PROPERTIES | {"brokerName": "broker-b"},
+            store=ours.store,
+            nameserver=first.nameserver,
+        )
+        swapped = [first, second]
         brokers += swapped
-        await asyncio.gather(*(broker.start() for broker in swapped))
+        for broker in swapped:
+            await broker.start()
+        # RocketMQ's broker signs its registration with innerClientAuthenticationCredentials.
+        async with Wire(first) as wire:
+            clusters = await wire.ask(signed(ask(106), SUPER))
+        assert "broker-b" in fastjson.loads(clusters.body)["brokerAddrTable"]
         expected = own[-2:]
         more = [
             (create_user(("more", f"{CANARY}-of-more")), SUPER),

@@ -142,3 +142,32 @@ async def test_users_and_policies_from_the_command_line(broker: DuemqBroker, tmp
         assert says in result.output
         assert "Traceback" not in result.output
     assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_broker_registers_at_another_with_the_keys_of_a_user(broker: DuemqBroker, tmp_path: Path) -> None:
+    """The other one's name server takes registrations from whoever may change the cluster."""
+    as_admin = ("--nameserver", broker.nameserver, "--account", broker.directory / "admin.yml")
+    keys_file = tmp_path / "inner.yml"
+    await asyncio.to_thread(run, "user", "add", "inner", "--out", keys_file, *as_admin)
+    keys = read_keys(keys_file.read_text())
+    inner = json.dumps({"accessKey": keys.access_key, "secretKey": keys.secret_key})
+    properties = {"brokerName": "broker-b", "innerClientAuthenticationCredentials": inner}
+    other = DuemqBroker(tmp_path, properties, nameserver=broker.nameserver)
+    await other.start()
+    try:
+        async with asyncio.timeout(20):
+            while "name_server_lost" not in other.stderr.read_text():
+                await asyncio.sleep(0.02)
+        assert "User:inner has no permission to access Cluster:DefaultCluster" in other.stderr.read_text()
+        await other.kill()
+        await asyncio.to_thread(run, "acl", "allow", "inner", "Cluster:*", "--action", "Update", *as_admin)
+        await other.start()
+        async with asyncio.timeout(20):
+            while '"broker_registered"' not in broker.stderr.read_text():
+                await asyncio.sleep(0.02)
+        assert keys.secret_key is not None
+        assert keys.secret_key not in other.stderr.read_text()
+    finally:
+        if other.running:
+            await other.kill()
