@@ -19,7 +19,7 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
-from tests.interop.support import not_on, numbered
+from tests.interop.support import eventually, not_on, numbered
 from tests.interop.test_acl import Wire, home_of
 from tests.peers.apache import mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
@@ -360,8 +360,12 @@ async def test_both_brokers_answer_the_same_and_open_each_others_store(
             await broker.start()
         # RocketMQ's broker signs its registration with innerClientAuthenticationCredentials.
         async with Wire(first) as wire:
-            clusters = await wire.ask(signed(ask(106), SUPER))
-        assert "broker-b" in fastjson.loads(clusters.body)["brokerAddrTable"]
+
+            async def registered() -> bool:
+                answer = await wire.ask(signed(ask(106), SUPER))
+                return "broker-b" in fastjson.loads(answer.body)["brokerAddrTable"]
+
+            await eventually(registered)
         expected = own[-2:]
         more = [
             (create_user(("more", f"{CANARY}-of-more")), SUPER),

@@ -51,6 +51,39 @@ def test_init_prepares_a_configuration(tmp_path: Path) -> None:
     assert not (tmp_path / "y").exists()
 
 
+def documented() -> list[list[str]]:
+    """The commands of the first section of docs/security.md, in the order in which they are there."""
+    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    section = text.partition("## Users and policies: ACL 2.0")[2].partition("\n### ")[0]
+    return [line.split()[1:] for line in section.splitlines() if line.startswith("    duemq ")]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_commands_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare, serve, *others = documented()
+    run(*prepare)
+    assert serve == ["serve", "--config", "broker.conf"]
+    prepared = load("broker.conf", (), {}).config
+    properties = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "initAuthenticationUser": prepared.init_user,
+    }
+    broker = DuemqBroker(tmp_path / "broker", properties)
+    await broker.start()
+    try:
+        for arguments in others:
+            result = await asyncio.to_thread(run, *arguments, DUEMQ_NAMESERVER=broker.nameserver)
+    finally:
+        await broker.kill()
+    assert result.output.splitlines() == [
+        "billing  Allow  Topic:orders  Sub",
+        "billing  Allow  Group:billing  Sub",
+        "orders-service  Allow  Topic:orders  Pub",
+    ]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DuemqBroker]:
     directory = tmp_path_factory.mktemp("users")
