@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duemq.broker.access.auth.model import (
@@ -121,6 +121,14 @@ def decided(
     return None
 
 
+def _plain(resource: str, decision: str) -> dict[str, Any]:
+    return {"resource": resource, "actions": ["Pub"], "decision": decision, "sourceIps": None}
+
+
+@example([_plain("Topic:a*", "Deny"), _plain("Topic:ab*", "Allow")], [], "Topic", "abc", {"Pub"}, "::1")
+@example([_plain("Topic:ab", "Deny"), _plain("Topic:a*", "Allow")], [], "Topic", "ab", {"Pub"}, "::1")
+@example([_plain("Topic:*", "Deny"), _plain("*", "Allow")], [], "Topic", "ab", {"Pub"}, "::1")
+@example([_plain("Topic:*", "Deny"), _plain("Topic:a*", "Allow")], [], "Topic", "ab", {"Pub"}, "::1")
 @given(
     st.lists(ENTRY, max_size=6),
     st.lists(ENTRY, max_size=3),
