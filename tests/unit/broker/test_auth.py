@@ -14,6 +14,7 @@ import pytest_asyncio
 import structlog
 
 from duemq.broker.access.auth.store import RocksStore
+from duemq.broker.dump import __main__ as dump
 from duemq.broker.errors import AuthStoreError
 from duemq.broker.workers import Background
 from duemq.protocol.codes import ResponseCode
@@ -598,3 +599,24 @@ async def test_accounts_become_users_once(tmp_path: Path) -> None:
         async with running(tmp_path / "1", *settings, open_auth_store=lambda _: store):
             pass
     assert store.is_closed
+
+
+async def test_a_dump_shows_users_and_policies_without_passwords(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(tmp_path, *ON) as broker:
+        peer = broker.connect()
+        await done(peer, create_user(USER), update_acl(USER[0], entry("Topic:T*", "Pub", source_ips=["10.0.0.1"])))
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "config").rglob("*")}
+        capsys.readouterr()
+        assert dump.main([str(tmp_path / "config")]) == 0
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "config").rglob("*")} == before
+    shown = capsys.readouterr().out
+    assert "user=root type=Super status=enable\n" in shown
+    assert "user=orders policy=Custom decision=Allow resource=Topic:T* actions=Pub sources=10.0.0.1\n" in shown
+    for path in (tmp_path / "config" / "users").iterdir():
+        assert dump.main([str(path)]) == 0
+    assert CANARY not in shown + capsys.readouterr().out
+    (tmp_path / "config" / "users" / "CURRENT").write_bytes(b"nonsense\n")
+    assert dump.main([str(tmp_path / "config" / "users")]) == 0
+    assert "damaged: " in capsys.readouterr().out
