@@ -476,7 +476,7 @@ class Broker:
             admin,
             timer_handlers,
             pending_handlers,
-            SettingsHandlers(self.settings, self._workers, self._levels_noted),
+            SettingsHandlers(self.settings, self._workers, self._levels_noted, guard),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
             bridges,

@@ -54,7 +54,13 @@ class Account:
 
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
         """See `guard.Account`."""
-        self.check_role(code, permission, host)
+        try:
+            self.check_role(code, permission, host)
+        except AccessRefused:
+            if permission.instead_of_role is None:
+                raise
+            for resource in permission.instead_of_role.find(request):
+                self.check_resource(resource)
         if self.is_admin and self.permissions is None:
             return
         resources = permission.resources(request)

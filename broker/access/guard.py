@@ -160,6 +160,16 @@ class Guard:
 
         return guarded
 
+    def has_role(self, connection: Connection, permission: Permission, request: Any) -> bool:
+        """Whether the account of a request that was let in also has the role of another permission."""
+        account: Account | None = request.account
+        if account is not None:
+            try:
+                account.check_role(request.code, permission, connection.host)
+            except AccessRefused:
+                return False
+        return True
+
     def recheck(self, connection: Connection, permission: Permission, request: Any) -> None:
         """Check a request that was let in and still waits again, since the accounts have changed. Raises AccessRefused,
         ProtocolError."""

@@ -179,8 +179,7 @@ def add(
 ) -> Work:
     """Add the user NAME, with a new secret key, which is printed once. NAME is its access key.
 
-    Names of topics and groups may end with *, for all that begin so. For delays, duemq's own producer needs --look as
-    well.
+    Names of topics and groups may end with *, for all that begin so.
     """
     secret = _secret(name, secret_file, prompt=prompt)
     both = set(send) & set(receive)

@@ -125,6 +125,7 @@ async def test_users_and_policies_from_the_command_line(broker: DuemqBroker, tmp
 
     async with Producer(broker.nameserver, access_key="orders", secret_key=keys.secret_key) as producer:
         await producer.send("orders", b"1")
+        assert (await producer.send("orders", b"2", delay="7s")).due_time_ms is not None
         with pytest.raises(AccessDeniedError, match="no permission to access Topic:others"):
             await producer.send("others", b"1")
         await done("acl", "allow", "orders", "Topic:oth*", "--action", "Pub,sub", "--from", "127.0.0.0/8", *as_admin)

@@ -134,7 +134,8 @@ _SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[Need]]]] = {
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group(SUB_OR_GET),
     RequestCode.UPDATE_AND_CREATE_TOPIC: _topic(CREATE),
     RequestCode.DELETE_TOPIC_IN_BROKER: _topic(DELETE),
-    RequestCode.GET_TOPIC_CONFIG: _topic(GET),
+    # RocketMQ: Get. A producer has to know the delay levels of a topic that it may send to.
+    RequestCode.GET_TOPIC_CONFIG: _topic(PUB | SUB | GET),
     RequestCode.GET_TOPIC_STATS_INFO: _topic(GET),
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic(GET),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _created_group,

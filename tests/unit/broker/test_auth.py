@@ -20,6 +20,7 @@ from duemq.broker.workers import Background
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS
+from duemq.protocol.requests import headers
 from tests.support.access import signed, write_accounts
 from tests.support.auth import CANARY, ON, SUPER, USER, MemoryStore, ask, create_user, entry, update_acl, update_user
 from tests.support.broker import Peer, UnboundBroker, running
@@ -101,15 +102,16 @@ async def test_a_new_password_counts_from_the_next_request_on(broker: UnboundBro
 
 
 async def test_codes_of_the_white_lists(tmp_path: Path) -> None:
-    settings = (*ON, "authenticationWhitelist=10,310", "authorizationWhitelist= 310 , 26")
+    settings = (*ON, "authenticationWhitelist=10,310", "authorizationWhitelist= 310 , 21")
     async with running(tmp_path, *settings, open_auth_store=lambda _: MemoryStore()) as broker:
         peer = broker.connect()
         await done(peer, create_user(USER))
         assert (await peer.ask(send("T"))).code == 0  # in both lists
         assert await told(peer, send("T", v1=True), None) == (16, "username cannot be null.")
         assert await told(peer, send("T", v1=True), USER) == no_permission("Topic:T")
-        assert (await peer.ask(signed(ask(26), USER))).code == 0
-        assert (await peer.ask(ask(26))).code == 16
+        assert (await peer.ask(signed(ask(21), USER))).code == 0
+        assert (await peer.ask(ask(21))).code == 16
+        assert (await peer.ask(signed(ask(201), USER))).code == 16
 
 
 async def test_without_authorization_every_user_may_do_everything_but_make_supers(tmp_path: Path) -> None:
@@ -254,6 +256,17 @@ async def test_a_later_user_of_the_name_does_not_get_the_policies(broker: Unboun
     assert await told(peer, send("T"), USER) == (16, f"User:{USER[0]} is not found.")
     await done(peer, create_user(USER))
     assert await told(peer, send("T"), USER) == no_permission("Topic:T")
+
+
+async def test_a_user_that_may_send_sees_which_delays_there_are(broker: UnboundBroker) -> None:
+    """duemq's own producer asks for them."""
+    peer = broker.connect()
+    await done(peer, update_acl(USER[0], entry("Topic:TBW102", "Pub")))
+    settings = [bytes((await peer.ask(signed(ask(26), account))).body).decode() for account in (USER, SUPER)]
+    assert "messageDelayLevel=1s 5s" in settings[0]
+    assert ["storePathRootDir" in each for each in settings] == [False, True]
+    await done(peer, request(351, headers.Topic("TBW102")), account=USER)
+    assert await told(peer, request(351, headers.Topic("other")), USER) == no_permission("Topic:other")
 
 
 # --- held pulls

@@ -69,7 +69,7 @@ NEEDED: Final[dict[RequestCode, Needed]] = {
     RequestCode.GET_ALL_PRODUCER_INFO: (LOOK, None, None),
     RequestCode.GET_CONSUMER_RUNNING_INFO: (LOOK, None, None),
     RequestCode.GET_BROKER_RUNTIME_INFO: (LOOK, None, None),
-    RequestCode.GET_BROKER_CONFIG: (LOOK, None, None),
+    RequestCode.GET_BROKER_CONFIG: (NONE, None, None),
     RequestCode.GET_BROKER_CLUSTER_ACL_INFO: (LOOK, None, None),
     RequestCode.GET_BROKER_CLUSTER_INFO: (LOOK, None, None),
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (LOOK, None, None),
@@ -99,6 +99,8 @@ NEEDED: Final[dict[RequestCode, Needed]] = {
     RequestCode.UNREGISTER_BROKER: (ADMINISTER, None, None),
     RequestCode.QUERY_DATA_VERSION: (ADMINISTER, None, None),
 }
+INSTEAD_OF_ROLE: Final = {RequestCode.GET_TOPIC_CONFIG: ANY}
+"""The action on the topic with which no role is needed."""
 ROCKETMQ_ADMIN_CODES: Final = {17, 25, 200, 207, 215}
 """Permission.ADMIN_CODE of 4.9.7."""
 
@@ -127,7 +129,7 @@ NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | Non
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: ("Sub Get", None, None),
     RequestCode.LIST_PENDING: ("Sub Get", None, None),
     RequestCode.DUE_CURVE: ("Sub Get", None, None),
-    RequestCode.GET_TOPIC_CONFIG: ("Get", None, None),
+    RequestCode.GET_TOPIC_CONFIG: ("Pub Sub Get", None, None),
     RequestCode.GET_TOPIC_STATS_INFO: ("Get", None, None),
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: ("Get", None, None),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: (None, "Get", None),
@@ -150,7 +152,7 @@ NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | Non
     RequestCode.GET_PRODUCER_CONNECTION_LIST: _CLUSTER_LOOK,
     RequestCode.GET_ALL_PRODUCER_INFO: _CLUSTER_LOOK,
     RequestCode.GET_BROKER_RUNTIME_INFO: _CLUSTER_LOOK,
-    RequestCode.GET_BROKER_CONFIG: _CLUSTER_LOOK,
+    RequestCode.GET_BROKER_CONFIG: (None, None, None),
     RequestCode.GET_BROKER_CLUSTER_INFO: _CLUSTER_LOOK,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _CLUSTER_LOOK,
     RequestCode.GET_TOPICS_BY_CLUSTER: _CLUSTER_LOOK,
@@ -304,7 +306,7 @@ async def test_every_code_by_every_account(broker: UnboundBroker, code: RequestC
     wrong = []
     for name, (has_role, topic_text, group_text) in NAMES.items():
         allowed = (
-            has_role >= role
+            (has_role >= role or bool(ACTIONS[topic_text] & INSTEAD_OF_ROLE.get(code, 0)))
             and (topic is None or bool(ACTIONS[topic_text] & topic))
             and (group is None or bool(ACTIONS[group_text] & group))
         )
@@ -355,6 +357,15 @@ async def test_an_administrator_whose_permissions_are_listed_has_only_those(brok
     assert not is_refused(await peer.ask(signed(send("Other"), name)))
     assert is_refused(await peer.ask(signed(pull("Topic"), name)))
     assert not is_refused(await peer.ask(signed(request(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG), name)))
+
+
+@pytest.mark.parametrize("name", ["none-PUB-DENY", "look-DENY-DENY", "administrator"])
+async def test_accounts_without_a_role_see_the_settings_that_producers_need(broker: UnboundBroker, name: str) -> None:
+    shown = bytes((await broker.connect().ask(signed(request(26), name))).body).decode()
+    names = [line.partition("=")[0] for line in shown.splitlines()]
+    assert ("storePathRootDir" in names) is (name != "none-PUB-DENY")
+    if name == "none-PUB-DENY":
+        assert names == ["maxMessageSize", "messageDelayLevel", "timerMaxDelaySec", "timerWheelEnable"]
 
 
 # --- with ACL 2.0
