@@ -10,7 +10,7 @@ Java, the answer says what was wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import structlog
 
@@ -28,6 +28,8 @@ from duemq.protocol.requests.auth_bodies import AclInfo, UserInfo
 from duemq.protocol.requests.headers import Header, Request, response
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _ONLY_SUPER: Final = "The super user can only be {} by super user"
 
@@ -147,8 +149,7 @@ class AuthHandlers:
         """Add entries to the policies of a user, in place of those for the same resources."""
         info = bodies.decode_request(request.body, AclInfo)
         username = _subject(info.subject or request.header.subject)
-        policies = model.read_policies(info)
-        await _written(self._users.update_acl(username, policies))
+        policies = await _written(self._users.update_acl(username, info))
         log.info(
             "policies_changed",
             user=username,
@@ -235,10 +236,10 @@ def _is_by_super(request: Request[Any]) -> bool:
     return asker is not None and asker.user.is_super
 
 
-async def _written(change: Coroutine[Any, Any, None]) -> None:
+async def _written(change: Coroutine[Any, Any, T]) -> T:
     """Make a change. Raises Refused."""
     try:
-        await change
+        return await change
     except AuthStoreError as error:
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
 

@@ -42,41 +42,29 @@ def bits(actions: Iterable[Action]) -> int:
 
 
 class _Rule:
-    """An entry, prepared for matching."""
+    """An entry, prepared for matching. `name`: the name or the prefix of its resource."""
 
-    __slots__ = ("_actions", "_is_for_all", "_name", "_networks", "_pattern", "_type", "decision", "order")
+    __slots__ = ("_actions", "_is_for_all", "_networks", "decision", "kind", "name", "order", "pattern")
 
     def __init__(self, entry: Entry) -> None:
         resource = entry.resource
         self.decision = entry.decision
+        self.kind = resource.resource_type
+        self.pattern = resource.resource_pattern
+        self.name = resource.resource_name or ""
         self._actions = bits(entry.actions)
-        self._type, self._pattern, self._name = (
-            resource.resource_type,
-            resource.resource_pattern,
-            resource.resource_name or "",
-        )
         found = [network(source) for source in entry.sources]
         self._networks = tuple(each for each in found if each is not None)
         # RocketMQ takes host names for networks. Here they match nothing, or everything in an entry that denies.
         self._is_for_all = not found or (self.decision is Decision.DENY and None in found)
-        self.order = (
-            self._type is ResourceType.ANY,
-            (Pattern.LITERAL, Pattern.PREFIXED, Pattern.ANY).index(self._pattern),
-            -len(self._name) if self._pattern is Pattern.PREFIXED else 0,
-            self.decision is Decision.ALLOW,
-        )
+        self.order = (self.kind is ResourceType.ANY, self.decision is Decision.ALLOW)
 
-    def matches(
-        self, kind: ResourceType, name: str, actions: int, address: Network | None, *, has_to_be_named: bool
-    ) -> bool:
-        if not self._actions & actions:
+    def matches(self, kind: ResourceType, actions: int, address: Network | None, *, has_to_be_named: bool) -> bool:
+        """Whether it is about a request, whose resource's name is among its own, if it has one."""
+        if not self._actions & actions or self.kind not in (kind, ResourceType.ANY):
             return False
-        if self._type is not ResourceType.ANY and self._type is not kind:
-            return False
-        if self._type is ResourceType.ANY or self._pattern is Pattern.ANY:
-            if has_to_be_named and self.decision is Decision.ALLOW:
-                return False
-        elif not (name == self._name if self._pattern is Pattern.LITERAL else name.startswith(self._name)):
+        names_none = self.kind is ResourceType.ANY or self.pattern is Pattern.ANY
+        if names_none and has_to_be_named and self.decision is Decision.ALLOW:
             return False
         return self._is_for_all or (address is not None and self._is_from(address))
 
@@ -84,11 +72,38 @@ class _Rule:
         return any(each.version == address.version and address.network_address in each for each in self._networks)
 
 
+class _Policy:
+    """The entries of one type. Most have a name or a prefix, and are found by it: a user may have thousands."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._by_name: dict[tuple[ResourceType, str], list[_Rule]] = {}
+        self._by_prefix: dict[tuple[ResourceType, str], list[_Rule]] = {}
+        self._others: list[_Rule] = []
+        for rule in sorted(map(_Rule, entries), key=lambda rule: rule.order):
+            if rule.kind is ResourceType.ANY or rule.pattern is Pattern.ANY:
+                self._others.append(rule)
+            else:
+                table = self._by_name if rule.pattern is Pattern.LITERAL else self._by_prefix
+                table.setdefault((rule.kind, rule.name), []).append(rule)
+        self._lengths = sorted({len(prefix) for _, prefix in self._by_prefix}, reverse=True)
+
+    def about(self, kind: ResourceType, name: str) -> Iterator[_Rule]:
+        """Yield the entries whose resources a name is among, or all of another kind; those that count first."""
+        yield from self._by_name.get((kind, name), ())
+        for length in self._lengths:
+            if length <= len(name):
+                yield from self._by_prefix.get((kind, name[:length]), ())
+        yield from self._others
+
+
 class Rules:
     """The policies of a user, prepared for decisions."""
 
     def __init__(self, acl: Acl) -> None:
-        self._by_type = tuple(tuple(_sorted(acl, kind)) for kind in (PolicyType.CUSTOM, PolicyType.DEFAULT))
+        self._policies = [
+            _Policy(entry for policy in acl.policies if policy.policy_type is kind for entry in policy.entries)
+            for kind in (PolicyType.CUSTOM, PolicyType.DEFAULT)
+        ]
 
     def decide(
         self, kind: ResourceType, name: str, actions: int, host: str, *, has_to_be_named: bool = False
@@ -96,16 +111,11 @@ class Rules:
         """Return the decision about any of some actions (see `bits`) on a resource; None if no entry is about it.
         `host`: the address of the peer. `has_to_be_named`: what allows it has to name it, or a prefix of it."""
         address = _address(host)
-        for rules in self._by_type:
-            for rule in rules:
-                if rule.matches(kind, name, actions, address, has_to_be_named=has_to_be_named):
+        for policy in self._policies:
+            for rule in policy.about(kind, name):
+                if rule.matches(kind, actions, address, has_to_be_named=has_to_be_named):
                     return rule.decision
         return None
-
-
-def _sorted(acl: Acl, kind: PolicyType) -> Iterator[_Rule]:
-    rules = [_Rule(entry) for policy in acl.policies if policy.policy_type is kind for entry in policy.entries]
-    return iter(sorted(rules, key=lambda rule: rule.order))
 
 
 def _address(host: str) -> Network | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -29,6 +29,7 @@ from duemq.broker.access.auth.model import (
     UserType,
     empty_acl,
     network,
+    read_policies,
     word,
 )
 from duemq.broker.access.auth.needs import OF_ACTION, Need, Needs, of_topic
@@ -38,12 +39,15 @@ from duemq.broker.access.permission import Action, Permission
 from duemq.broker.errors import AuthStoreError, Refused
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import ResponseCode
+from duemq.protocol.requests.auth_bodies import AclInfo
 from duemq.protocol.requests.headers import Request
 from duemq.protocol.requests.signature import SecretKey
 from duemq.scheduler.delivery.targets import HALF_TOPIC
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 MAX_USERS: Final = 100_000
 _MAX_DECISIONS: Final = 10_000
@@ -178,13 +182,12 @@ class Users:
     async def create_user(self, user: User) -> None:
         """Make a user."""
         async with self._one_at_a_time:
-            if user.username in self.by_name:
+            name = user.username
+            if name in self.by_name:
                 _refuse("The user is existed")
             if len(self.by_name) >= MAX_USERS:
                 _refuse(f"There are {MAX_USERS} users, which is the most")
-            await self._write(lambda: self._store.put_user(user))
-            self._use(user)
-            self._changed()
+            await self._write_user(user)
 
     async def update_user(
         self, username: str, password: str | None, user_type: UserType | None, status: UserStatus | None
@@ -202,28 +205,26 @@ class Users:
             )
             if not (user.is_super and user.is_enabled):
                 self._check_not_last(username)
-            await self._write(lambda: self._store.put_user(user))
-            self._use(user)
-            self._changed()
+            await self._write_user(user)
 
     async def delete_user(self, username: str) -> None:
         """Remove a user and its policies."""
         async with self._one_at_a_time:
             self._check_not_last(username)
-            await self._write(lambda: self._store.delete_user(username))
+            await self._in_thread(lambda: self._store.delete_user(username))
             self.by_name.pop(username, None)
             self.acls.pop(username, None)
             self._changed()
 
-    async def update_acl(self, username: str, policies: list[Policy]) -> None:
-        """Add entries to a user's policies, in place of those for the same resources."""
+    async def update_acl(self, username: str, info: AclInfo) -> list[Policy]:
+        """Add the entries of a request to a user's policies, in place of those for the same resources; return them."""
         async with self._one_at_a_time:
+            policies = await self._in_thread(lambda: read_policies(info))
             if username not in self.by_name:
                 _refuse(f"The subject of User:{username[:MAX_NAME]} is not exist.")
-            acl = self.acls.get(username, empty_acl(username)).changed(policies)
-            await self._write(lambda: self._store.put_acl(acl))
-            self._use_acl(username, acl)
-            self._changed()
+            old = self.acls.get(username, empty_acl(username))
+            await self._write_acl(username, await self._in_thread(lambda: old.changed(policies)))
+            return policies
 
     async def delete_acl(self, username: str, kind: PolicyType, resource: Resource | None) -> None:
         """Remove the entry for a resource, or all entries."""
@@ -233,32 +234,51 @@ class Users:
             if username not in self.acls:
                 _refuse("The acl is not exist.")
             acl = self.acls[username].without(kind, resource) if resource is not None else empty_acl(username)
-            if acl.policies:
-                await self._write(lambda: self._store.put_acl(acl))
-            else:
-                await self._write(lambda: self._store.delete_acl(username))
-            self._use_acl(username, acl)
-            self._changed()
+            await self._write_acl(username, acl)
 
     # ---
 
-    async def _write(self, change: Callable[[], None]) -> None:
+    async def _write_user(self, user: User) -> None:
+        """Write a user and use it. Its policies are prepared in the thread too, as there may be thousands."""
+        name = user.username
+        acl = self.acls.get(name, empty_acl(name))
+
+        def write() -> Subject:
+            self._store.put_user(user)
+            return Subject(user, acl, self._authorization)
+
+        self.by_name[name] = await self._in_thread(write)
+        self._changed()
+
+    async def _write_acl(self, username: str, acl: Acl) -> None:
+        """Write the policies of a user, or remove them if there are none, and use them."""
+        user = self.by_name[username].user
+
+        def write() -> Subject:
+            if acl.policies:
+                self._store.put_acl(acl)
+            else:
+                self._store.delete_acl(username)
+            return Subject(user, acl, self._authorization)
+
+        self.by_name[username] = await self._in_thread(write)
+        if acl.policies:
+            self.acls[username] = acl
+        else:
+            self.acls.pop(username, None)
+        self._changed()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
-            await self._workers.run(Background.TABLES, change)
+            return await self._workers.run(Background.TABLES, work)
         except AuthStoreError as error:
             log.error("users_not_written", reason=str(error))
             raise
 
     def _use(self, user: User) -> None:
+        """Use a user that is on the disk, at a start."""
         name = user.username
         self.by_name[name] = Subject(user, self.acls.get(name, empty_acl(name)), self._authorization)
-
-    def _use_acl(self, username: str, acl: Acl) -> None:
-        if acl.policies:
-            self.acls[username] = acl
-        else:
-            self.acls.pop(username, None)
-        self._use(self.by_name[username].user)
 
     def _changed(self) -> None:
         for callback in self._on_change:
