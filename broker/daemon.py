@@ -20,8 +20,12 @@ import structlog
 
 from duemq.broker.access.accounts import topic_of_message
 from duemq.broker.access.acl_files import LOOK_SECONDS, AclFiles
-from duemq.broker.access.guard import Guard
+from duemq.broker.access.auth.handlers import AuthHandlers
+from duemq.broker.access.auth.opening import Auth, open_auth
+from duemq.broker.access.auth.store import AuthStore, RocksStore
+from duemq.broker.access.guard import Authority, Guard
 from duemq.broker.access.handlers import AclHandlers
+from duemq.broker.access.plain import PlainAuthority
 from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.clock import ClockHandlers
@@ -55,7 +59,7 @@ from duemq.broker.produce.send_topics import SendTopics
 from duemq.broker.produce.staging import Staging
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.changes import LiveSettings
-from duemq.broker.settings.config import BrokerConfig, Origin, parse_addresses
+from duemq.broker.settings.config import BrokerConfig, Origin, credentials_of, parse_addresses
 from duemq.broker.settings.parts import (
     DELIVERY_SETTINGS,
     DURABILITY_SETTINGS,
@@ -78,6 +82,7 @@ from duemq.broker.waiting.pending import PendingHandlers
 from duemq.broker.waiting.recall import TimerHandlers
 from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
+from duemq.protocol.requests.signature import Signer
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
@@ -128,9 +133,11 @@ class Broker:
         workers: Callable[[asyncio.AbstractEventLoop], Workers] = ThreadWorkers,
         budget: Callable[[float], Budget] = TimeBudget,
         request_budget: RequestBudget | None = None,
+        open_auth_store: Callable[[str], AuthStore] = RocksStore,
     ) -> None:
         """`clock`, `files`, `workers`, `budget` and `request_budget` default to the machine's; a simulation passes its
-        own."""
+        own. `open_auth_store`: opens the users and policies of ACL 2.0 in a directory."""
+        self._open_auth_store = open_auth_store
         self._request_budget = request_budget or RequestTime()
         self.config = config
         """The settings at the start."""
@@ -148,6 +155,7 @@ class Broker:
         self._levels_table = DelayLevels(config.delay_levels)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
+        self._auth: Auth | None = None
         self._stopped_store: asyncio.Future[Exception | None] | None = None
         self._waiting_for_checkpoint: list[asyncio.Future[None]] = []
 
@@ -191,6 +199,8 @@ class Broker:
             inspection.inspect(self._files, self.config.store_root, log_end)
             self._read_tables()
             self._expect_queues()
+            if self.config.authentication:
+                self._auth = open_auth(self.config, self._plain_directory(), self._workers, self._open_auth_store)
             recovered = self.store.recover()
             log.info(
                 "store_opened",
@@ -210,6 +220,7 @@ class Broker:
                 server.close()
             self._close_sockets()
             self._workers.stop()
+            self._close_auth()
             self.store.abandon()
             raise
         turns.start()
@@ -236,17 +247,22 @@ class Broker:
 
     def _read_accounts(self) -> AclFiles | None:
         """Read the accounts, with access control. Raises ConfigError."""
-        config, file = self.config, self.settings.origin.file
-        if not config.acl:
+        if not self.config.acl:
             return None
-        if not config.rocketmq_home and file is None:
+        directory = self._plain_directory()
+        if directory is None:
             raise ConfigError(
                 "aclEnable=true: say where the accounts are. With rocketmqHome=DIRECTORY, it is in "
                 "DIRECTORY/conf/plain_acl.yml"
             )
-        home = config.rocketmq_home
-        directory = os.path.join(home, "conf") if home else os.path.dirname(os.path.abspath(file or ""))
         return AclFiles(directory, self._files, self._workers)
+
+    def _plain_directory(self) -> str | None:
+        """Return the directory of plain_acl.yml, None if no setting says where it is."""
+        home, file = self.config.rocketmq_home, self.settings.origin.file
+        if home:
+            return os.path.join(home, "conf")
+        return os.path.dirname(os.path.abspath(file)) if file is not None else None
 
     def _topic_of_record(self, physical_offset: int) -> str | None:
         message = self.store.message_at(physical_offset)
@@ -341,6 +357,9 @@ class Broker:
         )
         self.registration: Registration | None = None
         if config.nameserver_addresses:
+            keys = credentials_of(
+                "innerClientAuthenticationCredentials", config.inner_credentials, ("accessKey", "secretKey")
+            )
             self.registration = Registration(
                 BrokerIdentity(
                     config.broker_name,
@@ -352,6 +371,7 @@ class Broker:
                 topics,
                 config.register_period_ms / 1000,
                 self._connect_to,
+                Signer(*keys) if keys is not None else None,
             )
         topics.begin()
         groups.begin()
@@ -361,8 +381,11 @@ class Broker:
         stats = Stats(store.appender, real_clock)
         reads = ColdReads(self._files, self._workers, self._turns.share)
         admission = Admission(loop, config.max_waiting_request_bytes)
-        acl_files = self._acl_files
-        guard = Guard(acl_files, self._topic_of_record, reads) if acl_files is not None else None
+        acl_files, auth = self._acl_files, self._auth
+        authority: Authority | None = auth.authority if auth is not None else None
+        if acl_files is not None:
+            authority = PlainAuthority(acl_files)
+        guard = Guard(authority, self._topic_of_record, reads) if authority is not None else None
         self.router = router = Router(
             store,
             clock,
@@ -390,6 +413,7 @@ class Broker:
             limits,
             self._workers,
             reads,
+            guard,
         )
         bridges = Bridges()
         sources = Sources(
@@ -447,7 +471,7 @@ class Broker:
             admin,
             timer_handlers,
             pending_handlers,
-            SettingsHandlers(self.settings, self._workers, self._levels_noted),
+            SettingsHandlers(self.settings, self._workers, self._levels_noted, guard),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
             bridges,
@@ -458,6 +482,11 @@ class Broker:
             address = _join(config.advertised_host, config.listen_port)
             AclHandlers(acl_files, config.cluster_name, config.broker_name, address).register(router)
             chores.append(Chore("accounts", lambda: LOOK_SECONDS, acl_files.look))
+            acl_files.on_change(self._pulls.polls.check_all)
+        if auth is not None:
+            AuthHandlers(auth.users).register(router)
+            router.add_clients(auth.authority)
+            auth.users.on_change(self._pulls.polls.check_all)
         self._follow_settings()
         self.housekeeping = Housekeeping(
             loop,
@@ -633,6 +662,7 @@ class Broker:
         await asyncio.sleep(0)
         self._turns.stop()
         self._workers.stop()
+        self._close_auth()
         self.store.abandon()
         self.timers.close()
         log.info("stopped")
@@ -684,6 +714,10 @@ class Broker:
         if error is not None:
             log.error("not_stopped_cleanly", reason=str(error))
         return str(error) if error is not None else None
+
+    def _close_auth(self) -> None:
+        if self._auth is not None:
+            self._auth.users.close()
 
     def _close_sockets(self) -> None:
         for bound in self._sockets:

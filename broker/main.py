@@ -17,7 +17,7 @@ from duemq.broker.bridge_process import BridgeProcess, command_of
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.log_output import keep_standard_descriptors, write_last
-from duemq.broker.settings.config import BrokerConfig, Origin, load
+from duemq.broker.settings.config import SECRET, BrokerConfig, Origin, load
 from duemq.broker.systemd import notify
 from duemq.storage.errors import StoreError
 
@@ -67,6 +67,12 @@ def _serve(
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
     overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     try:
+        for setting in settings:
+            name = setting.partition("=")[0].strip()
+            if name in SECRET:
+                raise ConfigError(
+                    f"--set {name}=...: every user of this machine sees it; put it into the file of --config"
+                )
         config, ignored, origin = load(config_file, overrides)
     except ConfigError as error:
         return EXIT_CONFIG, str(error)

@@ -17,7 +17,7 @@ DueMQError
     ├── MessageRejectedError         13  it will never take this message: too large, a delay too long ...
     ├── UnavailableError *           14  it takes no messages now: disk full, a replica, being shut down
     ├── NoPermissionError *          16  topic, group or client lack the permission at this broker
-    ├── AccessDeniedError             1  keys are missing or wrong, or their account lacks the permission
+    ├── AccessDeniedError         1, 16  keys are missing or wrong, or their account lacks the permission
     ├── TopicNotFoundError *         17  it has no such topic
     ├── NotFoundError                22  the requested data does not exist
     ├── SubscriptionError         23-25  it does not understand or does not have the subscription
@@ -30,6 +30,7 @@ often as its `retries` say. The set is that of RocketMQ's own clients, which is 
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Final
 
 from duemq.protocol.frames.command import Command
@@ -137,6 +138,10 @@ class BrokerError(DueMQError):
 
 _CLASS_OF_CODE: dict[int, type[BrokerError]] = {}
 _ACCESS_DENIED: Final = "org.apache.rocketmq.acl.common.AclException: "
+_DENIED_TO_USER: Final = re.compile(
+    "username cannot be null|check signature failed|User:.* (is not found|is disabled|has no permission to access .*)"
+)
+"""What brokers with ACL 2.0 answer, with the code 16."""
 
 
 class BrokerFailureError(BrokerError):
@@ -186,8 +191,9 @@ class NoPermissionError(BrokerError):
 
 
 class AccessDeniedError(BrokerError):
-    """The keys of this client are missing or wrong, or their account may not do this. Brokers of 4.9 and duemq tell it
-    with the code of any other failure, and with a remark that begins with the name of an exception."""
+    """The keys of this client are missing or wrong, or their account may not do this. With the accounts of 4.9, brokers
+    tell it with the code of any other failure and with a remark that begins with the name of an exception; with the
+    users of 5.3, with the code 16 and certain remarks."""
 
     summary = "access denied"
 
@@ -234,6 +240,8 @@ def error_of(response: Command, address: str) -> BrokerError:
     line = _first_line(response.remark)
     if kind is BrokerFailureError and line.startswith(_ACCESS_DENIED):
         kind, line = AccessDeniedError, line.removeprefix(_ACCESS_DENIED)
+    elif kind is NoPermissionError and _DENIED_TO_USER.fullmatch(line):
+        kind = AccessDeniedError
     return kind(response.code, line, address)
 
 

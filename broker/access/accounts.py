@@ -30,15 +30,18 @@ _MAX_HOSTS: Final = 10_000
 _MAX_NAME: Final = 255
 
 
-def refused(kind: str, why: str, reason: str | None = None) -> AccessRefused:
-    """Return a refusal as RocketMQ's brokers answer it: `why` in their words. `reason`: what the log has instead."""
+def refused(kind: str, why: str, reason: str | None = None, *, code: int | None = None) -> AccessRefused:
+    """Return a refusal as RocketMQ's brokers answer it: `why` in their words. `reason`: what the log has instead.
+    `code`: for ACL 2.0, which has codes for it; 4.9 has the name of an exception."""
+    if code is not None:
+        return AccessRefused(code, why, kind, reason or why)
     return AccessRefused(ResponseCode.SYSTEM_ERROR, f"{_EXCEPTION}{why}", kind, reason or why)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account. `permissions`: actions by the name of a topic, or of the retry topic of a group; None if the account
-    lists none."""
+    """An account of plain_acl.yml, see `guard.Account`. `permissions`: actions by the name of a topic, or of the retry
+    topic of a group; None if the account lists none."""
 
     access_key: str
     key: SecretKey = field(repr=False)
@@ -49,9 +52,15 @@ class Account:
     default_group: int
     permissions: Mapping[str, int] | None
 
-    def check(self, code: int, permission: Permission, request: Request[Any]) -> None:
-        """Check what a request needs, except for a record's topic. Raises AccessRefused, ProtocolError."""
-        self.check_role(code, permission)
+    def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
+        """See `guard.Account`."""
+        try:
+            self.check_role(code, permission, host)
+        except AccessRefused:
+            if permission.instead_of_role is None:
+                raise
+            for resource in permission.instead_of_role.find(request):
+                self.check_resource(resource)
         if self.is_admin and self.permissions is None:
             return
         resources = permission.resources(request)
@@ -60,15 +69,15 @@ class Account:
         for resource in resources:
             self.check_resource(resource)
 
-    def check_role(self, code: int, permission: Permission) -> None:
-        """Check the role that requests of a code need. Raises AccessRefused."""
+    def check_role(self, code: int, permission: Permission, host: str) -> None:
+        """See `guard.Account`."""
         wanted = permission.role
         if wanted > self.role:
             role = "admin permission" if wanted is Role.ADMINISTER else f"the role {wanted.name.lower()}"
             raise refused("role", f"Need {role} for request code={code}, but accessKey={self.access_key} is not")
 
-    def check_topic(self, topic: str, action: int) -> None:
-        """Check one action on one topic: the quick way for requests that need nothing else. Raises AccessRefused."""
+    def check_topic(self, code: int, topic: str, action: int, host: str) -> None:
+        """See `guard.Account`."""
         permissions = self.permissions
         if permissions is not None:
             # Of a topic that stands for a group, other actions count.
@@ -76,6 +85,10 @@ class Account:
                 self.check_resource(Resource(topic, Action(action)))
         elif not self.is_admin:
             self.check_resource(Resource(topic, Action(action)))
+
+    def check_record(self, code: int, topic: str, host: str) -> None:
+        """See `guard.Account`."""
+        self.check_resource(Resource(topic, Action.SUB))
 
     def check_resource(self, resource: Resource) -> None:
         """Check one action on one topic or group. Raises AccessRefused."""

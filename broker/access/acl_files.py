@@ -73,6 +73,7 @@ class AclFiles:
         self._why = ""
         """Why the files could not be read or looked at, so that this is told only once."""
         self._is_looking = False
+        self._on_change: list[Callable[[], None]] = []
         try:
             stamps = self._stamps()
             if not stamps:
@@ -83,6 +84,17 @@ class AclFiles:
             self._use(self._read(stamps), "accounts_read")
         except OSError as error:
             raise AclFileError(f"{error.filename}: {error.strerror}") from None
+        self._told = self.accounts
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back, in the event loop, after each change of the accounts."""
+        self._on_change.append(callback)
+
+    def _tell_of_change(self) -> None:
+        if self._told is not self.accounts:
+            self._told = self.accounts
+            for callback in self._on_change:
+                callback()
 
     @property
     def versions(self) -> dict[str, DataVersion]:
@@ -112,6 +124,7 @@ class AclFiles:
     def _looked(self, error: BaseException | None) -> None:
         self._is_looking = False
         if error is None:
+            self._tell_of_change()
             return
         why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         if why != self._why:
@@ -138,16 +151,7 @@ class AclFiles:
         return stamps
 
     def _paths(self) -> Iterator[str]:
-        """Yield the paths of all files. Raises OSError."""
-        root = os.path.join(self.directory, _DIRECTORY)
-        # A directory that cannot be read must not look like one without accounts.
-        for folder, folders, names in os.walk(root, onerror=_fail) if os.path.lexists(root) else ():
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(names):
-                if name.endswith((".yml", ".yaml")) and not name.startswith(".") and name != _TOOLS:
-                    yield os.path.join(folder, name)
-        if os.path.exists(self.default_file):
-            yield self.default_file
+        return paths(self.directory)
 
     def _read(self, stamps: Stamps) -> _State:
         """Read all files. Raises AclFileError."""
@@ -155,7 +159,7 @@ class AclFiles:
         white_lists = []
         versions, warnings = {}, []
         for path, (modified_ns, _, _) in stamps.items():
-            content = _parsed(path)
+            content = parsed(path)
             if os.stat(path).st_mode & _FOR_OTHERS:
                 warnings.append(f"{path} has secrets, and every user of this machine may read or write it: chmod o= it")
             warnings += [f"{path}, line {line}: {text}" for line, text in content.warnings]
@@ -185,9 +189,7 @@ class AclFiles:
 
     async def tables(self) -> list[Table]:
         """Return the files as tables, with secrets. Raises AclFileError, OSError."""
-        return await self._workers.run(
-            Background.TABLES, lambda: [_parsed(path).table for path in self._state.versions]
-        )
+        return await self._workers.run(Background.TABLES, lambda: [parsed(path).table for path in self._state.versions])
 
     async def _change(self, change: Callable[[], None]) -> None:
         def run() -> None:
@@ -195,10 +197,11 @@ class AclFiles:
             self._use(self._read(self._stamps()), "accounts_changed")
 
         await self._workers.run(Background.TABLES, run)
+        self._tell_of_change()
 
     def _update_account(self, access_key: str, fields: Table) -> None:
-        path = next((path for path in self._paths() if _position(_parsed(path).table, access_key) >= 0), None)
-        table = _parsed(path).table if path is not None else self._default_table()
+        path = next((path for path in self._paths() if _position(parsed(path).table, access_key) >= 0), None)
+        table = parsed(path).table if path is not None else self._default_table()
         accounts = table.get(acl_file.ACCOUNTS) or []
         at = _position(table, access_key)
         account = accounts.pop(at) if at >= 0 else {}
@@ -207,7 +210,7 @@ class AclFiles:
 
     def _delete_account(self, access_key: str) -> None:
         for path in self._paths():
-            table = _parsed(path).table
+            table = parsed(path).table
             at = _position(table, access_key)
             if at >= 0:
                 del table[acl_file.ACCOUNTS][at]
@@ -220,14 +223,14 @@ class AclFiles:
         if path == self.default_file:
             table = self._default_table()
         elif path in self._paths():
-            table = _parsed(path).table
+            table = parsed(path).table
         else:
             raise ChangeRefused("it is no file of accounts")
         table[acl_file.WHITE_LIST] = patterns
         self._write(path, table)
 
     def _default_table(self) -> Table:
-        return _parsed(self.default_file).table if os.path.exists(self.default_file) else {}
+        return parsed(self.default_file).table if os.path.exists(self.default_file) else {}
 
     def _write(self, path: str, table: Table) -> None:
         """Write a changed file, unless that would be wrong. Raises AclFileError, OSError."""
@@ -242,11 +245,25 @@ class AclFiles:
         self._files.write_whole(target, text, mode=mode)
 
 
+def paths(directory: str) -> Iterator[str]:
+    """Yield the paths of all files of accounts in RocketMQ's conf. Raises OSError."""
+    root = os.path.join(directory, _DIRECTORY)
+    # A directory that cannot be read must not look like one without accounts.
+    for folder, folders, names in os.walk(root, onerror=_fail) if os.path.lexists(root) else ():
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.endswith((".yml", ".yaml")) and not name.startswith(".") and name != _TOOLS:
+                yield os.path.join(folder, name)
+    default = os.path.join(directory, _DEFAULT)
+    if os.path.exists(default):
+        yield default
+
+
 def _fail(error: OSError) -> NoReturn:
     raise error
 
 
-def _parsed(path: str) -> AclFile:
+def parsed(path: str) -> AclFile:
     """Read a file. Raises AclFileError, OSError."""
     with open(path, "rb") as file:
         return acl_file.parse(file.read(acl_file.MAX_BYTES + 1), path)

@@ -1,9 +1,8 @@
 """Lets requests through or refuses them: the signature of the account, and what the account may do.
 
 A guarded route decodes requests with their fields as they came, since those are what is signed. The account is looked
-up anew for each request, so a changed file counts from the next request on. The checks have RocketMQ's order: addresses
-that need no account, the account, addresses from which it needs no signature, the signature, the permissions. Who is
-let in by address may do everything, as in RocketMQ.
+up anew for each request, so a change counts from the next request on. `Authority` says who sent a request: the accounts
+of plain_acl.yml (`plain`), or the users of ACL 2.0 (`auth`).
 
 Keeps invariant 31 of ARCHITECTURE.md.
 """
@@ -12,13 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from duemq.broker.access.accounts import Account, refused
-from duemq.broker.access.acl_files import AclFiles
-from duemq.broker.access.permission import Action, Permission, Resource
+from duemq.broker.access.permission import Action, Permission
 from duemq.broker.errors import AccessRefused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -28,17 +25,44 @@ from duemq.protocol.requests.signature import Fields, fields_decoder
 
 H = TypeVar("H", bound=Header)
 
-_MAX_TOLD: Final = 255
-"""Maximum length of an unknown access key that an answer repeats."""
-
 Handler = Callable[[Connection, Request[Any]], Any]
 
 
 class SignedRequest(Request[H]):
     """A request with its fields as they came (see `signature.Fields`), until they have been checked: then None, and
-    what keeps the request, such as a held pull, does not keep them."""
+    what keeps the request, such as a held pull, does not keep them. `account`: who sent it, once that is known; None if
+    nobody needs to be."""
 
     fields: Any = None
+    account: Any = None
+
+
+class Account(Protocol):
+    """Who sent a request, and what it may do. The checks raise AccessRefused. `host`: the address of the peer."""
+
+    def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
+        """Check what a request needs, except for a record's topic. Raises ProtocolError too."""
+
+    def check_role(self, code: int, permission: Permission, host: str) -> None:
+        """Check what requests of a code need, whatever they are about."""
+
+    def check_topic(self, code: int, topic: str, action: int, host: str) -> None:
+        """Check one action on one topic: the quick way for requests that need nothing else."""
+
+    def check_record(self, code: int, topic: str, host: str) -> None:
+        """Check that the account may have a record of a topic."""
+
+
+class Authority(Protocol):
+    """Knows the accounts."""
+
+    def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
+        """Return the account that signed a request; None if it needs no account. `fields`: as of SignedRequest. Raises
+        AccessRefused."""
+
+    def recheck(self, connection: Connection, permission: Permission, request: Request[Any], account: Any) -> None:
+        """Check again a request that was let in and still waits. `account`: what `authenticate` returned for it.
+        Raises AccessRefused, ProtocolError."""
 
 
 class SignedDecoder(RequestDecoder[H]):
@@ -53,6 +77,7 @@ class SignedDecoder(RequestDecoder[H]):
             request = decode(header)
             # Fails, so that the slow way looks, for other fields and for values that are no texts.
             request.fields = decode_fields(header)
+            request.account = None  # whatever the header has of that name
             return request
 
         self.decode_json = decode_json
@@ -76,10 +101,10 @@ class SignedDecoder(RequestDecoder[H]):
 class Guard:
     """Checks the requests of one broker."""
 
-    def __init__(self, files: AclFiles, topic_of_record: Callable[[int], str | None], reads: ColdReads) -> None:
+    def __init__(self, authority: Authority, topic_of_record: Callable[[int], str | None], reads: ColdReads) -> None:
         """`topic_of_record`: returns the topic of the record at a physical offset, None if there is none; it may raise
         NotInMemory."""
-        self._files = files
+        self._authority = authority
         self._topic_of_record = topic_of_record
         self._reads = reads
         self.refusals: Counter[str] = Counter()
@@ -108,7 +133,8 @@ class Guard:
         else:
 
             def guarded(connection: Connection, request: Request[Any]) -> Any:
-                self._check_record(self._check(permission, connection, request), getattr(request.header, record))
+                account = self._check(permission, connection, request)
+                self._check_record(account, request.code, getattr(request.header, record), connection.host)
                 request.fields = None  # type: ignore[attr-defined]
                 return handler(connection, request)
 
@@ -116,77 +142,75 @@ class Guard:
 
     def _guarded_topic(self, name: str, action: Action, handler: Handler) -> Handler:
         """As `guarded`, for requests that need one action on one topic: the sends."""
-        authenticate, needed = self.authenticate, int(action)
+        authenticate, needed = self._authority.authenticate, int(action)
 
         def guarded(connection: Connection, request: Any) -> Any:
             fields = request.fields
             if fields is not None:
-                account = authenticate(connection, fields, request.body)
-                if account is not None:
-                    try:
-                        account.check_topic(getattr(request.header, name), needed)
-                    except AccessRefused as error:
-                        self.refusals[error.kind] += 1
-                        raise
+                try:
+                    code = request.code
+                    account = authenticate(connection, code, fields, request.body)
+                    if account is not None:
+                        account.check_topic(code, getattr(request.header, name), needed, connection.host)
+                except AccessRefused as error:
+                    self.refusals[error.kind] += 1
+                    raise
                 request.fields = None
             return handler(connection, request)
 
         return guarded
 
-    def authenticate(self, connection: Connection, fields: Any, body: Body) -> Account | None:
-        """Return the account that signed a request; None if its address may do everything. `fields`: as of
-        SignedRequest. Raises AccessRefused."""
-        accounts = self._files.accounts
-        is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
-        if is_free:
-            return None
-        access_key = fields.access_key
-        account = accounts.by_key.get(access_key)
-        if account is None:
-            if not access_key:
-                raise self._counted(refused("account", "No accessKey is configured"))
-            # A secret that was put into the wrong place must not get into the log.
-            raise self._counted(
-                refused("account", f"No acl config for {access_key[:_MAX_TOLD]}", "no account has the access key")
-            )
-        if access_key in keys_without_signature:
-            return None
-        if not fields.are_signed(account.key, body):
-            raise self._counted(refused("signature", f"Check signature failed for accessKey={access_key}"))
-        return account
+    def has_role(self, connection: Connection, permission: Permission, request: Any) -> bool:
+        """Whether the account of a request that was let in also has the role of another permission."""
+        account: Account | None = request.account
+        if account is not None:
+            try:
+                account.check_role(request.code, permission, connection.host)
+            except AccessRefused:
+                return False
+        return True
+
+    def recheck(self, connection: Connection, permission: Permission, request: Any) -> None:
+        """Check a request that was let in and still waits again, since the accounts have changed. Raises AccessRefused,
+        ProtocolError."""
+        try:
+            self._authority.recheck(connection, permission, request, request.account)
+        except AccessRefused as error:
+            raise self._counted(error) from None
 
     def check_unread(self, connection: Connection, command: Command, permission: Permission) -> None:
         """Check what can be checked of a request that does not decode, or has a code that nobody knows: who is not let
         in is not told what requests there are, nor what they have to look like. Raises AccessRefused."""
         if permission.is_open:
             return
-        account = self.authenticate(connection, Fields(command.ext), command.body)
-        if account is not None:
-            try:
-                account.check_role(command.code, permission)
-            except AccessRefused as error:
-                raise self._counted(error) from None
+        try:
+            account = self._authority.authenticate(connection, command.code, Fields(command.ext), command.body)
+            if account is not None:
+                account.check_role(command.code, permission, connection.host)
+        except AccessRefused as error:
+            raise self._counted(error) from None
 
     def _check(self, permission: Permission, connection: Connection, request: Any) -> Account | None:
         """Check what a request needs, except for a record's topic. Raises AccessRefused, ProtocolError."""
         if request.fields is None:
             return None  # it was checked, and is handled again after a read from the disk
-        account = self.authenticate(connection, request.fields, request.body)
-        if account is not None:
-            try:
-                account.check(request.code, permission, request)
-            except AccessRefused as error:
-                raise self._counted(error) from None
+        try:
+            account = self._authority.authenticate(connection, request.code, request.fields, request.body)
+            if account is not None:
+                account.check(request.code, permission, request, connection.host)
+        except AccessRefused as error:
+            raise self._counted(error) from None
+        request.account = account
         return account
 
-    def _check_record(self, account: Account | None, physical_offset: int) -> None:
+    def _check_record(self, account: Account | None, code: int, physical_offset: int, host: str) -> None:
         """Check that an account may read a record. Raises AccessRefused, NotInMemory, OSError."""
         if account is None:
             return
         topic = self._topic_of_record(physical_offset)
         if topic is not None:
             try:
-                account.check_resource(Resource(topic, Action.SUB))
+                account.check_record(code, topic, host)
             except AccessRefused as error:
                 raise self._counted(error) from None
 
@@ -198,7 +222,7 @@ class Guard:
         connection: Connection,
         request: Request[Any],
     ) -> Any:
-        await self._reads.run(self._check_record, account, physical_offset)
+        await self._reads.run(self._check_record, account, request.code, physical_offset, connection.host)
         return await handler(connection, request)
 
     def _counted(self, error: AccessRefused) -> AccessRefused:

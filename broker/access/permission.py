@@ -76,18 +76,22 @@ class Need:
 @dataclass(frozen=True)
 class Permission:
     """What requests of one code need. `record`: the attribute of the header with the physical offset of a record, for
-    whose topic SUB is needed. `is_open`: nothing is needed, not even a signature."""
+    whose topic SUB is needed. `is_open`: nothing is needed, not even a signature. `instead_of_role`: who has this has
+    enough without the role."""
 
     role: Role = Role.NONE
     needs: tuple[Need, ...] = ()
     record: str | None = None
     is_open: bool = False
+    instead_of_role: Need | None = None
 
     def __str__(self) -> str:
         """The permission in words."""
         if self.is_open:
             return "nothing"
         parts = ["an account"] if not self.role else [f"the role {self.role.name.lower()}"]
+        if self.instead_of_role is not None:
+            parts[0] += f" or {self.instead_of_role.text}"
         parts += [need.text for need in self.needs]
         if self.record is not None:
             parts.append(f"SUB for the topic of the record at {self.record}")
@@ -164,5 +168,7 @@ ADMINISTER: Final = Permission(Role.ADMINISTER)
 SEND: Final = needs(topic(Action.PUB))
 CONSUME: Final = needs(topic(Action.SUB), group(Action.SUB))
 ASK_TOPIC: Final = needs(topic(Action.ANY))
+SEE_TOPIC: Final = Permission(Role.LOOK, instead_of_role=topic(Action.ANY))
+"""Who may send to a topic may see its settings: a producer has to know the delay levels of the topic."""
 HEARTBEAT: Final = needs(Need("SUB for the consumer groups in the body and their topics", _of_heartbeat, Action.SUB))
 LOCKS: Final = needs(Need("SUB for the group and the topics in the body", _of_locks, Action.SUB))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from duemq.broker.access.permission import ADMINISTER, LOOK, OPERATE
+from duemq.broker.access.permission import ADMINISTER, LOOK, OPERATE, SEE_TOPIC
 from duemq.broker.admin import runtime_info
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.stats import Stats
@@ -79,7 +79,7 @@ class AdminHandlers:
         add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, ADMINISTER, self.create_topic)
         add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, ADMINISTER, self.delete_topic)
         add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, LOOK, self.all_topics)
-        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, LOOK, self.topic_config)
+        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, SEE_TOPIC, self.topic_config)
         add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, LOOK, self.system_topics)
         add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, LOOK, self.topic_stats)
         add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, ADMINISTER, self.create_group)

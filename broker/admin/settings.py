@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
-from duemq.broker.access.permission import ADMINISTER, LOOK
+from duemq.broker.access.guard import Guard
+from duemq.broker.access.permission import ACCOUNT, ADMINISTER, LOOK
 from duemq.broker.errors import ConfigError, Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings import config_text
 from duemq.broker.settings.changes import Change, LiveSettings
-from duemq.broker.settings.config import FIELDS, as_text
+from duemq.broker.settings.config import FIELDS, HIDDEN, SECRET, as_text
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -21,27 +23,42 @@ from duemq.protocol.requests.headers import NoFields, Request, response
 
 log = structlog.get_logger(__name__)
 
+_FOR_PRODUCERS: Final = ("maxMessageSize", "messageDelayLevel", "timerMaxDelaySec", "timerWheelEnable")
+"""What a producer has to know of the broker: which delays it has, and how large a message may be."""
+
 
 class SettingsHandlers:
     """Returns and changes the settings."""
 
-    def __init__(self, settings: LiveSettings, workers: Workers, levels_noted: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        settings: LiveSettings,
+        workers: Workers,
+        levels_noted: Callable[[], Awaitable[bool]],
+        guard: Guard | None = None,
+    ) -> None:
         """`levels_noted` waits until a crash can no longer undo a change of the table of levels; it returns whether
-        that happened in time."""
+        that happened in time. `guard` says who may see all settings; None without access control."""
+        self._guard = guard
         self._settings = settings
         self._workers = workers
         self._levels_noted = levels_noted
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.GET_BROKER_CONFIG, NoFields, LOOK, self.get)
+        router.add(RequestCode.GET_BROKER_CONFIG, NoFields, ACCOUNT, self.get)
         router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, ADMINISTER, self.update)
 
-    def get(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return the settings as properties text."""
+    def get(self, connection: Connection, request: Request[NoFields]) -> Answer:
+        """Return the settings as properties text: to accounts without the role look, those that producers need."""
         settings = self._settings
+        sees_all = self._guard is None or self._guard.has_role(connection, LOOK, request)
         values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
-        lines = [f"{name}={as_text(value)}\n" for name, value in sorted(values.items())]
+        lines = [
+            f"{name}={as_text(value) if name not in SECRET or not value else HIDDEN}\n"
+            for name, value in sorted(values.items())
+            if sees_all or name in _FOR_PRODUCERS
+        ]
         answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
         answer.ext["version"] = fastjson.dumps(settings.version.to_json()).decode()
         return answer

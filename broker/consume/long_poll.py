@@ -58,7 +58,7 @@ class HeldPull:
 
 class LongPolls:
     """All held pulls. `serve` answers a pull if there are messages for it, and returns whether it did; `expire` answers
-    that there are none; `fail` answers if one of the two raised."""
+    that there are none; `check` raises if the pull is no longer allowed; `fail` answers if one of the three raised."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class LongPolls:
         capacity: Callable[[], int],
         serve: Callable[[HeldPull], bool],
         expire: Callable[[HeldPull], None],
+        check: Callable[[HeldPull], None],
         fail: Callable[[HeldPull, Exception], None],
     ) -> None:
         self._loop = loop
@@ -75,6 +76,7 @@ class LongPolls:
         """Returns how many pulls may wait at present; pulls that already wait stay."""
         self._serve = serve
         self._expire = expire
+        self._check = check
         self._fail = fail
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._queues: dict[str, dict[ConsumeQueue, None]] = {}
@@ -93,6 +95,8 @@ class LongPolls:
         """Queues that can no longer be pulled from."""
         self._to_end: deque[HeldPull] = deque()
         """Pulls of such queues, and pulls whose time is up; they are still to be answered."""
+        self._to_check: deque[HeldPull] = deque()
+        """Pulls that may no longer be allowed. None is answered before all of them are checked."""
         self._to_forget: deque[HeldPull] = deque()
         """Pulls of lost connections that are still to be removed."""
         self._has_work = False
@@ -135,6 +139,14 @@ class LongPolls:
             self._to_leave.extend(queues)
             self._begin()
 
+    def check_all(self) -> None:
+        """Answer the pulls that are no longer allowed, because accounts have changed."""
+        self._to_check.clear()
+        for pulls in self._held.values():
+            self._to_check.extend(pulls)
+        if self._to_check:
+            self._begin()
+
     def stop(self) -> None:
         """Answer all pulls."""
         if self._timer is not None:
@@ -148,6 +160,12 @@ class LongPolls:
         while True:
             if self._to_forget:
                 self._forget(self._to_forget.popleft())
+            if self._to_check:
+                self._check_one(self._to_check.popleft())
+                if is_over():
+                    self._turns.add(self, is_little=True)
+                    return False
+                continue
             if self._to_end:
                 self._end(self._to_end.popleft())
             elif self._to_leave:
@@ -177,6 +195,15 @@ class LongPolls:
     def _arrived(self, queue: ConsumeQueue) -> None:
         self._woken[queue] = None
         self._begin()
+
+    def _check_one(self, pull: HeldPull) -> None:
+        if not pull.is_held:
+            return
+        try:
+            self._check(pull)
+        except Exception as error:
+            self._forget(pull)
+            self._fail(pull, error)
 
     def _serve_one(self, pull: HeldPull) -> None:
         if not pull.is_held:

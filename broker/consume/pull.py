@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from duemq.broker.access.guard import Guard
 from duemq.broker.access.permission import CONSUME
 from duemq.broker.admin.stats import Stats
 from duemq.broker.consume.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
@@ -74,7 +75,10 @@ class PullHandlers:
         limits: Limits,
         workers: Workers,
         reads: ColdReads,
+        guard: Guard | None = None,
     ) -> None:
+        """`guard`: checks held pulls again when accounts have changed; None without access control."""
+        self._guard = guard
         self._settings = settings
         self._limits = limits
         self._store = store
@@ -93,6 +97,7 @@ class PullHandlers:
             lambda: settings.config.pull_hold_capacity,
             self._serve_held,
             self._expire_held,
+            self._check_account,
             lambda held, error: router.fail(held.connection, held.request, error),
         )
 
@@ -272,6 +277,11 @@ class PullHandlers:
         deadline = self._loop.time() + min(max(0.0, seconds), MAX_HOLD_SECONDS)
         request.body = b""
         return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
+
+    def _check_account(self, held: HeldPull) -> None:
+        """Raise AccessRefused if the account of a held pull may no longer pull."""
+        if self._guard is not None:
+            self._guard.recheck(held.connection, CONSUME, held.request)
 
     def _serve_held(self, held: HeldPull) -> bool:
         """Answer a held pull if there are messages for it; return whether it was answered. Raises Refused if the pull

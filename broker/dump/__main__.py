@@ -15,6 +15,7 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | index/ | item | number of the item |
 | checkpoint, queuecheck, timercheck | value, note, block | |
 | JSON tables in config/ | entry | |
+| config/users, config/acls | user; entry of a policy | |
 
 The kind of a file follows from its path, or else from its content. Damaged bytes are shown as a line with the word
 `damaged`, and the lines go on with what can be read behind them. Exit code 1 if a file could not be read.
@@ -28,15 +29,18 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from duemq.broker.dump.databases import is_database
 from duemq.broker.dump.kinds import BEGIN, END, lines
 
 
 def _files(path: str) -> Iterator[str]:
-    if not os.path.isdir(path):
+    if not os.path.isdir(path) or is_database(path):
         yield path
         return
     for directory, directories, names in os.walk(path):
         directories.sort()
+        yield from (os.path.join(directory, name) for name in directories if is_database(os.path.join(directory, name)))
+        directories[:] = (name for name in directories if not is_database(os.path.join(directory, name)))
         yield from (os.path.join(directory, name) for name in sorted(names))
 
 

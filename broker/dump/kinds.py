@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
-from duemq.broker.dump import logs, tables
+from duemq.broker.dump import databases, logs, tables
 from duemq.broker.dump.source import NAME_DIGITS, Source
 from duemq.protocol.dump import MAGIC_AT, MAGICS
 from duemq.scheduler.timers.files import wheel
@@ -80,6 +81,12 @@ def lines(
 ) -> Iterator[str]:
     """Yield the lines of a file: its kind and size, then its content, at most `limit` lines of it. `start`, `end`: see
     `dump.__main__`. Never raises because of a file's content; raises OSError if the file cannot be read."""
+    if databases.is_database(path):
+        yield from islice(databases.lines(path), limit if limit is None else limit + 1)
+        return
+    if databases.is_database(os.path.dirname(os.path.abspath(path))):
+        yield f"{path}: a file of a RocksDB database: its directory can be shown"
+        return
     with Source(path) as source:
         kind = kind_of(source)
         yield f"{path}: {kind}, {source.size} bytes"

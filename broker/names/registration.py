@@ -20,6 +20,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.headers import BrokerIdentity, RegisterBroker
 from duemq.protocol.requests.registration import encode_registration
+from duemq.protocol.requests.signature import Signer
 
 log = structlog.get_logger(__name__)
 
@@ -40,9 +41,16 @@ class Registration:
     """Keeps one broker registered with some name servers."""
 
     def __init__(
-        self, identity: BrokerIdentity, addresses: list[Address], topics: Topics, period: float, connect: Connect
+        self,
+        identity: BrokerIdentity,
+        addresses: list[Address],
+        topics: Topics,
+        period: float,
+        connect: Connect,
+        signer: Signer | None = None,
     ) -> None:
-        """`period` in seconds."""
+        """`period` in seconds. `signer`: signs the requests, for name servers with access control."""
+        self._signer = signer
         self._identity = identity
         self._topics = topics
         self._servers = [_NameServer(address, period, connect, self._request) for address in addresses]
@@ -61,7 +69,7 @@ class Registration:
 
     async def stop(self) -> None:
         """Tell the name servers that the broker stops."""
-        goodbye = Command(code=RequestCode.UNREGISTER_BROKER, ext=self._identity.to_ext())
+        goodbye = self._signed(Command(code=RequestCode.UNREGISTER_BROKER, ext=self._identity.to_ext()))
         await asyncio.gather(*(server.stop(goodbye) for server in self._servers))
 
     def _request(self) -> Command:
@@ -77,7 +85,12 @@ class Registration:
             broker_id=identity.broker_id,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
-        return Command(code=RequestCode.REGISTER_BROKER, ext=header.to_ext(), body=body)
+        return self._signed(Command(code=RequestCode.REGISTER_BROKER, ext=header.to_ext(), body=body))
+
+    def _signed(self, command: Command) -> Command:
+        if self._signer is not None:
+            self._signer.sign(command.ext, command.body)
+        return command
 
 
 class _NameServer:

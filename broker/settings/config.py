@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings import config_text
 from duemq.broker.settings.rocketmq_properties import UNUSED
@@ -24,6 +26,7 @@ _PROPERTY: Final = "property"
 _CHOICES: Final = "choices"
 _RANGE: Final = "range"
 _LIVE: Final = "live"
+_SECRET: Final = "secret"
 PORTS: Final = (1, 65535)
 _DAY_SECONDS: Final = 86_400
 _MIB: Final = 1024 * 1024
@@ -43,11 +46,12 @@ def _setting(
     choices: tuple[str, ...] | None = None,
     limits: tuple[int, int] | None = None,
     live: bool = False,
+    secret: bool = False,
 ) -> Any:
     """`live`: the setting may change while the broker runs; the component that uses it reads it at each use, or
-    subscribes to it, see `broker.settings.changes`."""
-    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live}
-    return dataclasses.field(default=default, metadata=metadata)
+    subscribes to it, see `broker.settings.changes`. `secret`: its value is shown nowhere."""
+    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live, _SECRET: secret}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True)
@@ -402,8 +406,59 @@ class BrokerConfig:
         "directory with conf/plain_acl.yml and conf/acl/; by default $ROCKETMQ_HOME, else these are beside the "
         "configuration file",
     )
-    authentication: bool = _setting("authenticationEnabled", False, "not supported yet: true is refused")
-    authorization: bool = _setting("authorizationEnabled", False, "not supported yet: true is refused")
+    authentication: bool = _setting(
+        "authenticationEnabled", False, "whether requests need the signature of a user of ACL 2.0 (config/users)"
+    )
+    authentication_provider: str = _setting(
+        "authenticationProvider", "", "RocketMQ's DefaultAuthenticationProvider, which is the default"
+    )
+    authentication_metadata_provider: str = _setting(
+        "authenticationMetadataProvider", "", "RocketMQ's LocalAuthenticationMetadataProvider, which is the default"
+    )
+    authentication_strategy: str = _setting(
+        "authenticationStrategy",
+        "",
+        "RocketMQ's StatelessAuthenticationStrategy: each request is signed; or its StatefulAuthenticationStrategy: "
+        "the first of each connection and user. By default the former",
+    )
+    authentication_whitelist: str = _setting(
+        "authenticationWhitelist", "", "request codes, with commas between, that need no signature"
+    )
+    init_user: str = _setting(
+        "initAuthenticationUser",
+        "",
+        'a super user that is made at a start if there is none of the name: {"username":"...","password":"..."}',
+        secret=True,
+    )
+    inner_credentials: str = _setting(
+        "innerClientAuthenticationCredentials",
+        "",
+        'keys that the broker signs its own requests with, to name servers: {"accessKey":"...","secretKey":"..."}; '
+        "with ACL 2.0 also a super user that is made as that of initAuthenticationUser",
+        secret=True,
+    )
+    authorization: bool = _setting(
+        "authorizationEnabled",
+        False,
+        "whether the policies of a user say what it may do; otherwise all may do everything",
+    )
+    authorization_provider: str = _setting(
+        "authorizationProvider", "", "RocketMQ's DefaultAuthorizationProvider, which is the default"
+    )
+    authorization_metadata_provider: str = _setting(
+        "authorizationMetadataProvider", "", "RocketMQ's LocalAuthorizationMetadataProvider, which is the default"
+    )
+    authorization_strategy: str = _setting(
+        "authorizationStrategy",
+        "",
+        "RocketMQ's StatelessAuthorizationStrategy or StatefulAuthorizationStrategy; both are the same here",
+    )
+    authorization_whitelist: str = _setting(
+        "authorizationWhitelist", "", "request codes, with commas between, that every user may use"
+    )
+    migrate_auth: bool = _setting(
+        "migrateAuthFromV1Enabled", False, "whether a start makes users of the accounts in plain_acl.yml"
+    )
 
     @property
     def sync_flush(self) -> bool:
@@ -415,6 +470,26 @@ FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.field
 """The fields by property name."""
 LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
 """Properties that may change while the broker runs."""
+SECRET: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_SECRET])
+"""Properties whose values are shown nowhere."""
+HIDDEN: Final = "******"
+"""What is shown in place of such a value."""
+_AUTH: Final = "org.apache.rocketmq.auth"
+_CLASSES: Final = {
+    "authenticationProvider": ("authentication.provider.DefaultAuthenticationProvider",),
+    "authenticationMetadataProvider": ("authentication.provider.LocalAuthenticationMetadataProvider",),
+    "authenticationStrategy": (
+        "authentication.strategy.StatelessAuthenticationStrategy",
+        "authentication.strategy.StatefulAuthenticationStrategy",
+    ),
+    "authorizationProvider": ("authorization.provider.DefaultAuthorizationProvider",),
+    "authorizationMetadataProvider": ("authorization.provider.LocalAuthorizationMetadataProvider",),
+    "authorizationStrategy": (
+        "authorization.strategy.StatelessAuthorizationStrategy",
+        "authorization.strategy.StatefulAuthorizationStrategy",
+    ),
+}
+"""RocketMQ's classes that duemq has something for, below its package of access control."""
 
 
 @dataclass(frozen=True)
@@ -569,15 +644,7 @@ def _own_address() -> str:
 
 def _check(config: BrokerConfig) -> BrokerConfig:
     """Check each setting's support and the relations between settings. Raises ConfigError."""
-    for name, wanted in (
-        ("authenticationEnabled", config.authentication),
-        ("authorizationEnabled", config.authorization),
-    ):
-        if wanted:
-            raise ConfigError(
-                f"{name}=true: duemq does not have the access control of 5.x yet and will not start as if it had. It "
-                "has that of 4.9, aclEnable=true"
-            )
+    _check_auth(config)
     levels = len(config.delay_levels.split())
     if levels > MAX_DELAY_LEVELS:
         raise ConfigError(
@@ -609,6 +676,60 @@ def _check(config: BrokerConfig) -> BrokerConfig:
     if config.nameserver_port in (config.listen_port, config.listen_port - 2) and not config.nameserver_addresses:
         raise ConfigError(f"nameserverPort={config.nameserver_port} is also a port of the broker")
     return config
+
+
+def _check_auth(config: BrokerConfig) -> None:
+    """Check the settings of ACL 2.0. Raises ConfigError."""
+    for name, classes in _CLASSES.items():
+        value = getattr(config, FIELDS[name].name)
+        if value and value not in {f"{_AUTH}.{each}" for each in classes}:
+            known = " or ".join(f"{_AUTH}.{each}" for each in classes)
+            raise ConfigError(f"{name}={_short(value)}: duemq has no such class; write {known}")
+    for name in ("authenticationWhitelist", "authorizationWhitelist"):
+        codes_of(name, getattr(config, FIELDS[name].name))
+    if config.authentication and config.acl:
+        raise ConfigError(
+            "aclEnable=true and authenticationEnabled=true: there is one access control, that of 4.9 or that of 5.3; "
+            "migrateAuthFromV1Enabled=true makes users of the accounts in plain_acl.yml"
+        )
+    if config.authorization and not config.authentication:
+        raise ConfigError(
+            "authorizationEnabled=true without authenticationEnabled=true: everybody could use the name of another user"
+        )
+    for name, keys in (
+        ("initAuthenticationUser", ("username", "password")),
+        ("innerClientAuthenticationCredentials", ("accessKey", "secretKey")),
+    ):
+        credentials_of(name, getattr(config, FIELDS[name].name), keys)
+
+
+def codes_of(name: str, text: str) -> frozenset[int]:
+    """Return the request codes in a white list; names of gRPC requests, which have dots, are left out. Raises
+    ConfigError."""
+    codes = set()
+    for part in text.split(","):
+        code = part.strip()
+        if not code or "." in code:
+            continue
+        if not (code.isascii() and code.isdecimal()):
+            raise ConfigError(f"{name}={_short(text)}: write request codes, such as 105,106")
+        codes.add(int(code))
+    return frozenset(codes)
+
+
+def credentials_of(name: str, text: str, keys: tuple[str, str]) -> tuple[str, str] | None:
+    """Return a name and a secret of a setting in JSON, None without one. Raises ConfigError, which never repeats it."""
+    if not text:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+        values = tuple(found.get(key) for key in keys)
+    except (msgspec.DecodeError, RecursionError):
+        values = (None, None)
+    first, second = values
+    if not (isinstance(first, str) and isinstance(second, str) and first.strip() and second.strip()):
+        raise ConfigError(f'{name}: write {{"{keys[0]}":"...","{keys[1]}":"..."}}')
+    return first, second
 
 
 def parse_addresses(text: str, default_port: int = 9876) -> list[tuple[str, int]]:

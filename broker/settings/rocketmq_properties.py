@@ -14,8 +14,6 @@ UNUSED: Final = frozenset(
     ackThreadPoolQueueCapacity aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond
     adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity allAckInSyncStateSet
     allowRecallWhenBrokerNotWriteable appendAckAsync appendCkAsync asyncLearner asyncSendEnable authConfigPath
-    authenticationMetadataProvider authenticationProvider authenticationStrategy authenticationWhitelist
-    authorizationMetadataProvider authorizationProvider authorizationStrategy authorizationWhitelist
     autoDeleteUnusedStats autoMessageVersionOnTopicLen batchDispatchRequestThreadPoolNums
     bitMapLengthConsumeQueueExt bottomMostCompressionTypeForConsumeQueueStore broadcastOffsetExpireMaxSecond
     broadcastOffsetExpireSecond brokerConfigPath brokerElectionPriority brokerFastFailureEnable
@@ -56,7 +54,7 @@ UNUSED: Final = frozenset(
     forwardTimeout globalColdReadThreshold haFlowControlEnable haHousekeepingInterval haListenPort
     haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax
     haTransferBatchSize heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity highSpeedMode inBrokerContainer
-    inSyncReplicas initAuthenticationUser initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials
+    inSyncReplicas initPopOffsetByCheckMsgInMem
     isolateLogEnable litePullMessageEnable litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
     loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity
     lockInStrictMode logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
@@ -69,7 +67,7 @@ UNUSED: Final = frozenset(
     memTableFlushIntervalMs messageIndexEnable messageIndexSafe messageStorePlugIn
     metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
     metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
-    metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort migrateAuthFromV1Enabled
+    metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort
     minInSyncReplicas offsetCheckInSlave osPageCacheBusyTimeOutMills popCkMaxBufferSize popCkOffsetMaxQueueSize
     popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit popConsumerKVServiceEnable
     popConsumerKVServiceInit popConsumerKVServiceLog popFromRetryProbability popInflightMessageThreshold

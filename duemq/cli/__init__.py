@@ -1,6 +1,7 @@
 """The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
-`duemq clock advance`, `duemq mqtt-bridge` with the commands of `mqtt_bridge.cli`, `duemq store` with the commands of
-`broker.repair.cli`, and `duemq spark` with the commands of `spark_jobs.cli.commands`.
+`duemq clock advance`, `duemq user`, `duemq acl`, `duemq mqtt-bridge` with the commands of `mqtt_bridge.cli`,
+`duemq store` with the commands of `broker.repair.cli`, and `duemq spark` with the commands of
+`spark_jobs.cli.commands`.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -23,6 +24,8 @@ _ELSEWHERE: Final = {
     "cancel": ("duemq.cli.messages", "cancel"),
     "pending": ("duemq.cli.pending", "pending"),
     "clock": ("duemq.cli.clock", "clock"),
+    "user": ("duemq.cli.users", "user"),
+    "acl": ("duemq.cli.users", "acl"),
     "mqtt-bridge": ("duemq.mqtt_bridge.cli", "main"),
     "store": ("duemq.broker.repair.cli", "main"),
     "spark": ("duemq.spark_jobs.cli.commands", "main"),
@@ -56,6 +59,7 @@ def main() -> None:
     duemq receive greetings --follow     wait for messages
     duemq send greetings hello --in 5s   send one that is due in 5 seconds
     duemq pending list                   show waiting messages
+    duemq user add orders                let a user in, where brokers have access control
     duemq mqtt-bridge --config b.toml    connect an MQTT broker
     duemq store repair ./store           make all files beside a store's commitlog anew
 

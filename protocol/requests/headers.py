@@ -386,6 +386,40 @@ class AclConfigVersion(Header):
     cluster_name: str
 
 
+class Username(Header):
+    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003) and AUTH_GET_USER (3004)."""
+
+    username: str = ""
+
+
+class ListUsers(Header):
+    """AUTH_LIST_USER (3005): the users whose names have `filter` in them; all without one."""
+
+    filter: str | None = None
+
+
+class Subject(Header):
+    """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007) and AUTH_GET_ACL (3009). `subject`: `User:` and a name."""
+
+    subject: str = ""
+
+
+class DeleteAcl(Header):
+    """AUTH_DELETE_ACL (3008): one resource of a subject, or all without one. `policy_type`: Custom if there is none."""
+
+    subject: str = ""
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class ListAcls(Header):
+    """AUTH_LIST_ACL (3010): of the subjects whose keys have `subject_filter` in them, the entries whose resources have
+    `resource_filter` in them."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None
+
+
 class MoveClock(Header):
     """MOVE_CLOCK (30001, duemq's own). In ms, 0 or more."""
 

@@ -141,6 +141,12 @@ class SecretKey:
         self._inner = hashlib.sha1(key.translate(_INNER))
         self._outer = hashlib.sha1(key.translate(_OUTER))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretKey) and compare_digest(self._inner.digest(), other._inner.digest())
+
+    def __hash__(self) -> int:
+        return hash(self._inner.digest())
+
     def sign(self, text: str, body: Body) -> bytes:
         """Return the signature of a request in Base64. `text`: its fields as `signed_text` has them."""
         inner = self._inner.copy()

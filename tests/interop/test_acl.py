@@ -52,7 +52,7 @@ async def secured(
 ) -> AsyncIterator[Broker]:
     """The target with access control, and topics that an administrator made with Java's admin API."""
     target = shared_broker.target
-    not_on(target, "apache-5.3.3", "it has no plain_acl.yml: duemq does not have the access control of 5.x yet")
+    not_on(target, "apache-5.3.3", "it has no plain_acl.yml any more; test_auth.py is for it")
     await shared_broker.make_room()
     broker = secured_broker(target, tmp_path_factory.mktemp("secured"))
     await broker.start()

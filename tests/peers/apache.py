@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,6 +231,28 @@ async def mqadmin(
 ) -> AdminOutput:
     """Run mqadmin of one version against a name server. `home`: where its conf/tools.yml is, with the keys of its
     account."""
+    start = "org.apache.rocketmq.tools.command.MQAdminStartup"
+    return await _run_mqadmin(version, [start, *arguments, "-n", nameserver], b"", timeout, home)
+
+
+async def mqadmin_each(
+    version: str, commands: Sequence[Sequence[str]], *, nameserver: str, timeout: float = 60, home: Path | None = None
+) -> list[str]:
+    """Run several commands of mqadmin one after the other, as `mqadmin` does, but in one JVM; return their outputs."""
+    source = Path(__file__).parent / "java" / "single" / "MqAdmins.java"
+    lines = "".join("\t".join([*command, "-n", nameserver]) + "\n" for command in commands)
+    output = await _run_mqadmin(version, [str(source)], lines.encode(), timeout, home)
+    *outputs, rest = output.output.split("\n==== end of mqadmin\n")
+    if len(outputs) != len(commands):
+        raise PeerError(f"mqadmin ended after {len(outputs)} of {len(commands)} commands:\n{rest}")
+    return outputs
+
+
+async def _run_mqadmin(
+    version: str, arguments: list[str], text: bytes, timeout: float, home: Path | None
+) -> AdminOutput:
+    """Run a JVM with the classes of mqadmin. `arguments`: its main class or source, and the arguments of that; `text`:
+    its standard input."""
     home = home or cache_directory() / "mqadmin"
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)
@@ -252,21 +274,18 @@ async def mqadmin(
         "-Drocketmq.client.logLevel=ERROR",
         "-cp",
         f"{classes}:{jars}/*",
-        "org.apache.rocketmq.tools.command.MQAdminStartup",
         *arguments,
-        "-n",
-        nameserver,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=os.environ | {"ROCKETMQ_HOME": str(home)},
     )
     try:
         async with asyncio.timeout(timeout):
-            output, _ = await child.communicate()
+            output, _ = await child.communicate(text)
     except TimeoutError:
         child.kill()
         await child.wait()
-        raise PeerError(f"mqadmin {' '.join(arguments)} did not end within {timeout:.0f} s") from None
+        raise PeerError(f"mqadmin {' '.join(arguments[1:])} did not end within {timeout:.0f} s") from None
     assert child.returncode is not None
     return AdminOutput(child.returncode, output.decode(errors="replace"))

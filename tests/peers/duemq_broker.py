@@ -9,6 +9,8 @@ from tests.peers.broker import BROKER, CLUSTER, HOST
 from tests.peers.process import Process
 
 # The broker logs JSON lines on stderr; it logs this event once all sockets listen.
+_SECRETS = ("initAuthenticationUser", "innerClientAuthenticationCredentials")
+"""Properties that the command line may not have."""
 _UP = r'"event": ?"listening"'
 
 
@@ -48,9 +50,12 @@ class DuemqBroker:
         else:
             self.nameserver = nameserver
             settings["namesrvAddr"] = nameserver
-        conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         for name, value in (properties or {}).items():
-            command += ["--set", f"{name}={value}"]
+            if name in _SECRETS:
+                settings[name] = str(value)
+            else:
+                command += ["--set", f"{name}={value}"]
+        conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         self._process = Process("duemq", [*command, *options], self.stderr)
 
     @property

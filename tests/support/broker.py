@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from duemq.broker.access.auth.store import AuthStore, RocksStore
 from duemq.broker.daemon import Broker
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import RequestBudget
@@ -236,6 +237,7 @@ class UnboundBroker(Broker):
         files: Files | None = None,
         origin: Origin | None = None,
         budget: RequestBudget | None = None,
+        open_auth_store: Callable[[str], AuthStore] = RocksStore,
     ) -> None:
         self.clock = clock or ManualClock()
         super().__init__(
@@ -245,6 +247,7 @@ class UnboundBroker(Broker):
             origin=origin,
             workers=GatedWorkers,
             request_budget=budget or CountBudget(),
+            open_auth_store=open_auth_store,
         )
 
     @property
@@ -268,11 +271,12 @@ async def running(
     files: Files | None = None,
     origin: Origin | None = None,
     budget: RequestBudget | None = None,
+    open_auth_store: Callable[[str], AuthStore] = RocksStore,
 ) -> AsyncIterator[UnboundBroker]:
     """Run a broker with RocketMQ's defaults and these settings over them. Everything from one read is handled at once,
     unless a budget limits it."""
     thresholds = gc.get_threshold()
-    broker = UnboundBroker(config(root, *settings), clock, files, origin, budget)
+    broker = UnboundBroker(config(root, *settings), clock, files, origin, budget, open_auth_store)
     with patch("gc.freeze"):  # the broker must be collectable when its test is over
         await broker.start()
     try:

@@ -368,6 +368,46 @@ async def test_a_directory_that_cannot_be_read_leaves_the_accounts(
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (f"accessKey: {USER[0]}", "accessKey: somebody-else", f"No acl config for {USER[0]}"),
+        (f"secretKey: {USER[1]}", "secretKey: another-secret", f"Check signature failed for accessKey={USER[0]}"),
+        ("topicB=PUB|SUB", "topicB=PUB", "No default permission for topic:topicB"),
+        ("groupC=SUB", "groupC=DENY", "No default permission for group:groupC"),
+        ("groupA=DENY", "groupA=SUB", None),
+    ],
+)
+async def test_a_change_ends_the_held_pulls_that_it_forbids(
+    broker: UnboundBroker, tmp_path: Path, old: str, new: str, why: str | None
+) -> None:
+    peer = broker.connect()
+    make = headers.CreateTopic("topicB", "TBW102", 1, 1, 6, "SINGLE_TAG", 0)
+    assert (await peer.ask(signed(request(17, make), ADMIN))).code == 0
+    await peer.ask(signed(request(200, None, fastjson.dumps({"groupName": "groupC"})), ADMIN))
+    waiting = [signed(pull("topicB", group="groupC", suspend_ms=30_000), account) for account in (USER, ADMIN)]
+    peer.post(*waiting)
+    free = broker.connect(("127.0.0.2", 1))
+    by_address = pull("topicB", group="groupC", suspend_ms=30_000)
+    free.post(by_address)
+    assert broker._pulls.polls.count == 3
+    write_accounts(tmp_path, ACCOUNTS.replace(old, new))
+    await looked(broker)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    answer = peer.answer_of(waiting[0])
+    assert (denied(answer) if answer is not None else None) == why
+    assert peer.answer_of(waiting[1]) is None
+    assert free.answer_of(by_address) is None
+    write_accounts(tmp_path, ACCOUNTS.replace("- 127.0.0.2\n", ""))
+    await looked(broker)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    refused = free.answer_of(by_address)
+    assert refused is not None
+    assert denied(refused) == "No white list has 127.0.0.2 any more"
+
+
 async def test_files_that_cannot_be_looked_at_are_told_once(broker: UnboundBroker, tmp_path: Path, logged: Any) -> None:
     (tmp_path / "conf" / "acl").mkdir()
     (tmp_path / "conf" / "acl" / "broken.yml").symlink_to(tmp_path / "nowhere")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from duemq.broker.errors import ConfigError
-from duemq.broker.settings.config import FIELDS, BrokerConfig, load, parse_addresses
+from duemq.broker.settings.config import FIELDS, SECRET, BrokerConfig, load, parse_addresses
 from duemq.broker.settings.rocketmq_properties import UNUSED
 
+AUTH = "org.apache.rocketmq.auth"
 OTHER_VALUES: dict[str, str] = {
     "brokerId": "0",
     "brokerRole": "SYNC_MASTER",
@@ -29,6 +30,16 @@ OTHER_VALUES: dict[str, str] = {
     "aclEnable": "false",
     "authenticationEnabled": "false",
     "authorizationEnabled": "false",
+    "authenticationProvider": f"{AUTH}.authentication.provider.DefaultAuthenticationProvider",
+    "authenticationMetadataProvider": f"{AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
+    "authenticationStrategy": f"{AUTH}.authentication.strategy.StatefulAuthenticationStrategy",
+    "authenticationWhitelist": "10, 11",
+    "initAuthenticationUser": '{"username":"root","password":"secret"}',
+    "innerClientAuthenticationCredentials": '{"accessKey":"root","secretKey":"secret"}',
+    "authorizationProvider": f"{AUTH}.authorization.provider.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
+    "authorizationStrategy": f"{AUTH}.authorization.strategy.StatelessAuthorizationStrategy",
+    "authorizationWhitelist": "10,apache.rocketmq.v2.SendMessageRequest",
 }
 """A value for each property that does not accept arbitrary ones."""
 
@@ -192,9 +203,13 @@ def test_a_setting_without_a_value_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (["authenticationEnabled=true"], "authenticationEnabled=true: duemq does not have the access control of 5.x"),
-        (["authenticationEnabled=TRUE"], "authenticationEnabled=true"),
-        (["authorizationEnabled=true"], "authorizationEnabled=true"),
+        (["authenticationEnabled=true"], None),
+        (["authenticationEnabled=true", "authorizationEnabled=TRUE"], None),
+        (["authorizationEnabled=true"], "authorizationEnabled=true without authenticationEnabled=true"),
+        (["authenticationEnabled=true", "aclEnable=true"], "aclEnable=true and authenticationEnabled=true"),
+        (["authenticationStrategy=Stateful"], f"write {AUTH}.authentication.strategy.StatelessAuthenticationStrategy"),
+        (["authorizationProvider=com.example.Mine"], "authorizationProvider=com.example.Mine: duemq has no such class"),
+        (["authenticationWhitelist=10,SEND"], "authenticationWhitelist=10,SEND: write request codes"),
         (["messageDelayLevel=1x"], "messageDelayLevel=1x"),
         (["messageDelayLevel="], "messageDelayLevel="),
         (["brokerIP1=broker.example"], "brokerIP1=broker.example: write an IP address"),
@@ -218,6 +233,17 @@ def test_settings_that_do_not_go_together_are_refused(settings: list[str], compl
         loaded(*settings)
     assert str(caught.value).startswith(complaint) or complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(SECRET))
+@pytest.mark.parametrize(
+    "text", ["canary", '{"username":"canary"}', '{"accessKey":1,"secretKey":"canary"}', "[1]", "{"]
+)
+def test_a_secret_setting_that_is_wrong_is_not_repeated(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: write ") as caught:
+        loaded(f"{name}={text}")
+    assert "canary" not in str(caught.value)
+    assert "secret" not in repr(loaded(f"{name}={OTHER_VALUES[name]}"))
 
 
 def test_with_other_name_servers_the_embedded_ones_port_does_not_matter() -> None:

@@ -377,10 +377,11 @@ def long_polls(
     expire: Callable[[HeldPull], None] = lambda _: None,
     fail: Callable[[HeldPull, Exception], None] = lambda *_: None,
     *,
+    check: Callable[[HeldPull], None] = lambda _: None,
     share: float = float("inf"),
 ) -> LongPolls:
     """Long polls with a budget of pulls per turn."""
-    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), lambda: 1000, serve, expire, fail)
+    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), lambda: 1000, serve, expire, check, fail)
 
 
 async def test_serving_many_takes_turns_with_others(loop: SteppedLoop) -> None:
@@ -559,3 +560,31 @@ async def test_pulls_of_queues_that_nobody_may_pull_from_end_in_turns(loop: Step
     polls.end("T")
     await turns(10)
     assert (len(ended), polls.count, polls._queues) == (40, 0, {})
+
+
+async def test_pulls_that_are_no_longer_allowed_end_before_any_is_served(loop: SteppedLoop) -> None:
+    served: list[HeldPull] = []
+    failed: list[HeldPull] = []
+
+    def check(pull: HeldPull) -> None:
+        if pull in wrong:
+            raise ValueError("not allowed")
+
+    def serve(pull: HeldPull) -> bool:
+        served.append(pull)
+        return True
+
+    polls = long_polls(loop, serve, fail=lambda pull, _: failed.append(pull), check=check, share=2)
+    queue, deadline = FakeQueue(), loop.time() + 60
+    pulls = [held_pull(queue, deadline) for _ in range(9)]
+    for each in pulls:
+        assert polls.hold(each)
+    wrong = pulls[1::2]
+    queue.arrive()
+    polls.check_all()
+    await turns(1)
+    assert served == []
+    await turns(20)
+    assert failed == wrong
+    assert served == pulls[::2]
+    assert polls.count == 0

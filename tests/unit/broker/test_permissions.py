@@ -1,8 +1,9 @@
-"""What each request code needs: every code by every kind of account, and what is known of a record's topic."""
+"""What each request code needs: every code by every kind of account of plain_acl.yml, and by users of ACL 2.0 with each
+action; and what is known of a record's topic."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from duemq.broker.access.auth.model import Acl, User
 from duemq.broker.access.permission import ACCOUNT, OPEN, Action, Permission, Role
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -18,6 +20,7 @@ from duemq.protocol.requests import headers
 from duemq.protocol.requests.headers import NoFields
 from tests.support.access import signed as signed_by
 from tests.support.access import write_accounts
+from tests.support.auth import MemoryStore
 from tests.support.broker import UnboundBroker, running
 from tests.support.wire import pull, request, send
 
@@ -66,7 +69,7 @@ NEEDED: Final[dict[RequestCode, Needed]] = {
     RequestCode.GET_ALL_PRODUCER_INFO: (LOOK, None, None),
     RequestCode.GET_CONSUMER_RUNNING_INFO: (LOOK, None, None),
     RequestCode.GET_BROKER_RUNTIME_INFO: (LOOK, None, None),
-    RequestCode.GET_BROKER_CONFIG: (LOOK, None, None),
+    RequestCode.GET_BROKER_CONFIG: (NONE, None, None),
     RequestCode.GET_BROKER_CLUSTER_ACL_INFO: (LOOK, None, None),
     RequestCode.GET_BROKER_CLUSTER_INFO: (LOOK, None, None),
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (LOOK, None, None),
@@ -96,8 +99,90 @@ NEEDED: Final[dict[RequestCode, Needed]] = {
     RequestCode.UNREGISTER_BROKER: (ADMINISTER, None, None),
     RequestCode.QUERY_DATA_VERSION: (ADMINISTER, None, None),
 }
+INSTEAD_OF_ROLE: Final = {RequestCode.GET_TOPIC_CONFIG: ANY}
+"""The action on the topic with which no role is needed."""
 ROCKETMQ_ADMIN_CODES: Final = {17, 25, 200, 207, 215}
 """Permission.ADMIN_CODE of 4.9.7."""
+
+_CLUSTER_LOOK: Final = (None, None, "Get List")
+_CLUSTER_CHANGE: Final = (None, None, "Update")
+NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | None]]] = {
+    RequestCode.SEND_MESSAGE: ("Pub", None, None),
+    RequestCode.SEND_MESSAGE_V2: ("Pub", None, None),
+    RequestCode.SEND_BATCH_MESSAGE: ("Pub", None, None),
+    RequestCode.RECALL_MESSAGE: ("Pub", None, None),
+    RequestCode.PULL_MESSAGE: ("Sub", "Sub", None),
+    RequestCode.LITE_PULL_MESSAGE: ("Sub", "Sub", None),
+    RequestCode.QUERY_CONSUMER_OFFSET: ("Sub Get", "Sub Get", None),
+    RequestCode.UPDATE_CONSUMER_OFFSET: ("Sub Update", "Sub Update", None),
+    RequestCode.HEART_BEAT: ("Sub", "Sub", None),
+    RequestCode.LOCK_BATCH_MQ: ("Sub", "Sub", None),
+    RequestCode.UNLOCK_BATCH_MQ: ("Sub", "Sub", None),
+    RequestCode.UNREGISTER_CLIENT: (None, "Sub", None),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: (None, "Sub Get", None),
+    RequestCode.CONSUMER_SEND_MSG_BACK: (None, "Sub", None),
+    RequestCode.VIEW_MESSAGE_BY_ID: (None, None, None),
+    RequestCode.CHECK_CLIENT_CONFIG: (None, None, None),
+    RequestCode.GET_MAX_OFFSET: ("Sub Get", None, None),
+    RequestCode.GET_MIN_OFFSET: ("Sub Get", None, None),
+    RequestCode.GET_EARLIEST_MSG_STORETIME: ("Sub Get", None, None),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: ("Sub Get", None, None),
+    RequestCode.LIST_PENDING: ("Sub Get", None, None),
+    RequestCode.DUE_CURVE: ("Sub Get", None, None),
+    RequestCode.GET_TOPIC_CONFIG: ("Pub Sub Get", None, None),
+    RequestCode.GET_TOPIC_STATS_INFO: ("Get", None, None),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: ("Get", None, None),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: (None, "Get", None),
+    RequestCode.GET_CONSUME_STATS: ("Get", "Get", None),
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: (None, "Get", None),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: (None, "Get", None),
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: (None, "Sub", "Update"),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ("Update", "Update", None),
+    RequestCode.UPDATE_AND_CREATE_TOPIC: ("Create", None, None),
+    RequestCode.DELETE_TOPIC_IN_BROKER: ("Delete", None, None),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (None, "Create", None),
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: (None, "Delete", None),
+    RequestCode.GET_ALL_CONSUMER_OFFSET: _CLUSTER_LOOK,
+    RequestCode.GET_ALL_DELAY_OFFSET: _CLUSTER_LOOK,
+    RequestCode.GET_TIMER_CHECK_POINT: _CLUSTER_LOOK,
+    RequestCode.GET_TIMER_METRICS: _CLUSTER_LOOK,
+    RequestCode.GET_ALL_TOPIC_CONFIG: _CLUSTER_LOOK,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _CLUSTER_LOOK,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _CLUSTER_LOOK,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: _CLUSTER_LOOK,
+    RequestCode.GET_ALL_PRODUCER_INFO: _CLUSTER_LOOK,
+    RequestCode.GET_BROKER_RUNTIME_INFO: _CLUSTER_LOOK,
+    RequestCode.GET_BROKER_CONFIG: (None, None, None),
+    RequestCode.GET_BROKER_CLUSTER_INFO: _CLUSTER_LOOK,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _CLUSTER_LOOK,
+    RequestCode.GET_TOPICS_BY_CLUSTER: _CLUSTER_LOOK,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _CLUSTER_LOOK,
+    RequestCode.GET_KV_CONFIG: _CLUSTER_LOOK,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: _CLUSTER_LOOK,
+    RequestCode.REPORT_BRIDGE: _CLUSTER_LOOK,
+    RequestCode.AUTH_GET_USER: _CLUSTER_LOOK,
+    RequestCode.AUTH_LIST_USER: _CLUSTER_LOOK,
+    RequestCode.AUTH_GET_ACL: _CLUSTER_LOOK,
+    RequestCode.AUTH_LIST_ACL: _CLUSTER_LOOK,
+    RequestCode.QUERY_DATA_VERSION: (None, None, "Update Get"),
+    RequestCode.CANCEL_MESSAGE: _CLUSTER_CHANGE,
+    RequestCode.CHANGE_PENDING: _CLUSTER_CHANGE,
+    RequestCode.UPDATE_BROKER_CONFIG: _CLUSTER_CHANGE,
+    RequestCode.MOVE_CLOCK: _CLUSTER_CHANGE,
+    RequestCode.PUT_KV_CONFIG: _CLUSTER_CHANGE,
+    RequestCode.DELETE_KV_CONFIG: _CLUSTER_CHANGE,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: _CLUSTER_CHANGE,
+    RequestCode.REGISTER_BROKER: _CLUSTER_CHANGE,
+    RequestCode.UNREGISTER_BROKER: _CLUSTER_CHANGE,
+    RequestCode.AUTH_CREATE_USER: _CLUSTER_CHANGE,
+    RequestCode.AUTH_UPDATE_USER: _CLUSTER_CHANGE,
+    RequestCode.AUTH_DELETE_USER: _CLUSTER_CHANGE,
+    RequestCode.AUTH_CREATE_ACL: _CLUSTER_CHANGE,
+    RequestCode.AUTH_UPDATE_ACL: _CLUSTER_CHANGE,
+    RequestCode.AUTH_DELETE_ACL: _CLUSTER_CHANGE,
+}
+"""With ACL 2.0: the actions on the topic, on the group and on the cluster, one of which each request needs."""
+USER_ACTIONS: Final = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 SECRET = "canary-secret-of-all"
 NAMES: Final = {
@@ -145,7 +230,7 @@ def header_of(header_type: type[headers.Header]) -> headers.Header:
     for field in msgspec.structs.fields(header_type):
         if field.name == "topic":
             values[field.name] = "Topic"
-        elif field.name in ("group", "consumer_group"):
+        elif field.name in ("group", "consumer_group", "group_name"):
             values[field.name] = "Group"
         elif field.name == "topic_filter_type":
             values[field.name] = "SINGLE_TAG"
@@ -164,11 +249,12 @@ BODIES: Final = {
     RequestCode.LOCK_BATCH_MQ: {"consumerGroup": "Group", "clientId": "client", "mqSet": [_QUEUE]},
     RequestCode.UNLOCK_BATCH_MQ: {"consumerGroup": "Group", "clientId": "client", "mqSet": [_QUEUE]},
 }
+BODIES_OF_USERS: Final = BODIES | {RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Group"}}
 
 
-def a_request(broker: UnboundBroker, code: RequestCode) -> Command:
+def a_request(broker: UnboundBroker, code: RequestCode, bodies: Mapping[RequestCode, Any] = BODIES) -> Command:
     header_type = broker.router._routes[code].decoder.header_type
-    body = BODIES.get(code)
+    body = bodies.get(code)
     header = header_of(header_type) if header_type is not NoFields else None
     return request(code, header, fastjson.dumps(body) if body is not None else b"")
 
@@ -220,7 +306,7 @@ async def test_every_code_by_every_account(broker: UnboundBroker, code: RequestC
     wrong = []
     for name, (has_role, topic_text, group_text) in NAMES.items():
         allowed = (
-            has_role >= role
+            (has_role >= role or bool(ACTIONS[topic_text] & INSTEAD_OF_ROLE.get(code, 0)))
             and (topic is None or bool(ACTIONS[topic_text] & topic))
             and (group is None or bool(ACTIONS[group_text] & group))
         )
@@ -271,6 +357,99 @@ async def test_an_administrator_whose_permissions_are_listed_has_only_those(brok
     assert not is_refused(await peer.ask(signed(send("Other"), name)))
     assert is_refused(await peer.ask(signed(pull("Topic"), name)))
     assert not is_refused(await peer.ask(signed(request(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG), name)))
+
+
+@pytest.mark.parametrize("name", ["none-PUB-DENY", "look-DENY-DENY", "administrator"])
+async def test_accounts_without_a_role_see_the_settings_that_producers_need(broker: UnboundBroker, name: str) -> None:
+    shown = bytes((await broker.connect().ask(signed(request(26), name))).body).decode()
+    names = [line.partition("=")[0] for line in shown.splitlines()]
+    assert ("storePathRootDir" in names) is (name != "none-PUB-DENY")
+    if name == "none-PUB-DENY":
+        assert names == ["maxMessageSize", "messageDelayLevel", "timerMaxDelaySec", "timerWheelEnable"]
+
+
+# --- with ACL 2.0
+
+
+def users_and_policies() -> MemoryStore:
+    """A user for each action on each kind of resource, who may do everything with the other kinds; and one who may do
+    everything with all, one who may do nothing, and a super user."""
+    users, acls = [], []
+    resources = ("Topic:Topic", "Group:Group", "Cluster:DefaultCluster")
+
+    def add(name: str, actions: Mapping[str, str], user_type: int = 2) -> None:
+        users.append({"username": name, "password": SECRET, "userType": user_type, "userStatus": 1, "subjectType": 1})
+        entries = [
+            {
+                "resource": {"resourceType": kind, "resourceName": resource.partition(":")[2], "resourcePattern": 2},
+                "actions": [("All", "", *USER_ACTIONS).index(actions[resource]) + 1],
+                "decision": 1,
+            }
+            for kind, resource in zip((4, 5, 2), resources, strict=True)
+            if resource in actions
+        ]
+        subject = {"subjectType": 1, "username": name}
+        acls.append({"subject": subject, "policies": [{"policyType": 1, "entries": entries}]})
+
+    everything = dict.fromkeys(resources, "All")
+    add("everything", everything)
+    add("nothing", {})
+    add("super", {}, 1)
+    for resource in resources:
+        for action in USER_ACTIONS:
+            add(f"{resource}-{action}", everything | {resource: action})
+    return MemoryStore(msgspec.convert(users, list[User]), msgspec.convert(acls, list[Acl]))
+
+
+@pytest_asyncio.fixture
+async def with_users(tmp_path: Path) -> AsyncIterator[UnboundBroker]:
+    settings = ("authenticationEnabled=true", "authorizationEnabled=true", "recallMessageEnable=true")
+    store = users_and_policies()
+    async with running(tmp_path / "store", *settings, open_auth_store=lambda _: store) as broker:
+        yield broker
+
+
+async def test_every_handler_is_in_the_table_of_users(with_users: UnboundBroker) -> None:
+    assert set(with_users.router.permissions) == {*NEEDED_BY_USERS, RequestCode.GET_ROUTEINFO_BY_TOPIC}
+
+
+@pytest.mark.parametrize("code", NEEDED_BY_USERS, ids=lambda code: code.name)
+async def test_every_code_by_every_user(with_users: UnboundBroker, code: RequestCode) -> None:
+    peer = with_users.connect()
+
+    async def is_let_in(name: str | None) -> bool:
+        command = a_request(with_users, code, BODIES_OF_USERS)
+        command.ext.pop("username", None)  # which would end users of this test
+        answer = await peer.ask(signed_by(command, (name, SECRET) if name is not None else None))
+        remark = answer.remark or ""
+        refused = "has no permission to access" in remark or remark == "username cannot be null."
+        assert not refused or (answer.code, bytes(answer.body)) == (ResponseCode.NO_PERMISSION, b"")
+        return not refused
+
+    wrong = []
+    needed = NEEDED_BY_USERS[code]
+    for resource, actions in zip(("Topic:Topic", "Group:Group", "Cluster:DefaultCluster"), needed, strict=True):
+        for action in USER_ACTIONS:
+            if await is_let_in(f"{resource}-{action}") is (actions is not None and action not in actions.split()):
+                wrong.append((resource, action))
+    assert wrong == []
+    assert await is_let_in("everything")
+    assert await is_let_in("super")
+    assert await is_let_in("nothing") is (needed == (None, None, None))
+    assert not await is_let_in(None)
+
+
+@pytest.mark.parametrize("action", USER_ACTIONS)
+async def test_a_record_is_read_with_sub_or_get_for_its_topic(with_users: UnboundBroker, action: str) -> None:
+    offset = with_users.store.log.end
+    peer = with_users.connect()
+    assert (await peer.ask(signed_by(send("Topic"), ("super", SECRET)))).code == ResponseCode.SUCCESS
+    account = (f"Topic:Topic-{action}", SECRET)
+    viewed = await peer.ask(signed_by(request(33, headers.ViewMessage(offset)), account))
+    back = headers.ConsumerSendMsgBack(offset=offset, group="Group", delay_level=0)
+    returned = await peer.ask(signed_by(request(36, back), account))
+    is_refused = [(each.remark or "").endswith("no matched policies.") for each in (viewed, returned)]
+    assert is_refused == [action not in ("Sub", "Get"), action != "Sub"]
 
 
 # --- records

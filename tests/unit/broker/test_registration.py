@@ -19,6 +19,8 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import Frame
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.registration import decode_registration
+from duemq.protocol.requests.signature import Signer
+from tests.support.access import signature
 from tests.support.broker import Peer
 from tests.support.loop import SteppedLoop, request_turns, turns
 
@@ -273,3 +275,19 @@ async def test_those_that_can_be_reached_are_told_of_the_end(
     for address in (ADDRESSES[0], ADDRESSES[2]):
         assert servers.peers[address].requests[-1].code == RequestCode.UNREGISTER_BROKER
         assert servers.peers[address].transport.is_closing()
+
+
+async def test_with_keys_the_requests_to_name_servers_are_signed(servers: NameServers, topics: FakeTopics) -> None:
+    keys = ("inner", "canary-secret-of-inner")
+    identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
+    made = Registration(identity, ADDRESSES[:1], cast("Topics", topics), PERIOD, servers.connect, Signer(*keys))
+    made.start()
+    await servers.turns()
+    stopping = asyncio.ensure_future(made.stop())
+    await servers.turns()
+    await stopping
+    received = servers.peers[ADDRESSES[0]].requests
+    assert [each.code for each in received] == [RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER]
+    for each in received:
+        assert each.ext["AccessKey"] == "inner"
+        assert each.ext["Signature"] == signature(each.ext, bytes(each.body), keys[1])

@@ -67,7 +67,7 @@ LINES = sorted(set(documented()))
 @pytest.mark.filterwarnings("ignore:.*protected_args:DeprecationWarning")
 @pytest.mark.parametrize(("where", "line"), LINES, ids=[f"{where}: {line}" for where, line in LINES])
 def test_it_is_taken(where: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Files that a command line names must exist.
+    # Files that a command line names must exist, and those of accounts must have their keys.
     monkeypatch.chdir(tmp_path)
     command: click.Command = main
     context = None
@@ -75,7 +75,7 @@ def test_it_is_taken(where: str, line: str, tmp_path: Path, monkeypatch: pytest.
     for word in arguments:
         if not word.startswith(("-", "/")) and "." in word:
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / word).touch()
+            (tmp_path / word).write_text("accessKey: administrator\nsecretKey: 5Jx0v3n7QmZt2cYw\n")
     while True:
         context = command.make_context(command.name, arguments, parent=context)
         if not isinstance(command, click.Group) or not (context.protected_args or context.args):

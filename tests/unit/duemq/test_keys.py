@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from duemq import Admin, ArgumentError, Producer, PushConsumer, cli
 from duemq._values.accounts import Keys, read_keys
-from duemq.errors import AccessDeniedError, BrokerFailureError, error_of
+from duemq.errors import AccessDeniedError, BrokerFailureError, NoPermissionError, error_of
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
@@ -122,7 +122,28 @@ async def test_a_refusal_is_told_and_not_tried_again() -> None:
         assert len([each for each in broker.requests if each.code == RequestCode.SEND_MESSAGE_V2]) == 1
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        "username cannot be null",
+        "check signature failed",
+        "User:a user is not found",
+        "User:orders is disabled",
+        "User:orders has no permission to access Topic:demo from 127.0.0.1, no matched policies",
+    ],
+)
+async def test_a_refusal_of_acl_2_is_told_and_not_tried_again(why: str) -> None:
+    async with FakeBroker(topics={"demo": 2}) as broker:
+        broker.on(RequestCode.SEND_MESSAGE_V2, lambda _: failure(16, f"{why}."))
+        async with Producer(broker.address, _intervals=INTERVALS, **KEYS) as producer:
+            with pytest.raises(AccessDeniedError, match=rf"access denied \(code 16\): {why}$"):
+                await producer.send("demo", b"hello")
+        assert len([each for each in broker.requests if each.code == RequestCode.SEND_MESSAGE_V2]) == 1
+
+
 def test_other_failures_are_no_refusals() -> None:
+    other = error_of(Command(code=16, remark="the broker[127.0.0.1] sending message is forbidden"), "h:1")
+    assert type(other) is NoPermissionError
     error = error_of(Command(code=1, remark="something about an AclException: x"), "h:1")
     assert type(error) is BrokerFailureError
 

@@ -1,0 +1,159 @@
+"""What each request code needs in ACL 2.0: any of some actions on each of some resources.
+
+RocketMQ's brokers have that in DefaultAuthorizationContextBuilder and in annotations of the request headers. Where they
+check nothing, or something that does not protect what a request does, the permission of 4.9's access control that each
+handler is registered with says what is needed:
+
+    PUB, SUB for a topic or group     Pub, Sub on it
+    either of the two for a topic     Sub or Get on it
+    SUB for a record's topic          Sub on it; for VIEW_MESSAGE_BY_ID Sub or Get
+    the role look                     Get or List on the cluster
+    the roles operate, administer     Update on the cluster
+
+A retry topic, %RETRY% and a group's name, stands for its group, and whatever is done with it is Sub.
+
+Source: apache/rocketmq auth/authorization/builder/DefaultAuthorizationContextBuilder.java,
+remoting/protocol/header/**/*.java at 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from duemq.broker.access import permission as plain
+from duemq.broker.access.auth.model import Action, ResourceType
+from duemq.broker.access.auth.rules import bits
+from duemq.broker.access.permission import Permission, Role
+from duemq.broker.tables.topics import RETRY_PREFIX
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import SubscriptionGroupConfig
+from duemq.protocol.requests.headers import Request
+
+PUB: Final = bits([Action.PUB])
+SUB: Final = bits([Action.SUB])
+CREATE: Final = bits([Action.CREATE])
+UPDATE: Final = bits([Action.UPDATE])
+DELETE: Final = bits([Action.DELETE])
+GET: Final = bits([Action.GET])
+SUB_OR_GET: Final = SUB | GET
+SUB_OR_UPDATE: Final = SUB | UPDATE
+GET_OR_LIST: Final = bits([Action.GET, Action.LIST])
+
+OF_ACTION: Final = {plain.Action.PUB: PUB, plain.Action.SUB: SUB, plain.Action.ANY: SUB_OR_GET}
+"""The actions that stand for one of 4.9's."""
+_OF_ROLE: Final = {Role.NONE: 0, Role.LOOK: GET_OR_LIST, Role.OPERATE: UPDATE, Role.ADMINISTER: UPDATE}
+
+
+class Need(NamedTuple):
+    """A resource and actions, any of which will do, see `rules.bits`."""
+
+    kind: ResourceType
+    name: str
+    actions: int
+
+
+def of_topic(name: str, actions: int) -> Need:
+    """Return what is needed for a topic, or for the group that it stands for."""
+    if name.startswith(RETRY_PREFIX):
+        return Need(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX), SUB if actions == PUB else actions)
+    return Need(ResourceType.TOPIC, name, actions)
+
+
+def of_group(name: str, actions: int) -> Need:
+    """Return what is needed for a group."""
+    return Need(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX), actions)
+
+
+class Needs:
+    """What requests need in one cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+
+    def of_request(self, permission: Permission, request: Request[Any]) -> Iterable[Need]:
+        """Yield what a request needs, except for a record's topic. Raises ProtocolError for a body that does not
+        parse."""
+        special = _SPECIAL.get(request.code)
+        if special is not None:
+            yield from special(request)
+        else:
+            for name, action, is_group in permission.resources(request):
+                if name is not None:
+                    yield (of_group if is_group else of_topic)(name, OF_ACTION[action])
+        yield from self.of_role(request.code, permission)
+
+    def of_role(self, code: int, permission: Permission) -> Iterator[Need]:
+        """Yield what is needed beside what a request is about."""
+        actions = _OF_CLUSTER.get(code)
+        if actions is None:
+            actions = _OF_ROLE[permission.role] if code not in _SPECIAL else 0
+        if actions:
+            yield Need(ResourceType.CLUSTER, self._cluster, actions)
+
+    def of_record(self, code: int, topic: str) -> Need:
+        """Return what is needed for the topic of a record."""
+        return of_topic(topic, SUB_OR_GET if code == RequestCode.VIEW_MESSAGE_BY_ID else SUB)
+
+
+def _topic(actions: int) -> Callable[[Request[Any]], Iterable[Need]]:
+    return lambda request: (of_topic(request.header.topic, actions),)
+
+
+def _group(actions: int, name: str = "consumer_group") -> Callable[[Request[Any]], Iterable[Need]]:
+    return lambda request: (of_group(getattr(request.header, name), actions),)
+
+
+def _both(
+    actions: int, name: str = "consumer_group", *, group_first: bool = False
+) -> Callable[[Request[Any]], Iterable[Need]]:
+    """Of the group and of the topic, if there is one. `group_first`: what is refused first, as RocketMQ has it."""
+
+    def find(request: Request[Any]) -> Iterable[Need]:
+        needs = [of_group(getattr(request.header, name), actions)]
+        if request.header.topic:
+            needs.append(of_topic(request.header.topic, actions))
+        return needs if group_first else reversed(needs)
+
+    return find
+
+
+def _topic_or_all(request: Request[Any]) -> Iterable[Need]:
+    """The name of all topics is empty: only an entry for all of them is about it."""
+    return (Need(ResourceType.TOPIC, request.header.topic or "", SUB_OR_GET),)
+
+
+def _created_group(request: Request[Any]) -> Iterable[Need]:
+    return (of_group(bodies.decode_request(request.body, SubscriptionGroupConfig).group_name, CREATE),)
+
+
+_SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[Need]]]] = {
+    RequestCode.QUERY_CONSUMER_OFFSET: _both(SUB_OR_GET),
+    RequestCode.UPDATE_CONSUMER_OFFSET: _both(SUB_OR_UPDATE),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group(SUB_OR_GET),
+    RequestCode.UPDATE_AND_CREATE_TOPIC: _topic(CREATE),
+    RequestCode.DELETE_TOPIC_IN_BROKER: _topic(DELETE),
+    # RocketMQ: Get. A producer has to know the delay levels of a topic that it may send to.
+    RequestCode.GET_TOPIC_CONFIG: _topic(PUB | SUB | GET),
+    RequestCode.GET_TOPIC_STATS_INFO: _topic(GET),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic(GET),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _created_group,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: _group(DELETE, "group_name"),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _group(GET, "group"),
+    RequestCode.GET_CONSUME_STATS: _both(GET, group_first=True),
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: _group(GET),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: _group(GET),
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: _group(SUB),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _both(UPDATE, "group", group_first=True),
+    RequestCode.LIST_PENDING: _topic_or_all,
+    RequestCode.DUE_CURVE: _topic_or_all,
+}
+"""What requests of a code need in place of what the permission says, and of its role."""
+_OF_CLUSTER: Final[dict[int, int]] = {
+    # A consumer is given any record, which RocketMQ lets whoever may consume with the group.
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: UPDATE,
+    RequestCode.REPORT_BRIDGE: GET_OR_LIST,
+    RequestCode.QUERY_DATA_VERSION: UPDATE | GET,
+}
+"""What requests of a code need of the cluster in place of what the role says."""

@@ -1,0 +1,173 @@
+"""Where users and policies are kept: two RocksDB databases below the store's config directory, config/users and
+config/acls, as those of RocketMQ 5.3, which opens them too.
+
+Each has the column families that RocketMQ's have, `default`, `kvDataVersion` and `forbidden`, and uses the first.
+`model` has the keys and values. Each write is synced. Tables are written in format 5 of RocksDB, which RocketMQ's
+version reads. A lock of RocksDB keeps a second process out.
+
+They are read as a whole at the start; after that, memory has what they have.
+
+Source: apache/rocketmq common/config/{ConfigRocksDBStorage,ConfigHelper}.java,
+auth/*/provider/Local*MetadataProvider.java at 5.3.3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import msgspec
+
+from duemq.broker.access.auth.model import USER_PREFIX, Acl, User
+from duemq.broker.errors import AuthStoreError
+
+if TYPE_CHECKING:
+    from rocksdict import Options, Rdict, WriteOptions
+
+USERS: Final = "users"
+ACLS: Final = "acls"
+_FAMILIES: Final = ("default", "kvDataVersion", "forbidden")
+_TABLE_FORMAT: Final = 5
+_MEMORY_BYTES: Final = 1024 * 1024
+"""Size of what is not yet in a table file, at which one is made."""
+_MODE: Final = 0o700
+
+T = TypeVar("T")
+
+
+class AuthStore(Protocol):
+    """Keeps users and policies. Changes wait for the disk, and are durable when they return; one is made at a time, in
+    any thread. They raise AuthStoreError."""
+
+    def load(self) -> tuple[list[User], list[Acl]]:
+        """Return all users and policies, also of users that there are not. Raises AuthStoreError."""
+
+    def put_user(self, user: User) -> None:
+        """Write a user."""
+
+    def delete_user(self, username: str) -> None:
+        """Remove a user, and before it the user's policies: a later user of the name does not get them."""
+
+    def put_acl(self, acl: Acl) -> None:
+        """Write the policies of a user."""
+
+    def delete_acl(self, username: str) -> None:
+        """Remove the policies of a user."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class RocksStore:
+    """The databases in a directory, `config` of the store. Implements AuthStore."""
+
+    def __init__(self, directory: str) -> None:
+        """Open them, and make them if there are none. Raises AuthStoreError."""
+        try:
+            import rocksdict
+        except ModuleNotFoundError:
+            raise AuthStoreError(
+                "authenticationEnabled=true: the users are in RocksDB, for which the package rocksdict is missing; "
+                "install duemq[auth]"
+            ) from None
+        self._library = rocksdict
+        self._options = _options(rocksdict.Options, rocksdict.BlockBasedOptions, rocksdict.DBCompressionType)
+        self._synced: WriteOptions = rocksdict.WriteOptions()
+        self._synced.sync = True
+        self._users = self._open(os.path.join(directory, USERS))
+        try:
+            self._acls = self._open(os.path.join(directory, ACLS))
+        except BaseException:
+            self._users.close()
+            raise
+
+    def _open(self, path: str) -> Rdict:
+        def work() -> Rdict:
+            os.makedirs(path, mode=_MODE, exist_ok=True)
+            families = {name: self._options() for name in _FAMILIES}
+            database: Rdict = self._library.Rdict(path, options=self._options(), column_families=families)
+            return database
+
+        return _done(work, f"{path} cannot be opened; is another broker running on this store?")
+
+    def load(self) -> tuple[list[User], list[Acl]]:
+        """See AuthStore."""
+        return (
+            [_decoded(key, value, User, USERS) for key, value in self._users.items()],
+            [_decoded(key, value, Acl, ACLS) for key, value in self._acls.items()],
+        )
+
+    def put_user(self, user: User) -> None:
+        """See AuthStore."""
+        self._put(self._users, user.username, user)
+
+    def delete_user(self, username: str) -> None:
+        """See AuthStore."""
+        self.delete_acl(username)
+        self._delete(self._users, username)
+
+    def put_acl(self, acl: Acl) -> None:
+        """See AuthStore."""
+        self._put(self._acls, f"{USER_PREFIX}{acl.subject.username}", acl)
+
+    def delete_acl(self, username: str) -> None:
+        """See AuthStore."""
+        self._delete(self._acls, f"{USER_PREFIX}{username}")
+
+    def close(self) -> None:
+        """See AuthStore."""
+        self._users.close()
+        self._acls.close()
+
+    def _put(self, database: Rdict, key: str, value: User | Acl) -> None:
+        _done(
+            lambda: database.put(key.encode(), msgspec.json.encode(value), write_opt=self._synced),
+            "users and policies cannot be written",
+        )
+
+    def _delete(self, database: Rdict, key: str) -> None:
+        _done(lambda: database.delete(key.encode(), write_opt=self._synced), "users and policies cannot be written")
+
+
+def _options(
+    options_type: type[Options], tables_type: Callable[[], object], compression: object
+) -> Callable[[], Options]:
+    def make() -> Options:
+        options = options_type(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_compression_type(compression.none())  # type: ignore[attr-defined]
+        options.set_write_buffer_size(_MEMORY_BYTES)
+        options.set_keep_log_file_num(1)
+        tables = tables_type()
+        tables.set_format_version(_TABLE_FORMAT)  # type: ignore[attr-defined]
+        options.set_block_based_table_factory(tables)  # type: ignore[arg-type]
+        return options
+
+    return make
+
+
+def _decoded(key: object, value: object, kind: type[T], database: str) -> T:
+    """Return a value. Raises AuthStoreError, which does not repeat it."""
+    assert isinstance(key, bytes)
+    assert isinstance(value, bytes)
+    name = key.decode(errors="replace")
+    try:
+        decoded = msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise AuthStoreError(f"config/{database}: what is kept of {name!r} is none of RocketMQ 5.3's") from None
+    owner = decoded.username if isinstance(decoded, User) else f"{USER_PREFIX}{decoded.subject.username}"  # type: ignore[attr-defined]
+    if owner != name:
+        raise AuthStoreError(f"config/{database}: the key {name!r} has the value of another")
+    return decoded
+
+
+def _done(work: Callable[[], T], why: str) -> T:
+    """Do work of the library. Raises AuthStoreError."""
+    try:
+        return work()
+    except OSError as error:
+        raise AuthStoreError(f"{why}: {error.strerror}") from None
+    except Exception as error:  # the library's errors have no class of their own
+        raise AuthStoreError(f"{why} ({error})") from None

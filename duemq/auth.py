@@ -1,0 +1,181 @@
+"""The users and policies of ACL 2.0, at all brokers of a cluster: duemq's, and RocketMQ's from 5.3 on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final, Literal, Self, TypeVar
+
+import msgspec
+
+from duemq._net.client import Client, typed_body
+from duemq._net.connection import Codec
+from duemq._net.keys import signer_of
+from duemq._values.intervals import Intervals
+from duemq.errors import ArgumentError, ClosedError
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.requests import headers
+from duemq.protocol.requests.auth_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from duemq.protocol.requests.bodies import HeartbeatData
+
+T = TypeVar("T")
+
+UserType = Literal["Super", "Normal"]
+PolicyType = Literal["Custom", "Default"]
+Decision = Literal["Allow", "Deny"]
+ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+
+
+class AuthAdmin:
+    """Shows and changes users and policies, at all brokers that the name servers know.
+
+        async with AuthAdmin("127.0.0.1:9876", access_key="admin", secret_key=...) as admin:
+            await admin.create_user("orders", secret)
+            await admin.set_policy("orders", ["Topic:orders"], ["Pub"])
+
+    Arguments: as of `Admin`. Brokers do not copy users from each other: one that is down, or is added later, has to be
+    told again (`mqadmin copyUser`, `copyAcl`). If a change fails at one broker, it may have been made at others.
+
+    Methods raise ArgumentError, ClosedError, BrokerError (AccessDeniedError for what is refused, NotSupportedError
+    where a broker has no ACL 2.0), ConnectError, ConnectionLostError and RequestTimeoutError.
+    """
+
+    def __init__(
+        self,
+        nameserver: str = "127.0.0.1:9876",
+        *,
+        codec: Codec = "auto",
+        timeout: float = 30.0,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        _intervals: Intervals | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._client = Client(
+            nameserver,
+            codec=codec,
+            heartbeat=lambda client_id: HeartbeatData(client_id, [], []),
+            intervals=_intervals,
+            signer=signer_of(access_key, secret_key),
+        )
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self._client.start()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        await self._client.close()
+
+    # --- users
+
+    async def users(self) -> dict[str, list[UserInfo]]:
+        """Return the users of each broker, by its address."""
+
+        async def ask(address: str) -> list[UserInfo]:
+            answer = await self._client.call(
+                address, RequestCode.AUTH_LIST_USER, headers.ListUsers(), timeout=self._timeout
+            )
+            return typed_body(answer, list[UserInfo], address) if answer.body else []
+
+        return await self._of_all(ask)
+
+    async def create_user(self, name: str, password: str, user_type: UserType = "Normal") -> None:
+        """Make a user. Its clients sign with its name as access key and its password as secret key."""
+        await self._change_user(RequestCode.AUTH_CREATE_USER, name, UserInfo(password, None, user_type, name))
+
+    async def update_user(
+        self,
+        name: str,
+        *,
+        password: str | None = None,
+        user_type: UserType | None = None,
+        is_enabled: bool | None = None,
+    ) -> None:
+        """Change what is given. A user that is not enabled may do nothing."""
+        status = None if is_enabled is None else "enable" if is_enabled else "disable"
+        await self._change_user(RequestCode.AUTH_UPDATE_USER, name, UserInfo(password, status, user_type, name))
+
+    async def delete_user(self, name: str) -> None:
+        """Remove a user and its policies; nothing happens if there is none."""
+        await self._change(RequestCode.AUTH_DELETE_USER, headers.Username(_named(name)))
+
+    async def _change_user(self, code: RequestCode, name: str, info: UserInfo) -> None:
+        await self._change(code, headers.Username(_named(name)), msgspec.json.encode(info))
+
+    # --- policies
+
+    async def policies(self, name: str | None = None) -> dict[str, list[AclInfo]]:
+        """Return the policies of all users, or of one, of each broker, by its address."""
+
+        async def ask(address: str) -> list[AclInfo]:
+            answer = await self._client.call(
+                address, RequestCode.AUTH_LIST_ACL, headers.ListAcls(name), timeout=self._timeout
+            )
+            found = typed_body(answer, list[AclInfo], address) if answer.body else []
+            return [each for each in found if name is None or each.subject == f"User:{name}"]
+
+        return await self._of_all(ask)
+
+    async def set_policy(
+        self,
+        name: str,
+        resources: Iterable[str],
+        actions: Iterable[str],
+        *,
+        decision: Decision = "Allow",
+        source_ips: Sequence[str] = (),
+        policy_type: PolicyType = "Custom",
+    ) -> None:
+        """Say what a user may do, or may not, with resources: `Topic:orders`, `Group:orders*`, `Cluster:*` or `*`.
+        It counts in place of what was said of these resources before. `actions`: some of ACTIONS; `source_ips`:
+        addresses and networks to which it is limited."""
+        wanted = list(actions)
+        info = AclInfo(
+            [
+                PolicyInfo(
+                    [PolicyEntryInfo(wanted, decision, resource, list(source_ips) or None) for resource in resources],
+                    policy_type,
+                )
+            ],
+            f"User:{_named(name)}",
+        )
+        await self._change(RequestCode.AUTH_UPDATE_ACL, headers.Subject(f"User:{name}"), msgspec.json.encode(info))
+
+    async def delete_policy(self, name: str, resource: str | None = None, policy_type: PolicyType = "Custom") -> None:
+        """Remove what is said of a resource, or all policies of a user."""
+        await self._change(
+            RequestCode.AUTH_DELETE_ACL, headers.DeleteAcl(f"User:{_named(name)}", policy_type, resource)
+        )
+
+    # --- all brokers
+
+    async def _change(self, code: RequestCode, header: headers.Header, body: bytes = b"") -> None:
+        async def ask(address: str) -> None:
+            await self._client.call(address, code, header, body, timeout=self._timeout)
+
+        await self._of_all(ask)
+
+    async def _of_all(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+        """Return the answers of all brokers. Raises the first error once all have answered."""
+        if not self._is_open:
+            raise ClosedError("the admin is closed, or was not opened: async with ...")
+        addresses = await self._client.all_brokers()
+        found = await asyncio.gather(*map(ask, addresses), return_exceptions=True)
+        answers = {}
+        for address, each in zip(addresses, found, strict=True):
+            if isinstance(each, BaseException):
+                raise each
+            answers[address] = each
+        return answers
+
+
+def _named(name: str) -> str:
+    if not name.strip():
+        raise ArgumentError("a user has a name")
+    return name
