@@ -74,6 +74,8 @@ from duemq.broker.tables.locks import QueueLocks
 from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.persister import Persister
 from duemq.broker.tables.topics import Topics
+from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
+from duemq.broker.tls.contexts import TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
 from duemq.broker.waiting.pending import PendingHandlers
 from duemq.broker.waiting.recall import TimerHandlers
@@ -166,6 +168,7 @@ class Broker:
         try:
             self._bind()
             self._acl_files = self._read_accounts()
+            self._tls = TlsContexts(self.config, self._workers)
         except BaseException:
             self._close_sockets()
             self._workers.stop()
@@ -468,6 +471,7 @@ class Broker:
             loop,
             (
                 *chores,
+                Chore("tls", lambda: TLS_LOOK_SECONDS, self._tls.look),
                 Chore(_SAVE_OFFSETS, self._offsets_interval, offsets.save_if_changed),
                 Chore("stats", lambda: SAMPLE_SECONDS, stats.sample),
                 Chore("levels", lambda: REPORT_SECONDS, lambda: levels.report(look(clock))),
@@ -602,10 +606,15 @@ class Broker:
         self._workers.start(Background.READS, job.run, lambda error: done())
 
     def _connect(self) -> Connection:
-        return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
+        return Connection(self.router, self._loop, self._budget, self._output, self._request_turns, self._tls)
 
     async def _connect_to(self, address: tuple[str, int]) -> Connection:
-        _, connection = await self._loop.create_connection(self._connect, *address)
+        """Connect to a name server, with TLS if the settings say so."""
+
+        def make() -> Connection:
+            return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
+
+        _, connection = await self._loop.create_connection(make, *address, ssl=self._tls.client)
         return connection
 
     def _register_now(self) -> asyncio.Future[None] | None:

@@ -5,6 +5,7 @@ BrokerError
 ├── RepairError        a store cannot be repaired as asked: one line, exit code 2
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
 │   └── AclFileError   a file of accounts is wrong: the same at a start; later the old accounts stay
+├── TlsRefused         a connection begins with TLS, or without, and may not
 ├── Refused            a request ends with this response code and remark
 │   └── AccessRefused  because its sender may not do what it asks for
 └── NotNow             a request cannot begin now: its connection hands it over again
@@ -23,6 +24,10 @@ class ConfigError(BrokerError):
 
 class AclFileError(ConfigError):
     """A file of accounts is wrong. The text names the file and the line, and never has a secret in it."""
+
+
+class TlsRefused(BrokerError):
+    """A connection does not begin as the TLS mode wants."""
 
 
 class RepairError(BrokerError):

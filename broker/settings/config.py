@@ -24,6 +24,7 @@ _PROPERTY: Final = "property"
 _CHOICES: Final = "choices"
 _RANGE: Final = "range"
 _LIVE: Final = "live"
+_SECRET: Final = "secret"
 PORTS: Final = (1, 65535)
 _DAY_SECONDS: Final = 86_400
 _MIB: Final = 1024 * 1024
@@ -33,6 +34,8 @@ MAX_DELAY_LEVELS: Final = 1000
 """The checkpoint's note takes 28 bytes per level, and each level has a queue with files; nobody needs more levels."""
 _TIMER_PRECISION_MS: Final = 1000
 _MAX_REPEATED: Final = 100
+DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
+"""RocketMQ's, which need not exist."""
 
 
 def _setting(
@@ -43,11 +46,12 @@ def _setting(
     choices: tuple[str, ...] | None = None,
     limits: tuple[int, int] | None = None,
     live: bool = False,
+    secret: bool = False,
 ) -> Any:
     """`live`: the setting may change while the broker runs; the component that uses it reads it at each use, or
-    subscribes to it, see `broker.settings.changes`."""
-    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live}
-    return dataclasses.field(default=default, metadata=metadata)
+    subscribes to it, see `broker.settings.changes`. `secret`: its value is told to nobody."""
+    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live, _SECRET: secret}
+    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -402,6 +406,48 @@ class BrokerConfig:
         "directory with conf/plain_acl.yml and conf/acl/; by default $ROCKETMQ_HOME, else these are beside the "
         "configuration file",
     )
+    tls_mode: str = _setting(
+        "tls.server.mode",
+        "permissive",
+        "disabled; permissive: clients come with TLS or without; enforcing: with TLS only",
+        choices=("disabled", "permissive", "enforcing"),
+    )
+    tls_config_file: str = _setting(
+        "tls.config.file",
+        DEFAULT_TLS_FILE,
+        "file with the settings below, which count before those here; it is read again when it changes",
+    )
+    tls_test_mode: bool = _setting(
+        "tls.test.mode.enable", True, "without a certificate: whether to make one when the first client wants TLS"
+    )
+    tls_server_certificate: str = _setting(
+        "tls.server.certPath", "", "the broker's certificate chain, in PEM; read again when it changes, as all of these"
+    )
+    tls_server_key: str = _setting("tls.server.keyPath", "", "its key, in PEM")
+    tls_server_key_password: str = _setting("tls.server.keyPassword", "", "the password of the key", secret=True)
+    tls_server_trust: str = _setting(
+        "tls.server.trustCertPath", "", "certificates that clients' have to be signed by; default: the machine's"
+    )
+    tls_need_client_auth: str = _setting(
+        "tls.server.need.client.auth",
+        "none",
+        "whether clients must have a certificate",
+        choices=("none", "optional", "require"),
+    )
+    tls_auth_client: bool = _setting("tls.server.authClient", False, "whether clients' certificates are checked")
+    tls_enable: str = _setting(
+        "tls.enable",
+        "auto",
+        "whether to use TLS with the name servers of namesrvAddr; auto: if tls.server.mode=enforcing",
+        choices=("auto", "true", "false"),
+    )
+    tls_client_certificate: str = _setting("tls.client.certPath", "", "the certificate to show to them, in PEM")
+    tls_client_key: str = _setting("tls.client.keyPath", "", "its key, in PEM")
+    tls_client_key_password: str = _setting("tls.client.keyPassword", "", "the password of the key", secret=True)
+    tls_client_trust: str = _setting(
+        "tls.client.trustCertPath", "", "certificates that theirs have to be signed by; default: the machine's"
+    )
+    tls_auth_server: bool = _setting("tls.client.authServer", False, "whether their certificates are checked")
     authentication: bool = _setting("authenticationEnabled", False, "not supported yet: true is refused")
     authorization: bool = _setting("authorizationEnabled", False, "not supported yet: true is refused")
 
@@ -415,6 +461,8 @@ FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.field
 """The fields by property name."""
 LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
 """Properties that may change while the broker runs."""
+SECRET: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_SECRET])
+"""Properties whose values are told to nobody."""
 
 
 @dataclass(frozen=True)
@@ -444,7 +492,9 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
         values.update(config_text.read(file))
     pinned = {}
     for variable, value in (environment if environment is not None else os.environ).items():
+        # No property has an underscore, and a shell takes no dot in the name of a variable.
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        name = name.replace("_", ".") if name != variable else name
         # Names in capitals are of others: Kubernetes has DUEMQ_SERVICE_HOST for a service that is called duemq.
         if name and name != variable and not name.isupper():
             if name not in FIELDS and name not in UNUSED:
@@ -455,14 +505,19 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator:
-            raise ConfigError(f"--set {override}: write it as NAME=VALUE")
+            raise ConfigError(f"--set {_short(override)}: write it as NAME=VALUE")
+        if name.strip() in SECRET:
+            raise ConfigError(
+                f"--set {name.strip()}: every user of the machine sees command lines; write it into the configuration "
+                "file, or into the environment"
+            )
         pinned[name.strip()] = value
     values.update(pinned)
     home = (environment if environment is not None else os.environ).get("ROCKETMQ_HOME")
     if home:
         values.setdefault("rocketmqHome", home)
     known, ignored = _sort(values)
-    fields = {FIELDS[name].name: _parse(name, value) for name, value in known.items()}
+    fields = {FIELDS[name].name: parse_value(name, value) for name, value in known.items()}
     return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
 
 
@@ -476,8 +531,8 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
     known, ignored = _sort(values)
     changes = {}
     for name, text in known.items():
-        field, value = FIELDS[name], _parse(name, text)
-        if value == getattr(config, field.name):
+        field, value = FIELDS[name], parse_value(name, text)
+        if value == getattr(config, field.name) and name not in SECRET:  # who guesses one is not told
             continue
         if name not in LIVE:
             raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
@@ -518,7 +573,8 @@ def _nearest(name: str) -> str:
     return f"; did you mean {known[near[0]]}?" if near else ""
 
 
-def _parse(name: str, text: str) -> Any:
+def parse_value(name: str, text: str) -> Any:
+    """Return the value of a property. Raises ConfigError, which repeats no secret."""
     # By hand: msgspec takes 1e3 for an integer, which Java refuses, and its errors do not say what to write instead.
     field = FIELDS[name]
     text = text.strip()

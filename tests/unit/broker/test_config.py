@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duemq.broker.errors import ConfigError
-from duemq.broker.settings.config import FIELDS, BrokerConfig, load, parse_addresses
+from duemq.broker.settings.config import FIELDS, SECRET, BrokerConfig, load, parse_addresses
 from duemq.broker.settings.rocketmq_properties import UNUSED
 
 OTHER_VALUES: dict[str, str] = {
@@ -39,6 +39,8 @@ def value_for(name: str) -> str:
     default = field.default
     if name in OTHER_VALUES:
         return OTHER_VALUES[name]
+    if field.metadata["choices"]:
+        return str(next(choice for choice in field.metadata["choices"] if choice != default))
     if isinstance(default, bool):
         return "false" if default else "true"
     if isinstance(default, int):
@@ -54,7 +56,8 @@ def loaded(*settings: str, file: str | None = None, environment: dict[str, str] 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_property_is_taken_and_reaches_its_field(name: str) -> None:
     text = value_for(name)
-    value = getattr(loaded(f"{name}={text}"), FIELDS[name].name)
+    given = loaded(environment={f"DUEMQ_{name}": text}) if name in SECRET else loaded(f"{name}={text}")
+    value = getattr(given, FIELDS[name].name)
     if name.startswith("storePath"):
         assert value == str(Path(text).absolute())
     else:
@@ -65,9 +68,19 @@ def test_every_property_is_taken_and_reaches_its_field(name: str) -> None:
 def test_every_property_explains_itself_and_has_limits(name: str) -> None:
     metadata = FIELDS[name].metadata
     assert metadata["help"]
-    assert re.fullmatch(r"[a-zA-Z0-9]+", name)
+    assert re.fullmatch(r"[a-zA-Z0-9.]+", name)
     if isinstance(FIELDS[name].default, int | float) and not isinstance(FIELDS[name].default, bool):
         assert metadata["range"] is not None
+
+
+@pytest.mark.parametrize("name", sorted(SECRET))
+def test_no_secret_is_taken_from_the_command_line(name: str) -> None:
+    with pytest.raises(ConfigError, match="every user of the machine sees command lines") as caught:
+        loaded(f"{name}=canary-secret")
+    assert "canary" not in str(caught.value)
+    config = loaded(environment={f"DUEMQ_{name.replace('.', '_')}": "canary-secret"})
+    assert getattr(config, FIELDS[name].name) == "canary-secret", "a shell takes no dots in names"
+    assert "canary" not in repr(config)
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["range"]])
