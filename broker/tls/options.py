@@ -98,8 +98,10 @@ def read(config: BrokerConfig) -> TlsOptions:
             config.tls_client_trust,
             config.tls_auth_server,
         ),
-        to_name_servers=config.tls_enable == "true"
-        or (config.tls_enable == "auto" and config.tls_mode == TlsMode.ENFORCING.value),
+        to_name_servers=bool(config.nameserver_addresses)
+        and (
+            config.tls_enable == "true" or (config.tls_enable == "auto" and config.tls_mode == TlsMode.ENFORCING.value)
+        ),
         file=file or None,
         warnings=(),
     )

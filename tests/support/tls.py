@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import ipaddress
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from duemq.broker.net.connection import Connection
 from tests.support.broker import Peer
 
 HOST = "broker.test"
-"""The name in the broker's certificate."""
+ADDRESS = "127.0.0.1"
+"""The names in the broker's certificate."""
 PASSWORD = "canary-secret-of-key"
 """The password of `encrypted.key`. It must not be found anywhere."""
 _NOW = datetime.datetime.now(datetime.UTC)
@@ -65,7 +67,8 @@ def _build(
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
     if host:
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address(ADDRESS))]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(by, hashes.SHA256())
 
 

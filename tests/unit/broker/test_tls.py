@@ -188,7 +188,15 @@ async def test_outside_of_test_mode_there_is_no_tls_without_a_certificate(
             "trustCertPath=.*no certificates",
         ),
         (["tls.config.file={}/nothing"], "nothing"),
-        (["tls.enable=true", "tls.client.authServer=true", "tls.client.trustCertPath={}/nothing"], "No such file"),
+        (
+            [
+                "namesrvAddr=127.0.0.1:1",
+                "tls.enable=true",
+                "tls.client.authServer=true",
+                "tls.client.trustCertPath={}/nothing",
+            ],
+            "No such file",
+        ),
     ],
 )
 async def test_a_start_with_wrong_files_is_refused(
@@ -237,7 +245,8 @@ async def test_the_password_of_a_key_is_told_to_nobody(tmp_path: Path, certifica
 
 
 async def test_doubtful_settings_are_logged(tmp_path: Path, certificates: Certificates, logged: Any) -> None:
-    settings = [*certificates.server_settings(), "tls.server.need.client.auth=require", "tls.enable=true"]
+    settings = [*certificates.server_settings(), "tls.server.need.client.auth=require"]
+    settings += ["tls.enable=true", "namesrvAddr=127.0.0.1:1"]
     async with running(tmp_path / "store", *settings):
         pass
     reasons = " ".join(line["reason"] for line in logged if line["event"] == "tls_doubtful")
