@@ -41,6 +41,8 @@ from duemq.broker.names.registration import Registration
 from duemq.broker.net.admission import Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection, InputBudget
+from duemq.broker.net.connection_limits import LOOK_SECONDS as NEW_SECONDS
+from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import RequestBudget, RequestTime, RequestTurns
@@ -371,6 +373,7 @@ class Broker:
         admission = Admission(loop, config.max_waiting_request_bytes)
         acl_files = self._acl_files
         guard = Guard(acl_files, self._topic_of_record, reads) if acl_files is not None else None
+        self._connection_limits = connection_limits = ConnectionLimits(loop, limits, self._max_connections)
         self.router = router = Router(
             store,
             clock,
@@ -378,8 +381,9 @@ class Broker:
             stats,
             admission,
             reads,
+            limits,
+            connection_limits,
             sync_flush=config.sync_flush,
-            max_connections=self._max_connections,
             guard=guard,
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
@@ -412,6 +416,8 @@ class Broker:
             bridges,
             real_clock,
             clock,
+            limits,
+            router,
             guard,
         )
         staging = Staging(store, levels, timers, config.cluster_name)
@@ -480,6 +486,7 @@ class Broker:
                 Chore("locks", lambda: CLEAN_SECONDS, locks.expire),
                 Chore("brokers", lambda: CLEAN_SECONDS, self.nameserver.expire),
                 Chore("connections", lambda: CLEAN_SECONDS, self._drop_silent),
+                Chore("new connections", lambda: NEW_SECONDS, connection_limits.close_old),
             ),
         )
         self._durability_work.start(reads.step(self._step_durability, self._durability_work.wake))
@@ -612,7 +619,9 @@ class Broker:
         """Connect to a name server, with TLS if the settings say so."""
 
         def make() -> Connection:
-            return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
+            return Connection(
+                self.router, self._loop, self._budget, self._output, self._request_turns, is_outgoing=True
+            )
 
         _, connection = await self._loop.create_connection(make, *address, ssl=self._tls.client)
         return connection

@@ -7,7 +7,8 @@ BrokerError
 │   └── AclFileError   a file of accounts is wrong: the same at a start; later the old accounts stay
 ├── TlsRefused         a connection begins with TLS, or without, and may not
 ├── Refused            a request ends with this response code and remark
-│   └── AccessRefused  because its sender may not do what it asks for
+│   ├── AccessRefused  because its sender may not do what it asks for
+│   └── LimitReached   because of a limit on what clients can make the broker keep or do
 └── NotNow             a request cannot begin now: its connection hands it over again
 """
 
@@ -45,6 +46,14 @@ class Refused(BrokerError):
         super().__init__(remark)
         self.code = code
         self.remark = remark
+
+
+class LimitReached(Refused):
+    """A request beyond a limit. `limit`: the property that is the limit."""
+
+    def __init__(self, limit: str, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.limit = limit
 
 
 class AccessRefused(Refused):

@@ -181,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         "born_host",
         "host",
         "is_closed",
+        "is_new",
         "last_codec",
         "last_read",
         "peer",
@@ -195,9 +196,11 @@ class Connection(asyncio.BufferedProtocol):
         output: OutputBudget,
         turns: RequestTurns,
         tls: TlsServer | None = None,
+        *,
+        is_outgoing: bool = False,
     ) -> None:
         """`tls`: decides whether the client may or must use TLS; None for a connection without a decision, such as one
-        that the broker opened."""
+        that the broker opened, `is_outgoing`."""
         self._handler = handler
         self._loop = loop
         self._budget = budget
@@ -232,6 +235,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = ""
         self.born_host = b""
         self.is_closed = False
+        self.is_new = not is_outgoing
+        """Whether none of the client's requests has been handled yet; see `connection_limits`."""
         self.last_codec = JSON
         self.last_read = loop.time()
         """When bytes last arrived, in seconds of the loop's clock."""

@@ -396,6 +396,43 @@ class BrokerConfig:
         limits=(0, 1 << 40),
         live=True,
     )
+    max_connections: int = _setting(
+        "maxConnections",
+        0,
+        "duemq's own: connections in all, also to the name server inside; 0: as many as the limit of open files allows",
+        limits=(0, 10_000_000),
+        live=True,
+    )
+    max_connections_per_address: int = _setting(
+        "maxConnectionsPerAddress",
+        50_000,
+        "duemq's own: connections from one address; 0: any number",
+        limits=(0, 10_000_000),
+        live=True,
+    )
+    max_new_connections: int = _setting(
+        "maxNewConnections",
+        10_000,
+        "duemq's own: connections that have not made a request yet, unfinished TLS handshakes included",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_new_connection_seconds: int = _setting(
+        "maxNewConnectionSeconds",
+        30,
+        "duemq's own: seconds until a connection must have made a request that was handled, with access control one "
+        "of an account",
+        limits=(1, 86_400),
+        live=True,
+    )
+    max_requests_per_second: int = _setting(
+        "maxRequestsPerSecond",
+        0,
+        "duemq's own: requests of one connection in a second, and as many at once; further ones are SYSTEM_BUSY; 0: "
+        "any number",
+        limits=(0, 100_000_000),
+        live=True,
+    )
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
     )

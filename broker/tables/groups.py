@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached
 from duemq.broker.limits import Limits
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.persister import Persister, SavedTable
@@ -129,7 +129,8 @@ class Groups:
     def _check_room(self, code: int) -> None:
         limit = self._limits.groups
         if len(self.table) >= limit:
-            raise Refused(
+            raise LimitReached(
+                "maxSubscriptionGroups",
                 code,
                 f"there are {len(self.table)} consumer groups, and maxSubscriptionGroups={limit}: delete some "
                 "(mqadmin deleteSubGroup), or raise that setting",

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
@@ -395,14 +395,16 @@ class Topics:
         limits = self._limits
         had = topic.queue_limit if topic is not None else 0
         if topic is None and len(self.table) >= limits.topics:
-            why = f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
+            limit, why = "maxTopics", f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
         elif queues > max(had, limits.queues_per_topic):
+            limit = "maxQueuesPerTopic"
             why = f"{queues} queues, and maxQueuesPerTopic={limits.queues_per_topic}: use fewer"
         elif queues > had and self._queues + queues - had > limits.queues:
+            limit = "maxQueues"
             why = f"{queues} more queues than the {self._queues} there are, and maxQueues={limits.queues}: use fewer"
         else:
             return
-        raise Refused(code, f"{why}, or raise that setting")
+        raise LimitReached(limit, code, f"{why}, or raise that setting")
 
     def _snapshot(self) -> tuple[Table, Written]:
         """Return the table for a write, and the function that, once it is durable, lets its new topics take

@@ -142,7 +142,7 @@ async def test_duemqs_own_client_and_commands(enforcing: DuemqBroker, certificat
     assert code == 0, output
     consumer = PushConsumer(unique("group"), nameserver=enforcing.nameserver, from_="first", tls=context)
     consumer.subscribe(topic)
-    bodies = set()
+    bodies: set[bytes] = set()
     async with consumer:
         async with asyncio.timeout(30):
             while len(bodies) < 11:

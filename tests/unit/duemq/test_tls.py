@@ -24,7 +24,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 @pytest.mark.parametrize("make", [Producer, Admin, Clock, lambda **options: PushConsumer("group", **options)])
 def test_what_is_no_tls_is_refused(make: Any) -> None:
-    with pytest.raises(ArgumentError, match="give True, or an ssl.SSLContext"):
+    with pytest.raises(ArgumentError, match=r"give True, or an ssl\.SSLContext"):
         make(tls="ca.pem")
     for tls in (True, False, ssl.create_default_context()):
         make(tls=tls)
