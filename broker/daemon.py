@@ -29,6 +29,8 @@ from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
+from duemq.broker.audit.log import AuditLog
+from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
 from duemq.broker.consume.offsets import OffsetHandlers
 from duemq.broker.consume.pull import PullHandlers
@@ -115,6 +117,8 @@ _OTHER_DESCRIPTORS: Final = 64
 STOP_SECONDS: Final = 5.0
 CLEAN_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 1.0
+AUDIT_SECONDS: Final = 5.0
+"""Time between two attempts to write the audit log, where it cannot be written."""
 _SAVE_OFFSETS: Final = "offsets"
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set, so it is read at least this often while a message waits."""
@@ -272,6 +276,12 @@ class Broker:
             return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
 
         self._limits = limits = Limits(self.settings)
+        self._audit: AuditLog | None = None
+        self._recorder: Recorder | None = None
+        if config.audit:
+            self._audit = AuditLog(self.settings, config.audit_path, self._workers)
+            self._recorder = Recorder(self._audit, real_clock)
+        created = self._recorder.created if self._recorder is not None else _ignore
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(
             self.settings,
@@ -282,8 +292,11 @@ class Broker:
             limits,
             self._register_soon,
             self._policy_changed,
+            created,
         )
-        self.groups = groups = Groups(self.settings, table("subscriptionGroup.json"), real_clock, persister, limits)
+        self.groups = groups = Groups(
+            self.settings, table("subscriptionGroup.json"), real_clock, persister, limits, created
+        )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.nameserver = nameserver = NameServer(
             config.cluster_name,
@@ -385,6 +398,7 @@ class Broker:
             connection_limits,
             sync_flush=config.sync_flush,
             guard=guard,
+            recorder=self._recorder,
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(loop, config.max_unread_response_bytes)
@@ -472,6 +486,8 @@ class Broker:
             address = _join(config.advertised_host, config.listen_port)
             AclHandlers(acl_files, config.cluster_name, config.broker_name, address).register(router)
             chores.append(Chore("accounts", lambda: LOOK_SECONDS, acl_files.look))
+        if self._audit is not None:
+            chores.append(Chore("audit", lambda: AUDIT_SECONDS, self._audit.write))
         self._follow_settings()
         self.housekeeping = Housekeeping(
             loop,
@@ -667,6 +683,8 @@ class Broker:
             self.offsets.save_now()
         except OSError as error:
             log.error("tables_not_saved", reason=str(error))
+        if self._audit is not None:
+            await self._audit.stop()
 
     async def _hand_over(self) -> None:
         """Leave the files of levels and timers so that Apache's broker can continue with them. duemq itself does not
@@ -729,6 +747,10 @@ class _Waking:
             self._wake()
 
         self._workers.start(lane, work, finished)
+
+
+def _ignore(kind: str, name: str) -> None:
+    """Record nothing."""
 
 
 def _wait(due_ms: int | None, now: Moment) -> float | None:

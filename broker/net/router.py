@@ -27,6 +27,7 @@ import structlog
 from duemq.broker.access.guard import Guard, SignedDecoder
 from duemq.broker.access.permission import ACCOUNT, Permission
 from duemq.broker.admin.stats import Stats
+from duemq.broker.audit.recorder import Recorder, is_recorded
 from duemq.broker.errors import AccessRefused, LimitReached, NotNow, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.admission import OWN_BYTES, Admission
@@ -76,8 +77,8 @@ _SENDS_A_LOOK: Final = 16
 
 class Route:
     """How requests of one code are decoded and handled. `permission`: what they need, which `guard` checks; without
-    access control there is none. `stages`: the handler stages messages for the log. `reads`: the handler looks into
-    files, see `ColdReads`."""
+    access control there is none. `recorder`: of those that change something. `stages`: the handler stages messages for
+    the log. `reads`: the handler looks into files, see `ColdReads`."""
 
     __slots__ = ("decode_json", "decoder", "handler", "is_async", "permission", "reads", "stages")
 
@@ -90,6 +91,8 @@ class Route:
         *,
         stages: bool = False,
         reads: bool = False,
+        recorder: Recorder | None = None,
+        code: int = 0,
     ) -> None:
         is_guarded = guard is not None and not permission.is_open
         self.decoder = SignedDecoder(header_type) if is_guarded else RequestDecoder(header_type)
@@ -97,6 +100,8 @@ class Route:
         self.is_async = inspect.iscoroutinefunction(handler)
         self.permission = permission
         self.handler = handler if guard is None else guard.guarded(permission, handler, is_async=self.is_async)
+        if recorder is not None and is_recorded(code, permission):
+            self.handler = recorder.recorded(code, self.handler, is_async=self.is_async)
         self.stages = stages
         self.reads = reads
 
@@ -124,10 +129,13 @@ class Router:
         *,
         sync_flush: bool,
         guard: Guard | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`clock`: the messages' clock. `sync_flush`: whether answers to sends are held until their records are on the
-        disk. `guard`: checks what requests need; None without access control."""
+        disk. `guard`: checks what requests need; None without access control. `recorder`: records what requests change;
+        None without an audit log."""
         self._guard = guard
+        self._recorder = recorder
         self._log = store.log
         self._appender = store.appender
         self._clock = clock
@@ -177,7 +185,16 @@ class Router:
         assert code not in self._routes, f"request code {code} has a handler"
         if not isinstance(permission, Permission):
             raise TypeError(f"the handler of request code {code} has no declared permission")
-        self._routes[code] = Route(header_type, permission, handler, self._guard, stages=stages, reads=reads)
+        self._routes[code] = Route(
+            header_type,
+            permission,
+            handler,
+            self._guard,
+            stages=stages,
+            reads=reads,
+            recorder=self._recorder,
+            code=code,
+        )
         start = b'{"code":%d,' % code
         if len(start) > _START_SIZE:
             self._routes_by_long_start[start] = self._routes[code]
@@ -217,6 +234,8 @@ class Router:
         """See `connection.FrameHandler`."""
         if not connection.takes_answers:
             return position
+        if self._recorder is not None:
+            self._recorder.handling = connection.peer
         if self._limits.requests_per_second:
             return self._handle_allowed(connection, frames, position, is_over)
         if connection.is_new:

@@ -436,6 +436,26 @@ class BrokerConfig:
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
     )
+    audit: bool = _setting(
+        "auditLogEnable", True, "duemq's own: whether to record who changed what, see docs/security.md"
+    )
+    audit_path: str = _setting(
+        "auditLogPath", "", "duemq's own: the newest file of the audit log; default: audit/audit.log in the store"
+    )
+    audit_file_size: int = _setting(
+        "auditLogFileSize",
+        64 * _MIB,
+        "duemq's own: a file of the audit log that has this size is followed by a new one",
+        limits=(4096, 1 << 40),
+        live=True,
+    )
+    audit_files: int = _setting(
+        "auditLogFileNumber",
+        10,
+        "duemq's own: files of the audit log; the oldest one is removed",
+        limits=(1, 10_000),
+        live=True,
+    )
     acl: bool = _setting("aclEnable", False, "whether requests need the signature of an account of plain_acl.yml")
     rocketmq_home: str = _setting(
         "rocketmqHome",
@@ -640,6 +660,11 @@ def parse_value(name: str, text: str) -> Any:
 def _fill(config: BrokerConfig) -> BrokerConfig:
     """Fill in values that depend on the machine."""
     changes: dict[str, Any] = {"store_root": os.path.abspath(os.path.expanduser(config.store_root))}
+    changes["audit_path"] = (
+        os.path.abspath(os.path.expanduser(config.audit_path))
+        if config.audit_path
+        else os.path.join(changes["store_root"], "audit", "audit.log")
+    )
     if config.commitlog_directory:
         changes["commitlog_directory"] = os.path.abspath(os.path.expanduser(config.commitlog_directory))
     if not config.broker_name:

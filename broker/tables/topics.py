@@ -163,9 +163,11 @@ class Topics:
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
+        created: Callable[[str, str], None] = lambda kind, name: None,
     ) -> None:
         """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's timer policy
-        may have changed."""
+        may have changed, `created` with "topic" and the name of a topic that was created because a client used it."""
+        self._created = created
         self._limits = limits
         self._queues = 0
         """The number of queues of all topics together."""
@@ -299,7 +301,9 @@ class Topics:
         self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
         perm = default.config.perm & ~PERM_INHERIT
         kind = default.config.topic_filter_type
-        return self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+        created = self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+        self._created("topic", name)
+        return created
 
     def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """Return the retry or dead-letter topic of a group, creating it if missing. Raises Refused if there are too
@@ -307,7 +311,9 @@ class Topics:
         topic = self.table.get(name)
         if topic is not None:
             return topic
-        return self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+        created = self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+        self._created("topic", name)
+        return created
 
     def put(self, config: TopicConfig) -> Topic:
         """Add or change a topic; durable only after `save`. Raises Refused if there are too many topics or queues."""

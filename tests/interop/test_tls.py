@@ -19,6 +19,7 @@ from tests.peers.broker import HOST
 from tests.peers.clients import java_client, unique
 from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.messages import Outgoing
+from tests.support.access import CANARY
 from tests.support.tls import PASSWORD, Certificates, write_certificates
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
@@ -157,6 +158,21 @@ async def test_duemqs_own_client_and_commands(enforcing: DuemqBroker, certificat
     with pytest.raises(ConnectError, match="certificate is refused"):
         async with Producer(enforcing.nameserver, tls=True):
             pass
+
+
+async def test_the_password_of_the_key_is_shown_nowhere(enforcing: DuemqBroker, certificates: Certificates) -> None:
+    """It begins with the canary that the other secrets of the tests have."""
+    assert PASSWORD.startswith(CANARY)
+    options = ("--nameserver", enforcing.nameserver, "--tls-trust", certificates.path("ca.pem"))
+    own = ("--tls-cert", certificates.path("server.pem"), "--tls-key", certificates.path("encrypted.key"))
+    right = await run("pending", "count", *options, *own, DUEMQ_TLS_KEY_PASSWORD=PASSWORD)
+    wrong = await run("pending", "count", *options, *own, DUEMQ_TLS_KEY_PASSWORD=f"{PASSWORD}-wrong")
+    assert (right[0], wrong[0]) == (0, 2)
+    process = Path(f"/proc/{enforcing.pid}")
+    shown = [right[1], wrong[1], enforcing.stderr.read_text(), (process / "cmdline").read_text()]
+    audit = enforcing.store / "audit"
+    shown += [path.read_text() for path in audit.glob("*")]
+    assert CANARY not in "".join(shown)
 
 
 async def test_registration_at_apaches_name_server(certificates: Certificates, tmp_path: Path) -> None:
