@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import datetime
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -93,7 +93,7 @@ class Recorder:
                 except Exception as error:
                     self._end_with(entry, error)
                     raise
-                return self._recorded(entry, work)
+                return _RecordedWork(work, self._recorded(entry, work))
 
         else:
 
@@ -205,6 +205,30 @@ class Recorder:
     def _now(self) -> str:
         time = datetime.datetime.fromtimestamp(self._clock.now_ms() / 1000, datetime.UTC)
         return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _RecordedWork(Coroutine[Any, Any, Any]):
+    """A handler's coroutine, recorded. If it is closed before it has begun, because too much is under way, both are."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], recorded: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._recorded = recorded
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._recorded.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See Coroutine."""
+        return self._recorded.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See Coroutine."""
+        return self._recorded.throw(*error)
+
+    def close(self) -> None:
+        """See Coroutine."""
+        self._recorded.close()
+        self._work.close()
 
 
 def _fields(header: msgspec.Struct) -> dict[str, Any]:

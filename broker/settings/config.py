@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -436,6 +437,11 @@ class BrokerConfig:
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
     )
+    insecure: bool = _setting(
+        "insecure",
+        False,
+        "duemq's own: whether to listen beyond loopback without access control (as --insecure)",
+    )
     audit: bool = _setting(
         "auditLogEnable", True, "duemq's own: whether to record who changed what, see docs/security.md"
     )
@@ -507,6 +513,19 @@ class BrokerConfig:
     tls_auth_server: bool = _setting("tls.client.authServer", False, "whether their certificates are checked")
     authentication: bool = _setting("authenticationEnabled", False, "not supported yet: true is refused")
     authorization: bool = _setting("authorizationEnabled", False, "not supported yet: true is refused")
+
+    @property
+    def has_access_control(self) -> bool:
+        """Whether requests need an account."""
+        return self.acl or self.authentication
+
+    @property
+    def listens_on_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def sync_flush(self) -> bool:
@@ -595,6 +614,18 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
             raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
         changes[field.name] = value
     return _check(dataclasses.replace(config, **changes)), ignored
+
+
+def check_exposure(config: BrokerConfig) -> None:
+    """Check that nobody is let in without an account from other machines, unless the settings say so. Raises
+    ConfigError."""
+    if config.listens_on_loopback or config.has_access_control or config.insecure:
+        return
+    raise ConfigError(
+        f"bindAddress={config.host} without access control: everybody who can reach the ports could read, change and "
+        "delete everything. Switch access control on (aclEnable=true, with accounts in plain_acl.yml; docs/security.md "
+        "has three lines for it), or say --insecure if the network keeps strangers away"
+    )
 
 
 def limits_of(name: str) -> tuple[int, int]:

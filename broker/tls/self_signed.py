@@ -27,6 +27,7 @@ def make(names: Sequence[str], days: int, now: datetime.datetime) -> KeyPair:
     authority: who trusts it trusts this key and no other."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -40,6 +41,8 @@ def make(names: Sequence[str], days: int, now: datetime.datetime) -> KeyPair:
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
         )
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(key, hashes.SHA256())
     )
     return KeyPair(
