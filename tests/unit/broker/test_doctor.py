@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
+import os
+import resource
 import ssl
 import stat
 import struct
@@ -172,7 +175,7 @@ def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
 
 
 def test_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     settings = config(tmp_path)
     store, file = Path(settings.store_root), tmp_path / "broker.conf"
     store.mkdir(mode=0o700)
@@ -186,7 +189,7 @@ def test_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.chmod(0o700)
     file.chmod(0o646)
     only(security.own_files(settings, str(file)), Level.ERROR, "may write")
-    monkeypatch.setattr(security.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     only(security.own_files(settings, None), Level.WARNING, "root")
 
 
@@ -204,7 +207,7 @@ class Disk:
     [(0.5, Level.OK, "free"), (0.8, Level.WARNING, "diskMaxUsedSpaceRatio=75"), (0.95, Level.ERROR, "refused")],
 )
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: float, level: Level, part: str) -> None:
-    monkeypatch.setattr(machine.os, "statvfs", lambda path: Disk(used))
+    monkeypatch.setattr(os, "statvfs", lambda path: Disk(used))
     mounts = tmp_path / "mounts"
     mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
     (found,) = machine.disk(config(tmp_path), mounts)
@@ -228,12 +231,12 @@ def test_memory(tmp_path: Path) -> None:
 
 def test_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, warnings in ((1024, 2), (1_000_000, 0), (-1, 0)):
-        monkeypatch.setattr(machine.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert len(bad(machine.open_files(config(tmp_path, "maxConnections=5000")))) == warnings
 
 
 def test_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert struct.calcsize("=I508x") == machine.ctypes.sizeof(machine._Timex) >= 208, "of struct timex"
+    assert struct.calcsize("=I508x") == ctypes.sizeof(machine._Timex) >= 208, "of struct timex"
 
     class System:
         state = 0
@@ -241,7 +244,7 @@ def test_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         def adjtimex(self, _: Any) -> int:
             return self.state
 
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda *_, **__: System)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: System)
     monkeypatch.setattr(System, "adjtimex", lambda _: System.state)
     now_ms = 1_800_000_000_000
     assert bad(machine.clock(now_ms)) == []
