@@ -16,7 +16,7 @@ from duemq.broker.bridge_process import BridgeProcess, command_of
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.log_output import keep_standard_descriptors, write_last
-from duemq.broker.settings.config import BrokerConfig, Origin, check_exposure, load
+from duemq.broker.settings.config import SECRET, BrokerConfig, Origin, check_exposure, load
 from duemq.broker.systemd import notify
 from duemq.storage.errors import StoreError
 
@@ -66,6 +66,12 @@ def _serve(
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
     overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     try:
+        for setting in settings:
+            name = setting.partition("=")[0].strip()
+            if name in SECRET:
+                raise ConfigError(
+                    f"--set {name}=...: every user of this machine sees it; put it into the file of --config"
+                )
         config, ignored, origin = load(config_file, overrides)
         check_exposure(config)
     except ConfigError as error:

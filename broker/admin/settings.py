@@ -12,7 +12,7 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings import config_text
 from duemq.broker.settings.changes import Change, LiveSettings
-from duemq.broker.settings.config import FIELDS, SECRET, as_text
+from duemq.broker.settings.config import FIELDS, HIDDEN, SECRET, as_text
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -38,10 +38,13 @@ class SettingsHandlers:
         router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, ADMINISTER, self.update)
 
     def get(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return the settings as properties text, without secrets."""
+        """Return the settings as properties text."""
         settings = self._settings
-        values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items() if name not in SECRET}
-        lines = [f"{name}={as_text(value)}\n" for name, value in sorted(values.items())]
+        values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
+        lines = [
+            f"{name}={as_text(value) if name not in SECRET or not value else HIDDEN}\n"
+            for name, value in sorted(values.items())
+        ]
         answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
         answer.ext["version"] = fastjson.dumps(settings.version.to_json()).decode()
         return answer

@@ -50,9 +50,9 @@ def _setting(
     secret: bool = False,
 ) -> Any:
     """`live`: the setting may change while the broker runs; the component that uses it reads it at each use, or
-    subscribes to it, see `broker.settings.changes`. `secret`: its value is told to nobody."""
+    subscribes to it, see `broker.settings.changes`. `secret`: its value is shown nowhere."""
     metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live, _SECRET: secret}
-    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True)
@@ -538,7 +538,9 @@ FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.field
 LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
 """Properties that may change while the broker runs."""
 SECRET: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_SECRET])
-"""Properties whose values are told to nobody."""
+"""Properties whose values are shown nowhere."""
+HIDDEN: Final = "******"
+"""What is shown in place of such a value."""
 
 
 @dataclass(frozen=True)
@@ -582,11 +584,6 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
         name, separator, value = override.partition("=")
         if not separator:
             raise ConfigError(f"--set {_short(override)}: write it as NAME=VALUE")
-        if name.strip() in SECRET:
-            raise ConfigError(
-                f"--set {name.strip()}: every user of the machine sees command lines; write it into the configuration "
-                "file, or into the environment"
-            )
         pinned[name.strip()] = value
     values.update(pinned)
     home = (environment if environment is not None else os.environ).get("ROCKETMQ_HOME")
