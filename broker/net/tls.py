@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -136,13 +136,18 @@ class TlsEnd:
             return self._decrypt(b"")
         return b""
 
-    def encrypt(self, pieces: Iterable[memoryview[Any]]) -> bytes:
-        """Return pieces of the stream, encrypted. Raises ssl.SSLError."""
+    def encrypt(self, data: bytes | bytearray | memoryview[Any]) -> bytes:
+        """Return bytes of the stream, encrypted. Raises ssl.SSLError."""
         assert self._ssl is not None
+        write, read = self._ssl.write, self._outgoing.read
+        if len(data) <= _PIECE:
+            write(data)
+            return read()
+        view = memoryview(data)
         encrypted = []
-        for piece in pieces:
-            self._ssl.write(piece)
-            encrypted.append(self._outgoing.read())
+        for at in range(0, len(view), _PIECE):
+            write(view[at : at + _PIECE])
+            encrypted.append(read())
         return b"".join(encrypted)
 
     def goodbye(self) -> bytes:
@@ -198,24 +203,23 @@ class TlsEnd:
                 self._owner.decrypted(data)
 
     def _decrypt(self, data: bytes) -> bytes:
+        """Return what the bytes of a read, and those before, decrypt to."""
         assert self._ssl is not None
-        read, incoming = self._ssl.read, self._incoming
+        read, pending, incoming = self._ssl.read, self._ssl.pending, self._incoming
         decrypted: list[bytes] = []
-        view = memoryview(data)
-        at = 0
         try:
-            while True:
-                if at < len(data):
-                    incoming.write(view[at : at + _PIECE])
-                    at += _PIECE
+            for at in range(0, len(data) or 1, _PIECE):
+                incoming.write(data if len(data) <= _PIECE else data[at : at + _PIECE])
                 try:
-                    while piece := read(_PIECE):
+                    # Only a record that is not whole yet makes OpenSSL want more, which costs as much as a record.
+                    while incoming.pending or pending():
+                        piece = read(_PIECE)
+                        if not piece:
+                            self._loop.call_soon(self._owner.end_of_stream)
+                            return b"".join(decrypted)
                         decrypted.append(piece)
-                    self._loop.call_soon(self._owner.end_of_stream)
-                    break
                 except ssl.SSLWantReadError:
-                    if at >= len(data):
-                        break
+                    pass
         except ssl.SSLError as error:
             self._flush()
             self._fail(_reason(error))
@@ -253,9 +257,8 @@ class TlsTransport(asyncio.Transport):
         """See asyncio."""
         if self._raw.is_closing():
             return
-        view = memoryview(data)
         try:
-            encrypted = self._end.encrypt(view[at : at + _PIECE] for at in range(0, len(view), _PIECE))
+            encrypted = self._end.encrypt(data)
         except ssl.SSLError:  # the stream is broken, and the client will not be able to read the rest
             self._raw.abort()
             return
