@@ -230,12 +230,14 @@ class Broker:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
+        self._tls.tell()
         log.info(
             "listening",
             broker=f"{self.config.host}:{self.config.listen_port}",
             name_server=self.config.nameserver_addresses or f"{self.config.host}:{self.config.nameserver_port}",
             vip=f"{self.config.host}:{self.config.listen_port - VIP_PORT_OFFSET}",
             advertised=f"{self.config.advertised_host}:{self.config.listen_port}",
+            tls=self.config.tls_mode,
             store=self.config.store_root,
             seconds=round(time.monotonic() - began, 3),
         )

@@ -72,7 +72,6 @@ class TlsContexts:
         self.changes = 0
         """How often the files were read again since the start."""
         self._state = self._read()
-        self._tell("tls")
 
     # --- see `net.tls.TlsServer`
 
@@ -131,6 +130,11 @@ class TlsContexts:
         if error is not None and str(error) != self._why:
             self._why = str(error)
             log.error("tls_not_changed", reason=self._why)
+
+    def tell(self) -> None:
+        """Log what is used at the start, and what is doubtful about it."""
+        if self._state.server is not None or self._state.options.file is not None or self._state.options.warnings:
+            self._tell("tls")
 
     def _tell(self, event: str) -> None:
         options = self._state.options

@@ -16,10 +16,11 @@ def test_the_locked_versions_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
     text = (ROOT / "requirements" / "broker.txt").read_text()
-    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", text, re.MULTILINE))
+    locked: dict[str, str] = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", text, re.MULTILINE))
     for line in wanted:
         requirement = Requirement(line)
-        assert locked.get(requirement.name) in requirement.specifier if requirement.name in locked else False, line
+        assert requirement.name in locked, line
+        assert locked[requirement.name] in requirement.specifier, line
 
 
 def test_each_locked_version_has_hashes_and_comes_from_nowhere_in_particular() -> None:
