@@ -444,6 +444,10 @@ class Connection(asyncio.BufferedProtocol):
     def drop(self, reason: str) -> None:
         """Close at once with one log line, to free the memory held for this client."""
         self._handler.complain("connection_dropped", self, reason)
+        self.discard()
+
+    def discard(self) -> None:
+        """Close at once, to free the memory held for this client."""
         self.abort()
         self._free_frame()
 

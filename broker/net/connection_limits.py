@@ -15,11 +15,16 @@ import asyncio
 from collections import Counter
 from typing import Final
 
+import structlog
+
 from duemq.broker.limits import Limits
 from duemq.broker.net.connection import Connection
 
+log = structlog.get_logger(__name__)
+
 LOOK_SECONDS: Final = 1.0
 """Time between two looks for connections that are new for too long."""
+_PEERS_TOLD: Final = 10
 _LOOKED_AT: Final = 1000
 """Most connections that one look closes; with thousands, others must not wait for that."""
 
@@ -92,8 +97,12 @@ class ConnectionLimits:
             late.append(connection)
         for connection in late:
             del self._new[connection]
-            self._limits.reached["maxNewConnectionSeconds"] += 1
-            connection.drop(f"it has made no request that was handled in maxNewConnectionSeconds={seconds}")
+            connection.discard()
+        if late:
+            self._limits.reached["maxNewConnectionSeconds"] += len(late)
+            # One line for all: there may be thousands, and a client that only connected has done nothing wrong.
+            peers = [connection.peer for connection in late[:_PEERS_TOLD]]
+            log.info("connections_without_request_closed", count=len(late), peers=peers, seconds=seconds)
 
     def allowance(self, connection: Connection, wanted: int) -> int:
         """Return how many of some requests a connection may make now. Those are counted as made."""

@@ -99,8 +99,8 @@ async def test_a_connection_that_only_connects_is_closed(tmp_path: Path, loop: S
                 begins.feed(frame[second : second + 1])  # it does not become whole
         assert are_open([talks, silent, begins]) == [True, False, False]
         assert (await figures(talks))["limitReached_maxNewConnectionSeconds"] == "2"
-        told = [line for line in logged if line["event"] == "connection_dropped"]
-        assert [line["peer"] for line in told] == ["10.0.0.1:2", "10.0.0.1:3"]
+        (told,) = [line for line in logged if line["event"] == "connections_without_request_closed"]
+        assert (told["peers"], told["count"]) == (["10.0.0.1:2", "10.0.0.1:3"], 2)
 
 
 async def test_a_handshake_that_does_not_end_is_closed(tmp_path: Path, loop: SteppedLoop) -> None:
@@ -217,3 +217,16 @@ async def test_each_limit_is_counted(broker: UnboundBroker, peer: Peer) -> None:
     assert (await peer.ask(request(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxTopics=1"))).code == 0
     assert (await peer.ask(send("new"))).code == ResponseCode.TOPIC_NOT_EXIST
     assert (await figures(peer))["limitReached_maxTopics"] == "1"
+
+
+async def test_connections_with_tls_are_counted(tmp_path: Path) -> None:
+    certificates = write_certificates(tmp_path / "certificates")
+    async with running(tmp_path / "store", *certificates.server_settings(), "tls.server.mode=permissive") as broker:
+        secured, plain = TlsPeer(broker._connect(), certificates.client_context()), broker.connect()
+        assert await secured.handshake()
+        table = await figures(plain)
+        assert (table["connections"], table["connectionsWithTls"], table["connectionsTlsRefused"]) == ("2", "1", "0")
+        wrong = broker.connect()
+        wrong.transport.block()  # it could not read the alert
+        wrong.feed(b"\x16\x03\x01\x00\x05hello")
+        assert (await figures(secured))["connectionsTlsRefused"] == "1"
