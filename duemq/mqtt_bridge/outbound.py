@@ -57,6 +57,8 @@ class Flight:
     """Whether it was sent over the present connection."""
     is_noted: bool = False
     """Whether the journal has it on the disk; with QoS 2 it is sent only then."""
+    was_over_quota: bool = False
+    """Whether the broker has refused it once because it had too many messages."""
     reason: int = packets.SUCCESS
 
 
@@ -65,6 +67,9 @@ class Window:
 
     Mosquitto counts messages with QoS 2 that it has from an earlier connection, and ends a connection that sends one of
     them again while there are as many as it allows: so the last one is never used.
+
+    A broker that goes back to an earlier state of its session, after a kill for instance, may have messages with QoS 2
+    there that were finished long ago. It counts them, and refuses new ones for them, until they get a PUBREL.
 
     `finished` is told of messages that the broker has or refuses, in the order in which it said so.
     """
@@ -83,6 +88,13 @@ class Window:
         self._missing = {each.packet_id for each in journal.published.values() if each.state is not State.DONE}
         """Packet ids of an earlier process whose messages RocketMQ has not given again yet; the broker counts them."""
         self._session: Session | None = None
+        self._has_released_unknown = False
+        """Whether the present connection has had a PUBREL for each packet id that no message has."""
+        self._may_be_full = False
+        """Whether the broker has refused messages for its quota, or ended the connection without taking any, since the
+        last connection began: what it said just before it ends one may never arrive."""
+        self._has_taken = False
+        """Whether the broker has taken a message of the present connection."""
         self._released: list[int] = []
         self._has_work = asyncio.Event()
         self._is_closing = False
@@ -110,6 +122,11 @@ class Window:
         await journal.saved()
         self._session = session
         self._on_way = 0
+        # Brokers tell clients of MQTT 3.1.1 nothing of a quota.
+        self._has_released_unknown = session.is_present and (self._may_be_full or not session.is_v5)
+        self._may_be_full = self._has_taken = False
+        if self._has_released_unknown:
+            self._release_unknown(session)
         unreleased = [each for each in flights.values() if not each.is_released]
         # First those that the broker may have.
         self._unsent = deque(sorted(unreleased, key=lambda each: not (each.is_noted or each.is_sent)))
@@ -145,8 +162,17 @@ class Window:
             (each.place, Published(each.packet_id, State.PUBLISHED)) for each in flights.values() if each.is_noted
         )
 
+    def _release_unknown(self, session: Session) -> None:
+        """Send a PUBREL for each packet id that no message has, which has the broker publish what it has with that id
+        and forget it."""
+        known = {each.packet_id for each in self._journal.published.values()} | self._flights.keys()
+        unknown = (each for each in range(1, packets.MAX_PACKET_IDS + 1) if each not in known)
+        session.send(b"".join(encode_ack(packets.PUBREL, each) for each in unknown))
+
     def disconnected(self) -> None:
         """The connection is gone: nothing more is taken."""
+        if self._session is not None and self._on_way and not self._has_taken:
+            self._may_be_full = True
         self._session = None
         self._released.clear()
         self._update_room()
@@ -232,10 +258,16 @@ class Window:
     def received(self, acks: Iterable[Ack]) -> None:
         """PUBACK, PUBREC and PUBCOMP, as they came."""
         finished: list[Flight] = []
+        over_quota: list[Flight] = []
         without_message: set[int] = set()
         for ack in acks:
             flight = self._flights.get(ack.packet_id)
-            if ack.kind == packets.PUBREC and not ack.is_error:
+            if ack.reason == packets.QUOTA_EXCEEDED:
+                self._quota_exceeded()
+            if ack.reason == packets.QUOTA_EXCEEDED and flight is not None and not flight.was_over_quota:
+                over_quota.append(flight)
+            elif ack.kind == packets.PUBREC and not ack.is_error:
+                self._has_taken = True
                 if flight is not None:
                     flight.is_released = True
                 self._released.append(ack.packet_id)
@@ -250,8 +282,11 @@ class Window:
                 self._on_way -= flight.is_sent
                 self._ids.give_back(flight.packet_id)
                 finished.append(flight)
+                self._has_taken = True
         if without_message:
             self._finish(without_message)
+        if over_quota:
+            self._send_again(over_quota)
         if finished:
             noted = [flight for flight in finished if flight.qos == 2]
             self._journal.set_published(
@@ -262,6 +297,24 @@ class Window:
             self._finished(finished)
             self._send_unsent()
         self._update_room()
+
+    def _quota_exceeded(self) -> None:
+        """The broker refuses a message for those it has already, some of which may be unknown here."""
+        self._may_be_full = True
+        session = self._session
+        if session is not None and not self._has_released_unknown:
+            self._has_released_unknown = True
+            self._release_unknown(session)
+
+    def _send_again(self, over_quota: list[Flight]) -> None:
+        """Send messages once more that were refused by a broker whose quota was exceeded."""
+        for flight in over_quota:
+            flight.was_over_quota = True
+            self._on_way -= flight.is_sent
+            flight.is_sent = False
+            clear_dup(flight.packet)
+        self._unsent.extendleft(reversed(over_quota))
+        self._send_unsent()
 
     def _finish(self, packet_ids: set[int]) -> None:
         """PUBCOMPs of messages that RocketMQ has not given again yet."""

@@ -25,6 +25,7 @@ SUCCESS: Final = 0x00
 FIRST_ERROR: Final = 0x80
 """Reason codes from this one on say that the message was not taken."""
 IMPLEMENTATION_ERROR: Final = 0x83
+QUOTA_EXCEEDED: Final = 0x97
 
 MAX_PACKET_IDS: Final = 65_535
 MAX_REMAINING: Final = 268_435_455

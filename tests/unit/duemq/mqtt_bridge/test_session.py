@@ -12,7 +12,7 @@ import pytest
 
 from duemq.mqtt_bridge.rules.model import Connection, Subscription
 from duemq.mqtt_bridge.session import packets
-from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
+from duemq.mqtt_bridge.session.client import TIMEOUT, MqttConnectionError, Session
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack, encode_publish
 
 CONNACK = "2003000000"
@@ -20,10 +20,12 @@ CONNACK_PRESENT = "2003010000"
 
 
 class Peer:
-    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself."""
+    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself, but that a
+    packet of the kind `ends` ends the connection."""
 
-    def __init__(self, connack: str) -> None:
+    def __init__(self, connack: str, ends: int | None = None) -> None:
         self._connack = bytes.fromhex(connack)
+        self._ends = ends
         self.received: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.writer: asyncio.StreamWriter | None = None
@@ -35,7 +37,9 @@ class Peer:
         while data := await reader.read(65_536):
             for first, body, _ in cutter.feed(data):
                 self.received.append((first, body))
-                if first & 0xF0 == 0x10:
+                if first & 0xF0 == self._ends:
+                    writer.transport.abort()
+                elif first & 0xF0 == 0x10:
                     writer.write(self._connack)
                 elif first & 0xF0 == 0x80:
                     writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
@@ -56,8 +60,8 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(connack: str = CONNACK) -> AsyncIterator[Peer]:
-    made = Peer(connack)
+async def peer(connack: str = CONNACK, ends: int | None = None) -> AsyncIterator[Peer]:
+    made = Peer(connack, ends)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     try:
@@ -129,6 +133,20 @@ async def test_a_refused_connection_is_told(tmp_path: Path) -> None:
     with pytest.raises(MqttConnectionError, match="refused"):
         async with session(broker.port, Received(), tmp_path):
             pass
+
+
+async def test_an_answer_is_not_waited_for_when_the_connection_is_lost(tmp_path: Path) -> None:
+    async with asyncio.timeout(TIMEOUT / 2):
+        async with peer(ends=0x10) as broker:
+            with pytest.raises(MqttConnectionError, match="lost the connection"):
+                async with session(broker.port, Received(), tmp_path):
+                    pass
+        async with peer(ends=0x80) as broker, session(broker.port, Received(), tmp_path) as client:
+            with pytest.raises(MqttConnectionError, match="lost the connection"):
+                await client.subscribe_to("a/#", Subscription("a/#", 2, "once"))
+        async with peer(ends=0xA0) as broker, session(broker.port, Received(), tmp_path) as client:
+            with pytest.raises(MqttConnectionError, match="lost the connection"):
+                await client.unsubscribe_from("a/#")
 
 
 async def test_nothing_is_acknowledged_by_itself(tmp_path: Path) -> None:
