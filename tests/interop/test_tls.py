@@ -6,16 +6,17 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from duemq import ConnectError, Producer, PushConsumer
-from tests.interop.support import numbered
+from duemq import ConnectError, NoRouteError, Producer, PushConsumer
+from tests.interop.support import eventually, numbered
 from tests.peers import ports
 from tests.peers.apache import ApacheNameServer
-from tests.peers.broker import HOST
+from tests.peers.broker import BROKER, HOST
 from tests.peers.clients import java_client, unique
 from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.messages import Outgoing
@@ -200,9 +201,13 @@ async def test_registration_at_apaches_name_server(certificates: Certificates, t
     try:
         await broker.start()
         async with Producer(nameserver.address, tls=certificates.client_context("client")) as producer:
-            async with asyncio.timeout(30):
-                result = await producer.send(unique("outside"), b"x")
-            assert result.queue.broker == "broker-a"
+
+            async def attempt() -> str:
+                with suppress(NoRouteError):  # it listens before it has registered
+                    return (await producer.send(unique("outside"), b"x")).queue.broker
+                return ""
+
+            assert await eventually(attempt, timeout=60) == BROKER
     finally:
         await broker.kill()
         await nameserver.kill()
