@@ -19,11 +19,13 @@ IN_MEMORY := $(MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed
 # Python keeps its compiled files, since the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
+LOCK := requirements/broker.txt
 SEEDS ?= 100
 WHAT ?= sends
 FROM ?= 0
 
-.PHONY: help run test unit quick interop crash fuzz simulate bench profile soak lint type format check peers clean
+.PHONY: help run test unit quick interop crash fuzz simulate bench profile soak lint type format check peers lock \
+	audit clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -49,6 +51,11 @@ $(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
 # The tests start Spark some twenty times, and Java loads Spark's classes faster from an archive.
 $(VENV)/spark.jsa: $(VENV)/.dev tests/spark/class_archive.py
 	$(BIN)/python -m tests.spark.class_archive $@
+
+# In an environment of their own: the tools' requirements are none of the project's.
+$(VENV)/tools/bin/pip-compile: | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/tools
+	$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check pip-audit pip-tools
 
 run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_ARGS="--store ./data")
 	exec $(BIN)/duemq serve $(RUN_ARGS)
@@ -114,6 +121,16 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 check: lint type quick ## Run lint, type and quick, before each commit (a minute)
+
+# Kept as they are unless pyproject.toml asks for others; `make lock UPGRADE=--upgrade` takes the newest ones.
+lock: $(VENV)/tools/bin/pip-compile ## Lock the versions and hashes of what a broker needs (network)
+	@grep '^#' $(LOCK) > $(LOCK).head
+	$(VENV)/tools/bin/pip-compile --quiet $(UPGRADE) --generate-hashes --strip-extras --no-header --no-emit-index-url \
+		--no-emit-trusted-host --no-emit-find-links --extra broker --extra mqtt --output-file $(LOCK) pyproject.toml
+	@cat $(LOCK).head $(LOCK) > $(LOCK).new && mv $(LOCK).new $(LOCK) && rm $(LOCK).head
+
+audit: $(VENV)/tools/bin/pip-compile ## Ask an advisory database about the locked versions (network)
+	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCK)
 
 clean: ## Remove the virtual environment and the caches; the store stays
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

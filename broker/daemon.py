@@ -32,6 +32,8 @@ from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
+from duemq.broker.audit.log import AuditLog
+from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
 from duemq.broker.consume.offsets import OffsetHandlers
 from duemq.broker.consume.pull import PullHandlers
@@ -44,6 +46,8 @@ from duemq.broker.names.registration import Registration
 from duemq.broker.net.admission import Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection, InputBudget
+from duemq.broker.net.connection_limits import LOOK_SECONDS as NEW_SECONDS
+from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import RequestBudget, RequestTime, RequestTurns
@@ -77,6 +81,8 @@ from duemq.broker.tables.locks import QueueLocks
 from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.persister import Persister
 from duemq.broker.tables.topics import Topics
+from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
+from duemq.broker.tls.contexts import TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
 from duemq.broker.waiting.pending import PendingHandlers
 from duemq.broker.waiting.recall import TimerHandlers
@@ -115,6 +121,8 @@ _OTHER_DESCRIPTORS: Final = 64
 STOP_SECONDS: Final = 5.0
 CLEAN_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 1.0
+AUDIT_SECONDS: Final = 5.0
+"""Time between two attempts to write the audit log, where it cannot be written."""
 _SAVE_OFFSETS: Final = "offsets"
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set, so it is read at least this often while a message waits."""
@@ -173,6 +181,7 @@ class Broker:
         try:
             self._bind()
             self._acl_files = self._read_accounts()
+            self._tls = TlsContexts(self.config, self._workers)
         except BaseException:
             self._close_sockets()
             self._workers.stop()
@@ -227,12 +236,14 @@ class Broker:
         self.housekeeping.start()
         if self.registration is not None:
             self.registration.start()
+        self._tls.tell()
         log.info(
             "listening",
             broker=f"{self.config.host}:{self.config.listen_port}",
             name_server=self.config.nameserver_addresses or f"{self.config.host}:{self.config.nameserver_port}",
             vip=f"{self.config.host}:{self.config.listen_port - VIP_PORT_OFFSET}",
             advertised=f"{self.config.advertised_host}:{self.config.listen_port}",
+            tls=self.config.tls_mode,
             store=self.config.store_root,
             seconds=round(time.monotonic() - began, 3),
         )
@@ -278,6 +289,12 @@ class Broker:
             return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
 
         self._limits = limits = Limits(self.settings)
+        self._audit: AuditLog | None = None
+        self._recorder: Recorder | None = None
+        if config.audit:
+            self._audit = AuditLog(self.settings, config.audit_path, self._workers)
+            self._recorder = Recorder(self._audit, real_clock)
+        created = self._recorder.created if self._recorder is not None else _ignore
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(
             self.settings,
@@ -288,8 +305,11 @@ class Broker:
             limits,
             self._register_soon,
             self._policy_changed,
+            created,
         )
-        self.groups = groups = Groups(self.settings, table("subscriptionGroup.json"), real_clock, persister, limits)
+        self.groups = groups = Groups(
+            self.settings, table("subscriptionGroup.json"), real_clock, persister, limits, created
+        )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.nameserver = nameserver = NameServer(
             config.cluster_name,
@@ -386,6 +406,7 @@ class Broker:
         if acl_files is not None:
             authority = PlainAuthority(acl_files)
         guard = Guard(authority, self._topic_of_record, reads) if authority is not None else None
+        self._connection_limits = connection_limits = ConnectionLimits(loop, limits, self._max_connections)
         self.router = router = Router(
             store,
             clock,
@@ -393,9 +414,11 @@ class Broker:
             stats,
             admission,
             reads,
+            limits,
+            connection_limits,
             sync_flush=config.sync_flush,
-            max_connections=self._max_connections,
             guard=guard,
+            recorder=self._recorder,
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(loop, config.max_unread_response_bytes)
@@ -428,6 +451,8 @@ class Broker:
             bridges,
             real_clock,
             clock,
+            limits,
+            router,
             guard,
         )
         staging = Staging(store, levels, timers, config.cluster_name)
@@ -487,11 +512,14 @@ class Broker:
             AuthHandlers(auth.users).register(router)
             router.add_clients(auth.authority)
             auth.users.on_change(self._pulls.polls.check_all)
+        if self._audit is not None:
+            chores.append(Chore("audit", lambda: AUDIT_SECONDS, self._audit.write))
         self._follow_settings()
         self.housekeeping = Housekeeping(
             loop,
             (
                 *chores,
+                Chore("tls", lambda: TLS_LOOK_SECONDS, self._tls.look),
                 Chore(_SAVE_OFFSETS, self._offsets_interval, offsets.save_if_changed),
                 Chore("stats", lambda: SAMPLE_SECONDS, stats.sample),
                 Chore("levels", lambda: REPORT_SECONDS, lambda: levels.report(look(clock))),
@@ -500,6 +528,7 @@ class Broker:
                 Chore("locks", lambda: CLEAN_SECONDS, locks.expire),
                 Chore("brokers", lambda: CLEAN_SECONDS, self.nameserver.expire),
                 Chore("connections", lambda: CLEAN_SECONDS, self._drop_silent),
+                Chore("new connections", lambda: NEW_SECONDS, connection_limits.close_old),
             ),
         )
         self._durability_work.start(reads.step(self._step_durability, self._durability_work.wake))
@@ -626,10 +655,17 @@ class Broker:
         self._workers.start(Background.READS, job.run, lambda error: done())
 
     def _connect(self) -> Connection:
-        return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
+        return Connection(self.router, self._loop, self._budget, self._output, self._request_turns, self._tls)
 
     async def _connect_to(self, address: tuple[str, int]) -> Connection:
-        _, connection = await self._loop.create_connection(self._connect, *address)
+        """Connect to a name server, with TLS if the settings say so."""
+
+        def make() -> Connection:
+            return Connection(
+                self.router, self._loop, self._budget, self._output, self._request_turns, is_outgoing=True
+            )
+
+        _, connection = await self._loop.create_connection(make, *address, ssl=self._tls.client)
         return connection
 
     def _register_now(self) -> asyncio.Future[None] | None:
@@ -674,6 +710,8 @@ class Broker:
             self.offsets.save_now()
         except OSError as error:
             log.error("tables_not_saved", reason=str(error))
+        if self._audit is not None:
+            await self._audit.stop()
 
     async def _hand_over(self) -> None:
         """Leave the files of levels and timers so that Apache's broker can continue with them. duemq itself does not
@@ -740,6 +778,10 @@ class _Waking:
             self._wake()
 
         self._workers.start(lane, work, finished)
+
+
+def _ignore(kind: str, name: str) -> None:
+    """Record nothing."""
 
 
 def _wait(due_ms: int | None, now: Moment) -> float | None:

@@ -6,8 +6,10 @@ BrokerError
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
 │   ├── AclFileError   a file of accounts is wrong: the same at a start; later the old accounts stay
 │   └── AuthStoreError users and policies cannot be read or written: the same
+├── TlsRefused         a connection begins with TLS, or without, and may not
 ├── Refused            a request ends with this response code and remark
-│   └── AccessRefused  because its sender may not do what it asks for
+│   ├── AccessRefused  because its sender may not do what it asks for
+│   └── LimitReached   because of a limit on what clients can make the broker keep or do
 └── NotNow             a request cannot begin now: its connection hands it over again
 """
 
@@ -30,6 +32,10 @@ class AuthStoreError(ConfigError):
     """Users and policies of ACL 2.0 cannot be read or written. The text never has a secret in it."""
 
 
+class TlsRefused(BrokerError):
+    """A connection does not begin as the TLS mode wants."""
+
+
 class RepairError(BrokerError):
     """A store cannot be repaired as requested."""
 
@@ -45,6 +51,14 @@ class Refused(BrokerError):
         super().__init__(remark)
         self.code = code
         self.remark = remark
+
+
+class LimitReached(Refused):
+    """A request beyond a limit. `limit`: the property that is the limit."""
+
+    def __init__(self, limit: str, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.limit = limit
 
 
 class AccessRefused(Refused):

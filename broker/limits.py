@@ -1,8 +1,9 @@
-"""Limits on what clients can make the broker keep. A request beyond a limit is refused with one of RocketMQ's codes and
-a remark that says what to do; what is already kept stays."""
+"""Limits on what clients can make the broker keep and do. A request beyond a limit is refused with one of RocketMQ's
+codes and a remark that says what to do; what is already kept stays. brokerStatus shows how often each was reached."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from duemq.broker.settings.changes import LiveSettings
@@ -18,7 +19,7 @@ MAX_ATTRIBUTES: Final = 100
 MAX_ATTRIBUTES_LENGTH: Final = 32_768
 """Length of all attributes of one topic together, in characters."""
 
-_PROPERTIES: Final = {
+PROPERTIES: Final = {
     "maxGroupsPerConnection": "groups_per_connection",
     "maxHeartbeatEntries": "heartbeat_entries",
     "maxSubscriptionsPerGroup": "subscriptions",
@@ -33,6 +34,11 @@ _PROPERTIES: Final = {
     "maxKVConfigBytes": "kv_bytes",
     "maxRegisteredBrokers": "registered_brokers",
     "maxRegistrationBytes": "registration_bytes",
+    "maxConnections": "connections",
+    "maxConnectionsPerAddress": "connections_per_address",
+    "maxNewConnections": "new_connections",
+    "maxNewConnectionSeconds": "new_connection_seconds",
+    "maxRequestsPerSecond": "requests_per_second",
 }
 
 
@@ -53,11 +59,19 @@ class Limits:
     kv_bytes: int
     registered_brokers: int
     registration_bytes: int
+    connections: int
+    connections_per_address: int
+    new_connections: int
+    new_connection_seconds: int
+    requests_per_second: int
 
     def __init__(self, settings: LiveSettings) -> None:
+        self.reached: Counter[str] = Counter()
+        """How often each limit kept something away since the start, by its property."""
+        self.reached.update(dict.fromkeys(PROPERTIES, 0))
         self._follow(settings.config)
-        settings.on_change(_PROPERTIES, self._follow)
+        settings.on_change(PROPERTIES, self._follow)
 
     def _follow(self, config: BrokerConfig) -> None:
-        for name in _PROPERTIES.values():
+        for name in PROPERTIES.values():
             setattr(self, name, getattr(config, f"max_{name}"))

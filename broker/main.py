@@ -17,7 +17,7 @@ from duemq.broker.bridge_process import BridgeProcess, command_of
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.log_output import keep_standard_descriptors, write_last
-from duemq.broker.settings.config import SECRET, BrokerConfig, Origin, load
+from duemq.broker.settings.config import SECRET, BrokerConfig, Origin, check_exposure, load
 from duemq.broker.systemd import notify
 from duemq.storage.errors import StoreError
 
@@ -74,10 +74,17 @@ def _serve(
                     f"--set {name}=...: every user of this machine sees it; put it into the file of --config"
                 )
         config, ignored, origin = load(config_file, overrides)
+        check_exposure(config)
     except ConfigError as error:
         return EXIT_CONFIG, str(error)
     if ignored:
         log.warning("properties_ignored", properties=ignored)
+    if not config.listens_on_loopback and not config.has_access_control:
+        log.warning(
+            "insecure",
+            address=config.host,
+            help="everybody who can reach the ports may read, change and delete everything: aclEnable=true ends that",
+        )
     if config.host.startswith("127.") and not config.advertised_host.startswith("127."):
         log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
     try:

@@ -14,6 +14,7 @@ from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
 from duemq._net.id_brokers import is_of_none
 from duemq._net.keys import signer_of
+from duemq._net.tls import Tls, context_of
 from duemq._values import checks
 from duemq._values.intervals import Intervals
 from duemq._values.times import Span, Time, span_ms, time_ms
@@ -42,8 +43,8 @@ class Admin:
                 print(message.due_time_ms, message.offset_message_id)
             await admin.cancel(topic="orders", key="4711")
 
-    Arguments: `nameserver`, `codec`, `access_key` and `secret_key` as of `Producer`; `timeout`: for each request to a
-    broker, in seconds. A broker with ten million waiting messages takes about a second to look through them.
+    Arguments: `nameserver`, `codec`, `access_key`, `secret_key` and `tls` as of `Producer`; `timeout`: for each request
+    to a broker, in seconds. A broker with ten million waiting messages takes about a second to look through them.
 
     Methods select by `topic`, `key` (one of a message's keys, or its message id) and time: due from `begin` on and
     before `end`, each a datetime with a time zone or seconds since the epoch. What is None selects by nothing. Brokers
@@ -61,6 +62,7 @@ class Admin:
         timeout: float = 30.0,
         access_key: str | None = None,
         secret_key: str | None = None,
+        tls: Tls = False,
         _intervals: Intervals | None = None,
     ) -> None:
         self._timeout = timeout
@@ -70,6 +72,7 @@ class Admin:
             heartbeat=_heartbeat,
             intervals=_intervals,
             signer=signer_of(access_key, secret_key),
+            tls=context_of(tls),
         )
         self._is_open = False
 

@@ -28,6 +28,7 @@ from duemq._consuming.reader import FIRST, LAST, Start
 from duemq._consuming.subscription import ALL_TAGS
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
+from duemq._net.tls import Tls, context_of
 from duemq._values import checks
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Time, now_ms, time_ms
@@ -80,6 +81,8 @@ class PushConsumer:
     `close_timeout`: how long `close` waits for handlers, in seconds.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
+    `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
+        `ssl.create_default_context(cafile="ca.pem")`.
 
     Raises ArgumentError for arguments that make no sense.
     """
@@ -102,6 +105,7 @@ class PushConsumer:
         codec: Codec = "auto",
         access_key: str | None = None,
         secret_key: str | None = None,
+        tls: Tls = False,
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
         _monotonic: Callable[[], float] = time.monotonic,
@@ -124,6 +128,7 @@ class PushConsumer:
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
             intervals=_intervals or Intervals(),
             signer=signer_of(access_key, secret_key),
+            tls=context_of(tls),
             clock=_clock,
             monotonic=_monotonic,
         )

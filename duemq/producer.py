@@ -21,6 +21,7 @@ from duemq._net.connection import Codec
 from duemq._net.id_brokers import is_of_none
 from duemq._net.keys import signer_of
 from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
+from duemq._net.tls import Tls, context_of
 from duemq._producing.delay import DelaySpec, Plan, make_plan, read_delay_spec
 from duemq._producing.delay_tables import DelayTables
 from duemq._producing.outgoing import Outgoing, compressed, one_key, prepare
@@ -109,6 +110,8 @@ class Producer:
     `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
     `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
+    `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
+        `ssl.create_default_context(cafile="ca.pem")`.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Producer:
         max_body_bytes: int = checks.MAX_BODY_BYTES,
         access_key: str | None = None,
         secret_key: str | None = None,
+        tls: Tls = False,
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
     ) -> None:
@@ -139,6 +143,7 @@ class Producer:
             heartbeat=self._heartbeat,
             intervals=_intervals,
             signer=signer_of(access_key, secret_key),
+            tls=context_of(tls),
         )
         self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
         self._round_robin: dict[str, RoundRobin] = {}

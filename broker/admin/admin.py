@@ -14,7 +14,7 @@ from duemq.broker.admin import runtime_info
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.stats import Stats
 from duemq.broker.consume.long_poll import LongPolls
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -230,7 +230,8 @@ class AdminHandlers:
         check_name(group.group_name)
         most = self._limits.queues_per_topic
         if group.retry_queue_nums > most:
-            raise Refused(
+            raise LimitReached(
+                "maxQueuesPerTopic",
                 ResponseCode.SYSTEM_ERROR,
                 f"retryQueueNums={group.retry_queue_nums}, and maxQueuesPerTopic={most}: use fewer, or raise that "
                 "setting",

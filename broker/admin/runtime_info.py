@@ -11,7 +11,9 @@ from duemq.broker.access.guard import Guard
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
 from duemq.broker.consume.long_poll import LongPolls
+from duemq.broker.limits import Limits
 from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.net.router import Router
 from duemq.broker.settings.changes import LiveSettings
 from duemq.protocol.codes import VERSION, VERSION_NAME
 from duemq.scheduler.levels.service import LevelQueues
@@ -40,6 +42,8 @@ class Sources:
     """The machine's clock."""
     messages_clock: Clock
     """The messages' clock."""
+    limits: Limits
+    router: Router
     guard: Guard | None = None
     """None without access control."""
 
@@ -111,6 +115,12 @@ def collect(sources: Sources) -> dict[str, str]:
         "timerDequeueTps": float(timers.dequeue_tps),
     }
     table |= sources.bridges.status()
+    # duemq's own: connections, what ended some of them, and how often each limit kept something away.
+    connections = sources.router.connections
+    table["connections"] = len(connections)
+    table["connectionsWithTls"] = sum(connection.has_tls for connection in connections)
+    table |= {f"connections{how}": count for how, count in sources.router.ended.items()}
+    table |= {f"limitReached_{name}": count for name, count in sources.limits.reached.items()}
     if sources.guard is not None:
         # duemq's own: requests that were refused since the start, by what was wrong.
         table |= {f"accessRefused_{kind}": sources.guard.refusals[kind] for kind in REFUSALS}

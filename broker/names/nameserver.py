@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from duemq.broker.access.permission import ADMINISTER, LOOK, OPEN
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -228,13 +228,15 @@ class NameServer:
         if old is not None:
             size -= _size(header.namespace, header.key, old)
         if old is None and self._kv_count >= limits.kv_entries:
-            raise Refused(
+            raise LimitReached(
+                "maxKVConfigEntries",
                 ResponseCode.SYSTEM_ERROR,
                 f"there are {self._kv_count} values, and maxKVConfigEntries={limits.kv_entries}: delete some (mqadmin "
                 "deleteKvConfig), or raise that setting",
             )
         if size > max(self._kv_size, limits.kv_bytes):
-            raise Refused(
+            raise LimitReached(
+                "maxKVConfigBytes",
                 ResponseCode.SYSTEM_ERROR,
                 f"all values would have {size} bytes, and maxKVConfigBytes={limits.kv_bytes}: delete some (mqadmin "
                 "deleteKvConfig), or raise that setting",
@@ -306,7 +308,8 @@ class NameServer:
         old = self._brokers.get(key)
         limits = self._limits
         if old is None and len(self._brokers) >= limits.registered_brokers:
-            raise Refused(
+            raise LimitReached(
+                "maxRegisteredBrokers",
                 ResponseCode.SYSTEM_ERROR,
                 f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
                 "that setting, or register elsewhere",
@@ -314,7 +317,8 @@ class NameServer:
         size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)
         more = size - (old.size if old is not None else 0)
         if more > 0 and self._registered + more > limits.registration_bytes:
-            raise Refused(
+            raise LimitReached(
+                "maxRegistrationBytes",
                 ResponseCode.SYSTEM_ERROR,
                 f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
                 f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",

@@ -26,8 +26,10 @@ from typing import Final, Protocol, cast
 
 import structlog
 
+from duemq.broker.errors import TlsRefused
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
+from duemq.broker.net.tls import TlsEnd, TlsServer, check_first_byte
 from duemq.protocol.codes import FLAG_ONEWAY
 from duemq.protocol.errors import FrameError, LocalProtocolError
 from duemq.protocol.frames import codec
@@ -93,7 +95,9 @@ class InputBudget:
         self._waiting: deque[Connection] = deque()
         self._is_scheduled = False
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._short_buffer = self._buffer[:SHORT_READ_BYTES]
+        self.short_buffer = self._buffer[:SHORT_READ_BYTES]
+        """A shorter part of the same buffer. With TLS all reads are short, since the smallest records take a
+        microsecond each to decrypt."""
 
     @property
     def is_crowded(self) -> bool:
@@ -102,7 +106,7 @@ class InputBudget:
 
     def buffer(self) -> memoryview:
         """The buffer of the next read, shared by all connections: its bytes are used before the next read begins."""
-        return self._short_buffer if self._large > READERS else self._buffer
+        return self.short_buffer if self._large > READERS else self._buffer
 
     def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
         """Note that a connection holds `after` bytes, `before` until now. Return a connection to close if all together
@@ -157,6 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         "_handler",
         "_is_held_back",
         "_is_over",
+        "_is_plain",
         "_is_queued",
         "_large",
         "_loop",
@@ -166,6 +171,8 @@ class Connection(asyncio.BufferedProtocol):
         "_position",
         "_reader",
         "_reads",
+        "_tls",
+        "_tls_server",
         "_transport",
         "_turns",
         "_unfinished_bytes",
@@ -174,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         "born_host",
         "host",
         "is_closed",
+        "is_new",
         "last_codec",
         "last_read",
         "peer",
@@ -187,7 +195,12 @@ class Connection(asyncio.BufferedProtocol):
         budget: InputBudget,
         output: OutputBudget,
         turns: RequestTurns,
+        tls: TlsServer | None = None,
+        *,
+        is_outgoing: bool = False,
     ) -> None:
+        """`tls`: decides whether the client may or must use TLS; None for a connection without a decision, such as one
+        that the broker opened, `is_outgoing`."""
         self._handler = handler
         self._loop = loop
         self._budget = budget
@@ -202,6 +215,10 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_to_read = False
         self._reads = True
         self._transport: asyncio.Transport | None = None
+        self._tls_server = tls
+        self._is_plain = tls is None
+        """Whether bytes are read and written as they are."""
+        self._tls: TlsEnd | None = None
         self._backlog: list[Frame] = []
         self._position = 0
         """The number of backlog frames that are handled."""
@@ -218,6 +235,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = ""
         self.born_host = b""
         self.is_closed = False
+        self.is_new = not is_outgoing
+        """Whether none of the client's requests has been handled yet; see `connection_limits`."""
         self.last_codec = JSON
         self.last_read = loop.time()
         """When bytes last arrived, in seconds of the loop's clock."""
@@ -239,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio."""
-        return self._budget.buffer()
+        return self._budget.buffer() if self._is_plain else self._budget.short_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
@@ -250,6 +269,13 @@ class Connection(asyncio.BufferedProtocol):
         self.last_read = self._loop.time()
         if self._is_over:
             return
+        if not self._is_plain:
+            data = self._open(data)
+            if not data:
+                return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
         reader = self._reader
         frames = reader.receive_data(data)
         if reader.buffered != self._unfinished_bytes:
@@ -418,8 +444,37 @@ class Connection(asyncio.BufferedProtocol):
     def drop(self, reason: str) -> None:
         """Close at once with one log line, to free the memory held for this client."""
         self._handler.complain("connection_dropped", self, reason)
+        self.discard()
+
+    def discard(self) -> None:
+        """Close at once, to free the memory held for this client."""
         self.abort()
         self._free_frame()
+
+    # --- see `tls.Owner`
+
+    def decrypted(self, data: bytes) -> None:
+        """Take bytes that were decrypted after their read."""
+        if not self._is_over:
+            self._take(data)
+
+    def end_of_stream(self) -> None:
+        """The client has ended its stream."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.eof_received()
+            self._transport.close()
+
+    def refuse_tls(self, reason: str) -> None:
+        """Close with one log line, because of TLS."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._is_over = True
+            self._handler.complain("tls_refused", self, reason)
+            self._transport.close()
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the client uses TLS."""
+        return self._tls is not None
 
     # ---
 
@@ -458,6 +513,24 @@ class Connection(asyncio.BufferedProtocol):
         """Read on: this connection's turn has come."""
         self._waits_to_read = False
         self._steer()
+
+    def _open(self, data: bytes) -> bytes:
+        """Return what the bytes of a read decrypt to, or the bytes themselves if they turn out to be the first ones of
+        a connection without TLS."""
+        if self._tls is None:
+            if self._transport is None or self._transport.is_closing():
+                return b""
+            assert self._tls_server is not None
+            try:
+                if not check_first_byte(data, self._tls_server.mode):
+                    self._is_plain = True
+                    return data
+            except TlsRefused as error:
+                self.refuse_tls(str(error))
+                return b""
+            self._tls = TlsEnd(self, self._transport, self._tls_server, self._loop, self._turns)
+            self._transport = self._tls.transport
+        return self._tls.receive(data)
 
     def _leave(self, frames: list[Frame], position: int) -> None:
         """Keep the frames from a position on for later."""

@@ -27,10 +27,13 @@ import structlog
 from duemq.broker.access.guard import Guard, SignedDecoder
 from duemq.broker.access.permission import ACCOUNT, Permission
 from duemq.broker.admin.stats import Stats
-from duemq.broker.errors import AccessRefused, NotNow, Refused
+from duemq.broker.audit.recorder import Recorder, is_recorded
+from duemq.broker.errors import AccessRefused, LimitReached, NotNow, Refused
+from duemq.broker.limits import Limits
 from duemq.broker.net.admission import OWN_BYTES, Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.request_turns import IsOver
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -60,6 +63,13 @@ _APPENDS_COMPLAINT_SECONDS: Final = 60.0
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
 """Lines about connections that end: ending one costs the client more than the line costs the broker."""
+_ENDS: Final = {
+    "connection_refused": "Refused",
+    "connection_broken": "Broken",
+    "connection_dropped": "Dropped",
+    "tls_refused": "TlsRefused",
+}
+"""The log lines about connections that end before their time, and what these are counted as."""
 _FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short, so the time is checked only once per this many."""
@@ -67,8 +77,8 @@ _SENDS_A_LOOK: Final = 16
 
 class Route:
     """How requests of one code are decoded and handled. `permission`: what they need, which `guard` checks; without
-    access control there is none. `stages`: the handler stages messages for the log. `reads`: the handler looks into
-    files, see `ColdReads`."""
+    access control there is none. `recorder`: of those that change something. `stages`: the handler stages messages for
+    the log. `reads`: the handler looks into files, see `ColdReads`."""
 
     __slots__ = ("decode_json", "decoder", "handler", "is_async", "permission", "reads", "stages")
 
@@ -81,6 +91,8 @@ class Route:
         *,
         stages: bool = False,
         reads: bool = False,
+        recorder: Recorder | None = None,
+        code: int = 0,
     ) -> None:
         is_guarded = guard is not None and not permission.is_open
         self.decoder = SignedDecoder(header_type) if is_guarded else RequestDecoder(header_type)
@@ -88,6 +100,8 @@ class Route:
         self.is_async = inspect.iscoroutinefunction(handler)
         self.permission = permission
         self.handler = handler if guard is None else guard.guarded(permission, handler, is_async=self.is_async)
+        if recorder is not None and is_recorded(code, permission):
+            self.handler = recorder.recorded(code, self.handler, is_async=self.is_async)
         self.stages = stages
         self.reads = reads
 
@@ -110,15 +124,18 @@ class Router:
         stats: Stats,
         admission: Admission,
         reads: ColdReads,
+        limits: Limits,
+        connection_limits: ConnectionLimits,
         *,
         sync_flush: bool,
-        max_connections: int,
         guard: Guard | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`clock`: the messages' clock. `sync_flush`: whether answers to sends are held until their records are on the
-        disk. `max_connections`: further connections are refused, so that descriptors are left for files. `guard`:
-        checks what requests need; None without access control."""
+        disk. `guard`: checks what requests need; None without access control. `recorder`: records what requests change;
+        None without an audit log."""
         self._guard = guard
+        self._recorder = recorder
         self._log = store.log
         self._appender = store.appender
         self._clock = clock
@@ -137,7 +154,13 @@ class Router:
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
-        self._max_connections = max_connections
+        self._limits = limits
+        self._connection_limits = connection_limits
+        self._refused = 0
+        """Requests that were not handled, of those that `handle` was given: for their sender, or they are not known."""
+        self.ended: Counter[str] = Counter()
+        """How many connections ended before their time, see `_ENDS`."""
+        self.ended.update(dict.fromkeys(_ENDS.values(), 0))
         self._takes_requests = True
         self._refused_sends = 0
         """Refused sends that have not been logged yet."""
@@ -162,7 +185,16 @@ class Router:
         assert code not in self._routes, f"request code {code} has a handler"
         if not isinstance(permission, Permission):
             raise TypeError(f"the handler of request code {code} has no declared permission")
-        self._routes[code] = Route(header_type, permission, handler, self._guard, stages=stages, reads=reads)
+        self._routes[code] = Route(
+            header_type,
+            permission,
+            handler,
+            self._guard,
+            stages=stages,
+            reads=reads,
+            recorder=self._recorder,
+            code=code,
+        )
         start = b'{"code":%d,' % code
         if len(start) > _START_SIZE:
             self._routes_by_long_start[start] = self._routes[code]
@@ -183,17 +215,17 @@ class Router:
     def connection_made(self, connection: Connection) -> None:
         """A client connected."""
         self.connections.add(connection)
-        has_room = len(self.connections) <= self._max_connections
-        if not has_room:
-            reason = f"there are {self._max_connections} connections; more descriptors make room (ulimit -n)"
+        reason = self._connection_limits.admit(connection)
+        if reason is not None:
             self.complain("connection_refused", connection, reason)
-        if not has_room or not self._takes_requests:  # it may have been connecting when the stop began
+        if reason is not None or not self._takes_requests:  # it may have been connecting when the stop began
             connection.stop_reading()
             connection.close()
 
     def connection_lost(self, connection: Connection) -> None:
         """A client is gone."""
         self.connections.discard(connection)
+        self._connection_limits.left(connection)
         self._admission.lost(connection)
         for clients in self._clients:
             clients.connection_lost(connection)
@@ -202,6 +234,60 @@ class Router:
         """See `connection.FrameHandler`."""
         if not connection.takes_answers:
             return position
+        if self._recorder is not None:
+            self._recorder.handling = connection.peer
+        if self._limits.requests_per_second:
+            return self._handle_allowed(connection, frames, position, is_over)
+        if connection.is_new:
+            return self._handle_first(connection, frames, position, is_over)
+        return self._handle(connection, frames, position, is_over)
+
+    def _handle_first(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """Handle frames of a new connection, and note whether one of them was a request that is let in."""
+        self._refused = 0
+        end = self._handle(connection, frames, position, is_over)
+        if end - position > self._refused:
+            self._connection_limits.made_request(connection)
+        return end
+
+    def _handle_allowed(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """Handle frames as far as the connection may make requests in this second, and refuse the rest."""
+        wanted = len(frames) - position
+        allowed = self._connection_limits.allowance(connection, wanted)
+        if allowed:
+            part = frames[: position + allowed] if allowed < wanted else frames
+            handle = self._handle_first if connection.is_new else self._handle
+            end = handle(connection, part, position, is_over)
+            if end < len(part) or allowed == wanted or not connection.takes_answers:
+                self._connection_limits.give_back(connection, len(part) - end)
+                return end
+            position = end
+        for number in range(position, len(frames)):
+            try:
+                answer = self._refuse_now(connection, frames[number])
+            except FrameError as error:
+                connection.refuse(error)
+                return len(frames)
+            if answer is not None:
+                connection.write(answer)
+            if is_over() or not connection.takes_answers:
+                return number + 1
+        return len(frames)
+
+    def _refuse_now(self, connection: Connection, frame: Frame) -> bytes | None:
+        """Refuse a request that is one too many; return the answer. A response is taken. Raises FrameError."""
+        command = codec.decode(frame)
+        if command.flag & FLAG_RESPONSE:
+            connection.take_response(command)
+            return None
+        limit = f"maxRequestsPerSecond={self._limits.requests_per_second}"
+        self._limits.reached["maxRequestsPerSecond"] += 1
+        self.complain("request_refused", connection, f"it has made {limit} requests", code=command.code)
+        remark = f"[REJECTREQUEST]system busy, start flow control for a while: {limit} for each connection"
+        return self._error(command, frame[0], ResponseCode.SYSTEM_BUSY, remark)
+
+    def _handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """Handle frames, see `handle`."""
         answers: list[bytes] = []
         request: Any
         answer: Any
@@ -316,6 +402,7 @@ class Router:
         command = codec.decode(frame)
         connection.last_codec = frame[0]
         if command.flag & FLAG_RESPONSE:
+            self._refused += 1
             connection.take_response(command)
             return None, None, None
         route = self._routes.get(command.code)
@@ -335,6 +422,7 @@ class Router:
                 self._guard.check_unread(connection, command, route.permission if route is not None else ACCOUNT)
             except AccessRefused as refusal:
                 event, reason, code, remark = "access_refused", refusal.reason, refusal.code, refusal.remark
+        self._refused += 1
         self.complain(event, connection, reason, code=command.code)
         return None, None, self._error(command, frame[0], code, remark[:_MAX_REMARK])
 
@@ -380,7 +468,10 @@ class Router:
 
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
         """Return the answer to a request whose handler raised."""
-        if isinstance(error, AccessRefused):
+        if isinstance(error, LimitReached):
+            self._limits.reached[error.limit] += 1
+        elif isinstance(error, AccessRefused):
+            self._refused += 1
             self.complain("access_refused", connection, error.reason, code=request.code)
         elif isinstance(error, ProtocolError):
             self.complain("request_refused", connection, str(error), code=request.code)
@@ -393,6 +484,8 @@ class Router:
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
         """Log a client's error, one line each, up to a number of lines per second and event."""
+        if event in _ENDS:
+            self.ended[_ENDS[event]] += 1
         second = int(self._clock.monotonic())
         if second != self._logged_second:
             for flood, not_logged in self._not_logged.items():
@@ -400,9 +493,7 @@ class Router:
             self._logged_second = second
             self._logged.clear()
             self._not_logged.clear()
-        most = (
-            _MAX_ENDS_LOGGED_A_SECOND if event in ("connection_refused", "connection_broken") else _MAX_LOGGED_A_SECOND
-        )
+        most = _MAX_ENDS_LOGGED_A_SECOND if event in _ENDS else _MAX_LOGGED_A_SECOND
         if self._logged[event] < most:
             self._logged[event] += 1
             log.warning(event, peer=connection.peer, **fields, reason=reason)

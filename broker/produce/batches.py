@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from duemq.broker.access.permission import SEND
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
@@ -100,7 +100,8 @@ class BatchHandlers:
         most = self._limits.batch_messages
         decoded = batch.decode(data, most + 1)
         if len(decoded) > most:
-            raise Refused(
+            raise LimitReached(
+                "maxBatchMessages",
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the batch has more messages than maxBatchMessages={most}: send several, or raise that setting",
             )

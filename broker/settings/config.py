@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,8 @@ MAX_DELAY_LEVELS: Final = 1000
 """The checkpoint's note takes 28 bytes per level, and each level has a queue with files; nobody needs more levels."""
 _TIMER_PRECISION_MS: Final = 1000
 _MAX_REPEATED: Final = 100
+DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
+"""RocketMQ's, which need not exist."""
 
 
 def _setting(
@@ -396,8 +399,70 @@ class BrokerConfig:
         limits=(0, 1 << 40),
         live=True,
     )
+    max_connections: int = _setting(
+        "maxConnections",
+        0,
+        "duemq's own: connections in all, also to the name server inside; 0: as many as the limit of open files allows",
+        limits=(0, 10_000_000),
+        live=True,
+    )
+    max_connections_per_address: int = _setting(
+        "maxConnectionsPerAddress",
+        50_000,
+        "duemq's own: connections from one address; 0: any number",
+        limits=(0, 10_000_000),
+        live=True,
+    )
+    max_new_connections: int = _setting(
+        "maxNewConnections",
+        10_000,
+        "duemq's own: connections that have not made a request yet, unfinished TLS handshakes included",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_new_connection_seconds: int = _setting(
+        "maxNewConnectionSeconds",
+        30,
+        "duemq's own: seconds until a connection must have made a request that was handled, with access control one "
+        "of an account",
+        limits=(1, 86_400),
+        live=True,
+    )
+    max_requests_per_second: int = _setting(
+        "maxRequestsPerSecond",
+        0,
+        "duemq's own: requests of one connection in a second, and as many at once; further ones are SYSTEM_BUSY; 0: "
+        "any number",
+        limits=(0, 100_000_000),
+        live=True,
+    )
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
+    )
+    insecure: bool = _setting(
+        "insecure",
+        False,
+        "duemq's own: whether to listen beyond loopback without access control (as --insecure)",
+    )
+    audit: bool = _setting(
+        "auditLogEnable", True, "duemq's own: whether to record who changed what, see docs/security.md"
+    )
+    audit_path: str = _setting(
+        "auditLogPath", "", "duemq's own: the newest file of the audit log; default: audit/audit.log in the store"
+    )
+    audit_file_size: int = _setting(
+        "auditLogFileSize",
+        64 * _MIB,
+        "duemq's own: a file of the audit log that has this size is followed by a new one",
+        limits=(4096, 1 << 40),
+        live=True,
+    )
+    audit_files: int = _setting(
+        "auditLogFileNumber",
+        10,
+        "duemq's own: files of the audit log; the oldest one is removed",
+        limits=(1, 10_000),
+        live=True,
     )
     acl: bool = _setting("aclEnable", False, "whether requests need the signature of an account of plain_acl.yml")
     rocketmq_home: str = _setting(
@@ -406,6 +471,48 @@ class BrokerConfig:
         "directory with conf/plain_acl.yml and conf/acl/; by default $ROCKETMQ_HOME, else these are beside the "
         "configuration file",
     )
+    tls_mode: str = _setting(
+        "tls.server.mode",
+        "permissive",
+        "disabled; permissive: clients come with TLS or without; enforcing: with TLS only",
+        choices=("disabled", "permissive", "enforcing"),
+    )
+    tls_config_file: str = _setting(
+        "tls.config.file",
+        DEFAULT_TLS_FILE,
+        "file with the settings below, which count before those here; it is read again when it changes",
+    )
+    tls_test_mode: bool = _setting(
+        "tls.test.mode.enable", True, "without a certificate: whether to make one when the first client wants TLS"
+    )
+    tls_server_certificate: str = _setting(
+        "tls.server.certPath", "", "the broker's certificate chain, in PEM; read again when it changes, as all of these"
+    )
+    tls_server_key: str = _setting("tls.server.keyPath", "", "its key, in PEM")
+    tls_server_key_password: str = _setting("tls.server.keyPassword", "", "the password of the key", secret=True)
+    tls_server_trust: str = _setting(
+        "tls.server.trustCertPath", "", "certificates that clients' have to be signed by; default: the machine's"
+    )
+    tls_need_client_auth: str = _setting(
+        "tls.server.need.client.auth",
+        "none",
+        "whether clients must have a certificate",
+        choices=("none", "optional", "require"),
+    )
+    tls_auth_client: bool = _setting("tls.server.authClient", False, "whether clients' certificates are checked")
+    tls_enable: str = _setting(
+        "tls.enable",
+        "auto",
+        "whether to use TLS with the name servers of namesrvAddr; auto: if tls.server.mode=enforcing",
+        choices=("auto", "true", "false"),
+    )
+    tls_client_certificate: str = _setting("tls.client.certPath", "", "the certificate to show to them, in PEM")
+    tls_client_key: str = _setting("tls.client.keyPath", "", "its key, in PEM")
+    tls_client_key_password: str = _setting("tls.client.keyPassword", "", "the password of the key", secret=True)
+    tls_client_trust: str = _setting(
+        "tls.client.trustCertPath", "", "certificates that theirs have to be signed by; default: the machine's"
+    )
+    tls_auth_server: bool = _setting("tls.client.authServer", False, "whether their certificates are checked")
     authentication: bool = _setting(
         "authenticationEnabled", False, "whether requests need the signature of a user of ACL 2.0 (config/users)"
     )
@@ -459,6 +566,19 @@ class BrokerConfig:
     migrate_auth: bool = _setting(
         "migrateAuthFromV1Enabled", False, "whether a start makes users of the accounts in plain_acl.yml"
     )
+
+    @property
+    def has_access_control(self) -> bool:
+        """Whether requests need an account."""
+        return self.acl or self.authentication
+
+    @property
+    def listens_on_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def sync_flush(self) -> bool:
@@ -519,7 +639,9 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
         values.update(config_text.read(file))
     pinned = {}
     for variable, value in (environment if environment is not None else os.environ).items():
+        # No property has an underscore, and a shell takes no dot in the name of a variable.
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        name = name.replace("_", ".") if name != variable else name
         # Names in capitals are of others: Kubernetes has DUEMQ_SERVICE_HOST for a service that is called duemq.
         if name and name != variable and not name.isupper():
             if name not in FIELDS and name not in UNUSED:
@@ -530,14 +652,14 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator:
-            raise ConfigError(f"--set {override}: write it as NAME=VALUE")
+            raise ConfigError(f"--set {_short(override)}: write it as NAME=VALUE")
         pinned[name.strip()] = value
     values.update(pinned)
     home = (environment if environment is not None else os.environ).get("ROCKETMQ_HOME")
     if home:
         values.setdefault("rocketmqHome", home)
     known, ignored = _sort(values)
-    fields = {FIELDS[name].name: _parse(name, value) for name, value in known.items()}
+    fields = {FIELDS[name].name: parse_value(name, value) for name, value in known.items()}
     return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
 
 
@@ -551,13 +673,25 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
     known, ignored = _sort(values)
     changes = {}
     for name, text in known.items():
-        field, value = FIELDS[name], _parse(name, text)
-        if value == getattr(config, field.name):
+        field, value = FIELDS[name], parse_value(name, text)
+        if value == getattr(config, field.name) and name not in SECRET:  # who guesses one is not told
             continue
         if name not in LIVE:
             raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
         changes[field.name] = value
     return _check(dataclasses.replace(config, **changes)), ignored
+
+
+def check_exposure(config: BrokerConfig) -> None:
+    """Check that nobody is let in without an account from other machines, unless the settings say so. Raises
+    ConfigError."""
+    if config.listens_on_loopback or config.has_access_control or config.insecure:
+        return
+    raise ConfigError(
+        f"bindAddress={config.host} without access control: everybody who can reach the ports could read, change and "
+        "delete everything. Switch access control on (aclEnable=true, with accounts in plain_acl.yml; docs/security.md "
+        "has three lines for it), or say --insecure if the network keeps strangers away"
+    )
 
 
 def limits_of(name: str) -> tuple[int, int]:
@@ -593,7 +727,8 @@ def _nearest(name: str) -> str:
     return f"; did you mean {known[near[0]]}?" if near else ""
 
 
-def _parse(name: str, text: str) -> Any:
+def parse_value(name: str, text: str) -> Any:
+    """Return the value of a property. Raises ConfigError, which repeats no secret."""
     # By hand: msgspec takes 1e3 for an integer, which Java refuses, and its errors do not say what to write instead.
     field = FIELDS[name]
     text = text.strip()
@@ -622,6 +757,11 @@ def _parse(name: str, text: str) -> Any:
 def _fill(config: BrokerConfig) -> BrokerConfig:
     """Fill in values that depend on the machine."""
     changes: dict[str, Any] = {"store_root": os.path.abspath(os.path.expanduser(config.store_root))}
+    changes["audit_path"] = (
+        os.path.abspath(os.path.expanduser(config.audit_path))
+        if config.audit_path
+        else os.path.join(changes["store_root"], "audit", "audit.log")
+    )
     if config.commitlog_directory:
         changes["commitlog_directory"] = os.path.abspath(os.path.expanduser(config.commitlog_directory))
     if not config.broker_name:

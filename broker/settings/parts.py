@@ -14,6 +14,8 @@ from duemq.storage.store import StoreConfig
 
 READ_WHERE_USED: Final = frozenset(
     {
+        "auditLogFileNumber",
+        "auditLogFileSize",
         "autoCreateSubscriptionGroup",
         "brokerPermission",
         "longPollingEnable",

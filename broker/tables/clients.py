@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_EXPRESSION_LENGTH, MAX_NAME_LENGTH, Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import IsOver, RequestTurns
@@ -84,7 +84,8 @@ def check_expression(expression: str | None, most_tags: int) -> None:
         return
     tags = expression.count("||") + 1
     if tags > most_tags:
-        raise Refused(
+        raise LimitReached(
+            "maxTagsPerSubscription",
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"parse the consumer's subscription failed: it has {tags} tags, and maxTagsPerSubscription={most_tags}. "
             "Subscribe to all (*) and filter in the consumer, or raise that setting",
@@ -194,15 +195,18 @@ class Clients:
                 )
         count = len(mine | wanted)
         if count > limits.groups_per_connection:
-            raise _over_limit(
+            raise LimitReached(
+                "maxGroupsPerConnection",
+                ResponseCode.SYSTEM_ERROR,
                 f"{count} groups over one connection, and maxGroupsPerConnection={limits.groups_per_connection}: use "
-                "fewer groups in a process, or raise that setting"
+                "fewer groups in a process, or raise that setting",
             )
         more = sum(self._member(membership) is None for membership in wanted)
         for consumer in data.consumer_data_set or ():
             more += self._check_subscriptions(consumer)
         if more > 0 and self._entries + more > limits.heartbeat_entries:
-            raise Refused(
+            raise LimitReached(
+                "maxHeartbeatEntries",
                 ResponseCode.SYSTEM_BUSY,
                 f"[OVERLOAD]broker busy: {self._entries} members and subscriptions are known, and "
                 f"maxHeartbeatEntries={limits.heartbeat_entries}. Try again later, or raise that setting",
@@ -212,9 +216,11 @@ class Clients:
         """Return how many more entries a group's subscriptions count as after a heartbeat. Raises Refused."""
         subscriptions = consumer.subscription_data_set or ()
         if len(subscriptions) > self._limits.subscriptions:
-            raise _over_limit(
+            raise LimitReached(
+                "maxSubscriptionsPerGroup",
+                ResponseCode.SYSTEM_ERROR,
                 f"the group {consumer.group_name} subscribes to {len(subscriptions)} topics, and "
-                f"maxSubscriptionsPerGroup={self._limits.subscriptions}: use several groups, or raise that setting"
+                f"maxSubscriptionsPerGroup={self._limits.subscriptions}: use several groups, or raise that setting",
             )
         entries = 0
         for subscription in subscriptions:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 import structlog
 
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached
 from duemq.broker.limits import Limits
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.persister import Persister, SavedTable
@@ -39,8 +40,16 @@ class Groups:
     """All consumer groups."""
 
     def __init__(
-        self, settings: LiveSettings, file: ConfigFile, clock: Clock, persister: Persister, limits: Limits
+        self,
+        settings: LiveSettings,
+        file: ConfigFile,
+        clock: Clock,
+        persister: Persister,
+        limits: Limits,
+        created: Callable[[str, str], None],
     ) -> None:
+        """`created`: called with "group" and the name of a group that was created because a client used it."""
+        self._created = created
         self._limits = limits
         self._file = file
         self._clock = clock
@@ -85,6 +94,7 @@ class Groups:
         if group is None and self._settings.config.auto_create_group and is_group_name(name):
             self._check_room(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
             group = self.put(SubscriptionGroupConfig(name))
+            self._created("group", name)
             self._saved.save()
         return group
 
@@ -129,7 +139,8 @@ class Groups:
     def _check_room(self, code: int) -> None:
         limit = self._limits.groups
         if len(self.table) >= limit:
-            raise Refused(
+            raise LimitReached(
+                "maxSubscriptionGroups",
                 code,
                 f"there are {len(self.table)} consumer groups, and maxSubscriptionGroups={limit}: delete some "
                 "(mqadmin deleteSubGroup), or raise that setting",

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached
 from duemq.broker.limits import Limits
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.requests.bodies import MessageQueue
@@ -34,7 +34,8 @@ class QueueLocks:
         wanted = [(group, queue) for queue in queues]
         count = len(locks) + sum(key not in locks for key in wanted)
         if count > max(len(locks), self._limits.queue_locks):
-            raise Refused(
+            raise LimitReached(
+                "maxQueueLocks",
                 ResponseCode.SYSTEM_BUSY,
                 f"[OVERLOAD]broker busy: {len(locks)} queues are locked, and maxQueueLocks={self._limits.queue_locks}. "
                 "Try again later, or raise that setting",

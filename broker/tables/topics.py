@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from duemq.broker.errors import Refused
+from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
@@ -163,9 +163,11 @@ class Topics:
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
+        created: Callable[[str, str], None] = lambda kind, name: None,
     ) -> None:
         """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's timer policy
-        may have changed."""
+        may have changed, `created` with "topic" and the name of a topic that was created because a client used it."""
+        self._created = created
         self._limits = limits
         self._queues = 0
         """The number of queues of all topics together."""
@@ -299,7 +301,9 @@ class Topics:
         self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
         perm = default.config.perm & ~PERM_INHERIT
         kind = default.config.topic_filter_type
-        return self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+        created = self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+        self._created("topic", name)
+        return created
 
     def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """Return the retry or dead-letter topic of a group, creating it if missing. Raises Refused if there are too
@@ -307,7 +311,9 @@ class Topics:
         topic = self.table.get(name)
         if topic is not None:
             return topic
-        return self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+        created = self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+        self._created("topic", name)
+        return created
 
     def put(self, config: TopicConfig) -> Topic:
         """Add or change a topic; durable only after `save`. Raises Refused if there are too many topics or queues."""
@@ -395,14 +401,16 @@ class Topics:
         limits = self._limits
         had = topic.queue_limit if topic is not None else 0
         if topic is None and len(self.table) >= limits.topics:
-            why = f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
+            limit, why = "maxTopics", f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
         elif queues > max(had, limits.queues_per_topic):
+            limit = "maxQueuesPerTopic"
             why = f"{queues} queues, and maxQueuesPerTopic={limits.queues_per_topic}: use fewer"
         elif queues > had and self._queues + queues - had > limits.queues:
+            limit = "maxQueues"
             why = f"{queues} more queues than the {self._queues} there are, and maxQueues={limits.queues}: use fewer"
         else:
             return
-        raise Refused(code, f"{why}, or raise that setting")
+        raise LimitReached(limit, code, f"{why}, or raise that setting")
 
     def _snapshot(self) -> tuple[Table, Written]:
         """Return the table for a write, and the function that, once it is durable, lets its new topics take

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -58,6 +59,7 @@ class MemberConfig:
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
     intervals: Intervals = field(default_factory=Intervals)
     signer: Signer | None = None
+    tls: ssl.SSLContext | None = None
     clock: Clock = now_ms
     monotonic: Callable[[], float] = time.monotonic
     """Seconds, by a clock that nobody sets."""
@@ -119,6 +121,7 @@ class Member:
             on_request=self._request_received,
             intervals=config.intervals,
             signer=config.signer,
+            tls=config.tls,
         )
         self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
         self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
@@ -52,9 +53,11 @@ class Client:
         on_request: OnRequest = lambda command: None,
         intervals: Intervals | None = None,
         signer: Signer | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`signer`: signs each request, those to name servers too."""
+        """`signer`: signs each request, those to name servers too. `tls`: for all connections; None: without TLS."""
         check_codec(codec)
+        self._tls = tls
         self._signer = signer
         self.client_id = f"{socket.gethostname()}@{os.getpid()}#{secrets.token_hex(5)}"
         """Tells this client from all others, among the members of a group above all."""
@@ -147,6 +150,7 @@ class Client:
             on_request=self._on_request,
             timeout=self.intervals.connect_timeout,
             signer=self._signer,
+            tls=self._tls,
         )
 
     async def _open_broker(self, address: str) -> Connection:

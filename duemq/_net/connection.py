@@ -11,9 +11,11 @@ import asyncio
 import logging
 import os
 import re
+import ssl
 from collections.abc import Callable
 from typing import Final, Literal, cast, get_args
 
+from duemq._net.tls import reason_of
 from duemq.errors import ArgumentError, ConnectError, ConnectionLostError, DueMQError, PeerError, RequestTimeoutError
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, RequestCode, ResponseCode
 from duemq.protocol.errors import FrameError, LocalProtocolError
@@ -220,20 +222,30 @@ OnRequest = Callable[[Command], Command | None]
 
 
 async def connect(
-    address: str, *, codec: Codec, on_request: OnRequest, timeout: float, signer: Signer | None = None
+    address: str,
+    *,
+    codec: Codec,
+    on_request: OnRequest,
+    timeout: float,
+    signer: Signer | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Connection:
-    """Open a connection to "host:port". `timeout` in seconds. `signer`: signs each request. Raises ConnectError."""
+    """Open a connection to "host:port". `timeout` in seconds. `signer`: signs each request. `tls`: None: without TLS.
+    Raises ConnectError."""
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):
             _, connection = await loop.create_connection(
-                lambda: Connection(address, codec, on_request, signer), host, port
+                lambda: Connection(address, codec, on_request, signer), host, port, ssl=tls
             )
     except TimeoutError:
         raise ConnectError(address, f"no answer within {timeout:g} s") from None
     except (OSError, ValueError) as error:  # ValueError: a host that is no name
-        raise ConnectError(address, _reason(error)) from None
+        reason = _reason(error)
+        if tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
+            reason = f"it closed the connection during the TLS handshake; does it have TLS? ({reason})"
+        raise ConnectError(address, reason) from None
     return connection
 
 
@@ -256,6 +268,8 @@ def check_codec(codec: Codec) -> None:
 def _reason(error: Exception) -> str:
     """Return the system's own words: asyncio puts addresses and numbers around them, and joins the errors of a host's
     several addresses into a text."""
+    if isinstance(error, ssl.SSLError):
+        return reason_of(error)
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _ERRNO.search(str(error))):
         number = int(found[1])

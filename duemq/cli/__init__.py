@@ -1,7 +1,7 @@
 """The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
-`duemq clock advance`, `duemq user`, `duemq acl`, `duemq mqtt-bridge` with the commands of `mqtt_bridge.cli`,
-`duemq store` with the commands of `broker.repair.cli`, and `duemq spark` with the commands of
-`spark_jobs.cli.commands`.
+`duemq clock advance`, `duemq user`, `duemq acl`, `duemq doctor`, `duemq tls self-signed`, `duemq mqtt-bridge` with the
+commands of `mqtt_bridge.cli`, `duemq store` with the commands of `broker.repair.cli`, and `duemq spark` with the
+commands of `spark_jobs.cli.commands`.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -27,6 +27,8 @@ _ELSEWHERE: Final = {
     "user": ("duemq.cli.users", "user"),
     "acl": ("duemq.cli.users", "acl"),
     "mqtt-bridge": ("duemq.mqtt_bridge.cli", "main"),
+    "doctor": ("duemq.broker.doctor.cli", "doctor"),
+    "tls": ("duemq.broker.tls.cli", "main"),
     "store": ("duemq.broker.repair.cli", "main"),
     "spark": ("duemq.spark_jobs.cli.commands", "main"),
 }
@@ -61,6 +63,8 @@ def main() -> None:
     duemq pending list                   show waiting messages
     duemq user add orders                let a user in, where brokers have access control
     duemq mqtt-bridge --config b.toml    connect an MQTT broker
+    duemq doctor --config broker.conf    check configuration and machine
+    duemq tls self-signed --host NAME    make a certificate
     duemq store repair ./store           make all files beside a store's commitlog anew
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
@@ -78,6 +82,9 @@ def main() -> None:
 )
 @click.option("--store", type=click.Path(path_type=Path), help="Directory of the store; ./data by default.")
 @click.option("--host", help="Address to listen on; 127.0.0.1 by default.")
+@click.option(
+    "--insecure", is_flag=True, help="Listen on it without access control: everybody who can connect may do everything."
+)
 @click.option("--port", type=int, metavar="PORT", help="Port of the broker, and the VIP port two below; 10911.")
 @click.option("--nameserver-port", type=int, metavar="PORT", help="Port of the name server inside; 9876.")
 @click.option(
@@ -98,6 +105,7 @@ def serve(
     config: Path | None,
     store: Path | None,
     host: str | None,
+    insecure: bool,
     port: int | None,
     nameserver_port: int | None,
     settings: tuple[str, ...],
@@ -125,7 +133,7 @@ def serve(
             host=host,
             port=port,
             nameserver_port=nameserver_port,
-            settings=list(settings),
+            settings=[*settings, *(["insecure=true"] if insecure else ())],
             log_format=log_format,
         )
     )

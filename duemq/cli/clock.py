@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from duemq._net.tls import Tls
 from duemq._values.accounts import Keys
 from duemq.cli.keys import account_option
 from duemq.cli.shared import duration, nameserver_option, one_line_errors, run
+from duemq.cli.tls_options import tls_options
 from duemq.testing import TestClock
 
 
@@ -24,15 +26,18 @@ def clock() -> None:
 @click.argument("by", type=duration, metavar="DURATION")
 @nameserver_option
 @account_option
+@tls_options
 @one_line_errors
-def advance(by: int, nameserver: str, account: Keys) -> None:
+def advance(by: int, nameserver: str, account: Keys, tls: Tls) -> None:
     """Move the clock of all brokers of a name server ahead by DURATION (5s, 1h30m, 2d), and print their time: messages
     that are due by then are delivered now. Only clocks of brokers that were started with --set testClock=true can be
     moved; if one broker was started without it, no clock is moved.
     """
 
     async def work() -> None:
-        now = await TestClock(nameserver, access_key=account.access_key, secret_key=account.secret_key).advance(ms=by)
+        now = await TestClock(
+            nameserver, access_key=account.access_key, secret_key=account.secret_key, tls=tls
+        ).advance(ms=by)
         click.echo(f"the brokers' clock says {now:%Y-%m-%d %H:%M:%S}.{now.microsecond // 1000:03d}")
 
     run(work())

@@ -9,6 +9,7 @@ from datetime import datetime
 import click
 
 from duemq._net.connection import Codec
+from duemq._net.tls import Tls
 from duemq._values.accounts import Keys
 from duemq._values.times import now_ms
 from duemq.cli import formatting
@@ -67,6 +68,7 @@ def send(
     as_json: bool,
     nameserver: str,
     account: Keys,
+    tls: Tls,
     codec: Codec,
 ) -> None:
     """Send one message to TOPIC and print its id, its queue and offset, and when it is due.
@@ -88,7 +90,7 @@ def send(
     content = _read_body(body)
 
     async def work() -> None:
-        async with _producer(nameserver, codec, timeout, account) as producer:
+        async with _producer(nameserver, codec, timeout, account, tls) as producer:
             result = await producer.send(
                 topic,
                 content,
@@ -114,7 +116,7 @@ def _read_body(body: str | None) -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys) -> Producer:
+def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls: Tls) -> Producer:
     return Producer(
         nameserver,
         group=GROUP,
@@ -122,6 +124,7 @@ def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys) -> 
         timeout=timeout_ms / 1000,
         access_key=account.access_key,
         secret_key=account.secret_key,
+        tls=tls,
     )
 
 
@@ -169,6 +172,7 @@ def receive(
     as_json: bool,
     nameserver: str,
     account: Keys,
+    tls: Tls,
     codec: Codec,
 ) -> None:
     """Receive messages of TOPIC and print one line for each: when it came, its lateness, [tag], (keys), body.
@@ -197,6 +201,7 @@ def receive(
             codec=codec,
             access_key=account.access_key,
             secret_key=account.secret_key,
+            tls=tls,
         )
         consumer.subscribe(topic, tags)
         async with consumer:
@@ -249,7 +254,9 @@ async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | Non
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
 @client_options
 @one_line_errors
-def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, account: Keys, codec: Codec) -> None:
+def cancel(
+    ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, account: Keys, tls: Tls, codec: Codec
+) -> None:
     """Cancel messages that wait for a time or a delay level, and print the result for each.
 
     ID is the offset_message_id that `duemq send --json` prints. The exit code is 0 if none of the messages will be
@@ -262,7 +269,7 @@ def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, a
     results = dict[str, CancelResult]()
 
     async def work() -> None:
-        async with _producer(nameserver, codec, timeout, account) as producer:
+        async with _producer(nameserver, codec, timeout, account, tls) as producer:
             results.update(await producer.cancel(ids))
 
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from duemq._net.connection import Codec
+from duemq._net.tls import Tls
 from duemq._values.accounts import Keys
 from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq.cli import formatting
@@ -43,13 +44,14 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     @one_line_errors
-    def wrapper(*, nameserver: str, account: Keys, codec: Codec, timeout: int, **options: Any) -> None:
+    def wrapper(*, nameserver: str, account: Keys, tls: Tls, codec: Codec, timeout: int, **options: Any) -> None:
         admin = Admin(
             nameserver,
             codec=codec,
             timeout=timeout / 1000,
             access_key=account.access_key,
             secret_key=account.secret_key,
+            tls=tls,
         )
         command(admin=admin, **options)
 

@@ -16,6 +16,7 @@ import click
 
 from duemq._values.durations import parse_duration
 from duemq.cli.keys import account_option
+from duemq.cli.tls_options import tls_options
 from duemq.errors import ArgumentError, DelayError, DueMQError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def client_options(command: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         help="Codec of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
     )
-    return nameserver_option(account_option(codec(command)))
+    return nameserver_option(account_option(tls_options(codec(command))))
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

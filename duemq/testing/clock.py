@@ -22,6 +22,7 @@ from duemq._net.connection import Connection, connect
 from duemq._net.keys import signer_of
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers
+from duemq._net.tls import Tls, context_of
 from duemq._values.times import span_ms
 from duemq.errors import ArgumentError, error_of
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -32,7 +33,8 @@ __all__ = ["TestClock"]
 
 class TestClock:
     """The clocks of all brokers that a name server knows, moved together. `timeout`: of each request, in seconds.
-    `access_key`, `secret_key`: of an administrator's account, where brokers have access control.
+    `access_key`, `secret_key`: of an administrator's account, where brokers have access control. `tls`: as of
+    `Producer`.
 
     Its methods raise ConnectError where a name server or a broker does not answer or no broker is known,
     NoPermissionError where a broker was started without testClock=true, NotSupportedError where a broker is no duemq
@@ -49,8 +51,10 @@ class TestClock:
         timeout: float = 3.0,
         access_key: str | None = None,
         secret_key: str | None = None,
+        tls: Tls = False,
     ) -> None:
         self._signer = signer_of(access_key, secret_key)
+        self._tls = context_of(tls)
         self._nameserver = nameserver
         self._timeout = timeout
 
@@ -87,7 +91,12 @@ class TestClock:
 
     async def _connect(self, address: str) -> Connection:
         return await connect(
-            address, codec="json", on_request=lambda command: None, timeout=self._timeout, signer=self._signer
+            address,
+            codec="json",
+            on_request=lambda command: None,
+            timeout=self._timeout,
+            signer=self._signer,
+            tls=self._tls,
         )
 
 

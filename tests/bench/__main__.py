@@ -33,6 +33,7 @@ from tests.bench import (
     spark_cases,
     timer_cases,
     timer_growth,
+    tls_cases,
 )
 from tests.bench.brokers import MakeBroker, apache, ours
 from tests.bench.figures import Figures, median, table
@@ -40,6 +41,7 @@ from tests.bench.figures import Figures, median, table
 NAMES = (
     *cases.NAMES,
     *acl_cases.NAMES,
+    *tls_cases.NAMES,
     *level_cases.NAMES,
     *timer_cases.NAMES,
     *pressure_cases.NAMES,
@@ -59,7 +61,14 @@ def main() -> None:
     arguments = parser.parse_args()
     only = arguments.only or [name for name in NAMES if arguments.big or name not in BIG]
     theirs, mine = asyncio.run(run(arguments.rounds, only, tiny=arguments.tiny))
-    print(table({**cases.FIGURES, **acl_cases.FIGURES, **level_cases.FIGURES}, theirs, mine, "Apache 4.9.7"))
+    print(
+        table(
+            {**cases.FIGURES, **acl_cases.FIGURES, **tls_cases.FIGURES, **level_cases.FIGURES},
+            theirs,
+            mine,
+            "Apache 4.9.7",
+        )
+    )
     print(table({**timer_cases.FIGURES, **pressure_cases.FIGURES}, theirs, mine, "Apache 5.3.3"))
     print(table(spark_cases.FIGURES, theirs, mine, "nothing like it"))
     print(table(mqtt_cases.FIGURES, theirs, mine, "Mosquitto only"))
@@ -88,6 +97,7 @@ async def one_broker(
     """Return the figures of some cases for one broker."""
     figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
     figures |= await acl_cases.run(make, directory, acl_cases.TINY if tiny else acl_cases.REAL, only, say)
+    figures |= await tls_cases.run(make, directory, tls_cases.TINY if tiny else tls_cases.REAL, only, say)
     figures |= await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)
     figures |= await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)
     pressure = pressure_cases.TINY if tiny else pressure_cases.REAL

@@ -10,6 +10,7 @@ import itertools
 import math
 import select
 import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -162,9 +163,11 @@ class TimedFrames(Frames):
 class Pipeline:
     """One connection with many requests under way."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket)
         self.sent = self.answered = self.good = 0
         self.pending = memoryview(b"")
         self._rest = b""
@@ -179,7 +182,7 @@ class Pipeline:
         while self.pending:
             try:
                 self.pending = self.pending[self.socket.send(self.pending) :]
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantWriteError):
                 return
 
     def add(self, block: Block) -> None:
@@ -190,7 +193,10 @@ class Pipeline:
 
     def read(self) -> None:
         """Count the answers that have arrived."""
-        received = self.socket.recv(1 << 20)
+        try:
+            received = self.socket.recv(1 << 20)
+        except ssl.SSLWantReadError:
+            return
         if not received:
             raise ConnectionError("the broker closed the connection")
         data = self._rest + received
@@ -209,16 +215,18 @@ def blast(
     connections: int = 4,
     dues: Sequence[int] = (),
     account: tuple[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Blast:
     """Send about `count` messages, a multiple of a block's size, and wait for all answers. With `dues` (also a multiple
-    of a block's size) the messages have timers for these times in turn. `account` signs the requests."""
+    of a block's size) the messages have timers for these times in turn. `account` signs the requests. `tls`: used for
+    the connections."""
     properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01blast\x02"
     timers = [f"TIMER_DELIVER_MS\x01{due}\x02" for due in dues] or [""] * 256
     body = b"x" * size
     frames = [send_frame(topic, n % _QUEUES, n, body, properties + timer, account) for n, timer in enumerate(timers)]
     blocks = [Block(b"".join(frames[at : at + _BLOCK]), _BLOCK) for at in range(0, len(frames), _BLOCK)]
     endless = itertools.chain([Block(frames[0], 1)], itertools.cycle(blocks))
-    return _pipelined(address, itertools.islice(endless, 1 + count // _BLOCK), window, connections)
+    return _pipelined(address, itertools.islice(endless, 1 + count // _BLOCK), window, connections, tls)
 
 
 def blast_delayed(
@@ -230,9 +238,15 @@ def blast_delayed(
         raise RuntimeError(f"{result.failed} delayed sends were refused")
 
 
-def _pipelined(address: tuple[str, int], blocks: Iterator[Block], window: int, connections: int) -> Blast:
+def _pipelined(
+    address: tuple[str, int],
+    blocks: Iterator[Block],
+    window: int,
+    connections: int,
+    tls: ssl.SSLContext | None = None,
+) -> Blast:
     """Write blocks. The first one makes the topic and is written before the clock starts."""
-    everyone = [Pipeline(address) for _ in range(connections)]
+    everyone = [Pipeline(address, tls) for _ in range(connections)]
     _make_topic(everyone[0], next(blocks))
     for connection in everyone:
         connection.socket.setblocking(False)

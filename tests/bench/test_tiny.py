@@ -21,6 +21,7 @@ from tests.bench import (
     spark_cases,
     timer_cases,
     timer_growth,
+    tls_cases,
 )
 from tests.bench.brokers import MakeBroker, apache, ours
 
@@ -51,6 +52,13 @@ async def test_the_case_of_access_control_gives_its_figures(tmp_path: Path) -> N
     figures = await acl_cases.run(ours, tmp_path, acl_cases.TINY, acl_cases.NAMES, said.append)
     assert tuple(said) == acl_cases.NAMES
     assert set(figures) == set(acl_cases.FIGURES)
+
+
+async def test_the_case_of_tls_gives_its_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await tls_cases.run(ours, tmp_path, tls_cases.TINY, tls_cases.NAMES, said.append)
+    assert tuple(said) == tls_cases.NAMES
+    assert set(figures) == set(tls_cases.FIGURES)
 
 
 async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:

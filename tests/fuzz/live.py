@@ -30,6 +30,8 @@ class LiveBroker:
         usual = ["mappedFileSizeCommitLog=67108864", "diskSpaceWarningLevelRatio=1.0"]
         command = [str(Path(sys.executable).with_name("duemq")), "serve", "--store", str(directory / "store")]
         command += ["--host", HOST, "--port", str(self.port), "--nameserver-port", str(self.nameserver_port)]
+        # Clients that never make a request are what these tests are about.
+        command += ["--set", "maxNewConnections=20000", "--set", "maxNewConnectionSeconds=3600"]
         command += ["--log-format", "json"]
         for setting in (*usual, *settings):
             command += ["--set", setting]

@@ -52,7 +52,9 @@ def _write_properties(path: Path, properties: Mapping[str, object]) -> None:
 class ApacheNameServer:
     """Apache's name server alone."""
 
-    def __init__(self, version: str, directory: Path, port: int | None = None) -> None:
+    def __init__(
+        self, version: str, directory: Path, port: int | None = None, java_options: tuple[str, ...] = ()
+    ) -> None:
         self.version = version
         self.directory = directory
         self.port = port or ports.free_port()
@@ -74,6 +76,7 @@ class ApacheNameServer:
                 f"-Duser.home={directory}",
                 "-Xmx256m",
                 *SHORT_LIVED,
+                *java_options,
                 *_OPENS,
                 "-cp",
                 f"{jars}/*",

@@ -417,8 +417,8 @@ def make_client(name: str, directory: Path) -> Client:
     raise ValueError(f"no client {name}; there are {', '.join(CLIENTS)}")
 
 
-def java_client(version: str, directory: Path) -> JavaClient:
-    """Return the Java client of one version, not started."""
+def java_client(version: str, directory: Path, options: tuple[str, ...] = ()) -> JavaClient:
+    """Return the Java client of one version, not started. `options`: further ones of its JVM."""
     classes = install.java_program(version).require() / "classes"
     jars = install.apache(version).require() / "lib"
     command = [
@@ -433,6 +433,7 @@ def java_client(version: str, directory: Path) -> JavaClient:
         # A missing queue or lock is asked for again after one second instead of twenty.
         "-Drocketmq.client.rebalance.waitInterval=1000",
         "-Drocketmq.client.rebalance.minInterval=200",
+        *options,
         "-cp",
         f"{classes}:{jars}/*",
         "duemq.peer.Main",

@@ -173,6 +173,7 @@ class World:
     def _config(self) -> BrokerConfig:
         usual = {
             "storePathRootDir": ROOT,
+            "auditLogEnable": "false",  # its files are the machine's
             "brokerName": "broker-a",
             "mappedFileSizeCommitLog": "131072",
             "mappedFileSizeConsumeQueue": "2000",

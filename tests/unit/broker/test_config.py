@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from duemq.broker import main
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings.config import FIELDS, SECRET, BrokerConfig, load, parse_addresses
 from duemq.broker.settings.rocketmq_properties import UNUSED
@@ -50,6 +51,8 @@ def value_for(name: str) -> str:
     default = field.default
     if name in OTHER_VALUES:
         return OTHER_VALUES[name]
+    if field.metadata["choices"]:
+        return str(next(choice for choice in field.metadata["choices"] if choice != default))
     if isinstance(default, bool):
         return "false" if default else "true"
     if isinstance(default, int):
@@ -66,7 +69,7 @@ def loaded(*settings: str, file: str | None = None, environment: dict[str, str] 
 def test_every_property_is_taken_and_reaches_its_field(name: str) -> None:
     text = value_for(name)
     value = getattr(loaded(f"{name}={text}"), FIELDS[name].name)
-    if name.startswith("storePath"):
+    if name.startswith("storePath") or name == "auditLogPath":
         assert value == str(Path(text).absolute())
     else:
         assert value == (text == "true") if isinstance(value, bool) else str(value) == text
@@ -76,9 +79,24 @@ def test_every_property_is_taken_and_reaches_its_field(name: str) -> None:
 def test_every_property_explains_itself_and_has_limits(name: str) -> None:
     metadata = FIELDS[name].metadata
     assert metadata["help"]
-    assert re.fullmatch(r"[a-zA-Z0-9]+", name)
+    assert re.fullmatch(r"[a-zA-Z0-9.]+", name)
     if isinstance(FIELDS[name].default, int | float) and not isinstance(FIELDS[name].default, bool):
         assert metadata["range"] is not None
+
+
+@pytest.mark.parametrize("name", sorted(SECRET))
+def test_no_secret_is_taken_from_the_command_line(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main.serve(settings=[f"{name}=canary-secret"]) == main.EXIT_CONFIG
+    told = capfd.readouterr().err
+    assert f"--set {name}=...: every user of this machine sees it" in told
+    assert "canary" not in told
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SECRET if name.startswith("tls.")))
+def test_a_password_may_be_in_the_environment(name: str) -> None:
+    config = loaded(environment={f"DUEMQ_{name.replace('.', '_')}": "canary-secret"})
+    assert getattr(config, FIELDS[name].name) == "canary-secret", "a shell takes no dots in names"
+    assert "canary" not in repr(config)
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["range"]])

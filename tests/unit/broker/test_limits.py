@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duemq.broker.errors import ConfigError
-from duemq.broker.limits import _PROPERTIES, MAX_EXPRESSION_LENGTH
+from duemq.broker.limits import MAX_EXPRESSION_LENGTH, PROPERTIES
 from duemq.broker.settings.config import BrokerConfig, load
 from duemq.broker.tables import clients as clients_module
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -56,7 +56,7 @@ async def change(peer: Peer, **values: object) -> None:
 
 def test_limits_have_the_names_of_their_settings() -> None:
     fields = set(BrokerConfig.__dataclass_fields__)
-    assert {f"max_{name}" for name in _PROPERTIES.values()} <= fields
+    assert {f"max_{name}" for name in PROPERTIES.values()} <= fields
 
 
 # --- heartbeats

@@ -138,6 +138,19 @@ def test_what_only_a_start_can_change_is_refused(settings: LiveSettings, name: s
     assert settings.config is old
 
 
+OF_A_START = re.compile(
+    r"(?i)path|dir$|home|host|addr$|^bindAddress|port$|\bbrokerIP|\btls\.|acl|auth|secret|password|account|insecure|clock|mqttBridge|"
+    r"^broker(Name|ClusterName|Id|Role)$|audit.*(Path|Enable)|\.file$"
+)
+"""Names of paths, hosts and ports, of what decides about security, and of the clock."""
+
+
+def test_who_may_change_settings_cannot_change_paths_hosts_ports_security_or_the_clock() -> None:
+    named = {name for name in FIELDS if OF_A_START.search(name)}
+    assert {"storePathRootDir", "bindAddress", "listenPort", "aclEnable", "tls.server.mode", "testClock"} <= named
+    assert named & LIVE == set()
+
+
 def test_only_live_properties_can_be_followed(settings: LiveSettings) -> None:
     with pytest.raises(ValueError, match="listenPort"):
         settings.on_change("listenPort", lambda _: None)

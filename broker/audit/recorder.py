@@ -1,0 +1,261 @@
+"""What is recorded in the audit log: each request that changes something, as an entry, also when it is refused.
+
+    {"time":"2026-11-25T19:30:00.123Z","action":"UPDATE_AND_CREATE_TOPIC","code":17,"account":"administrator",
+     "peer":"10.0.0.5:40000","topic":"orders","fields":{"perm":6,...},"result":0}
+
+`account` is the access key that the request names. A request that was refused for its account or its signature has it
+as the client says, which `result` and `remark` show. An entry never has bodies, values of the name server's key-value
+configuration, secret keys, passwords or signatures: of a header only fields of other names are taken, and of a body
+only what `_of_body` takes. `result` is RocketMQ's response code; "waits" if the answer waits for the disk.
+
+Topics and groups that a send or a heartbeat creates are recorded too. Registrations of brokers, which are repeated all
+the time, are recorded when they change something: a new broker, another address or account, another result.
+
+Refusals that anybody can cause, without an account, are limited to so many entries a second, so that nobody can push
+the others out of the files; an entry says how many were left out.
+
+Keeps invariants 31 and 32 of ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from duemq.broker.access.permission import Permission, Role
+from duemq.broker.audit.log import AuditLog, Entry
+from duemq.broker.errors import AccessRefused, ConfigError, NotNow, Refused
+from duemq.broker.settings import config_text
+from duemq.broker.settings.config import LIVE
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import FrameReader
+from duemq.protocol.requests.headers import Request
+from duemq.storage.clock import Clock
+from duemq.storage.errors import NotInMemory
+
+_CHANGES_WITHOUT_ROLE: Final = frozenset({RequestCode.RECALL_MESSAGE})
+_CHANGES_NOTHING: Final = frozenset({RequestCode.QUERY_DATA_VERSION, RequestCode.REPORT_BRIDGE})
+_MAX_TEXT: Final = 256
+"""Characters of a field, a remark or a name that an entry takes."""
+_MAX_NAMES: Final = 100
+"""Properties that an entry takes."""
+_MAX_REGISTRATIONS: Final = 2000
+MAX_REFUSALS_A_SECOND: Final = 20
+_RESOURCES: Final = (("topic", "topic"), ("consumer_group", "group"), ("group_name", "group"), ("group", "group"))
+"""Fields of headers that name a topic or a group."""
+_SECRET: Final = ("secret", "password", "signature", "value", "credential", "token")
+"""A field whose name has one of these in it is left out."""
+
+Handler = Callable[[Any, Request[Any]], Any]
+
+
+class Peer(Protocol):
+    """A connection, as a source of requests."""
+
+    peer: str
+
+
+def is_recorded(code: int, permission: Permission) -> bool:
+    """Whether requests of a code are recorded: those that only accounts that operate or administer may make, and others
+    that take something back."""
+    if code in _CHANGES_NOTHING:
+        return False
+    return permission.role >= Role.OPERATE or code in _CHANGES_WITHOUT_ROLE
+
+
+class Recorder:
+    """Records the requests of one broker."""
+
+    def __init__(self, log: AuditLog, clock: Clock) -> None:
+        """`clock`: the machine's."""
+        self._log = log
+        self._clock = clock
+        self.handling: str | None = None
+        """The peer whose requests are handled now."""
+        self._registrations: OrderedDict[tuple[str, str], tuple[str, ...]] = OrderedDict()
+        """The last registrations, by broker name and address, with who made them and the result."""
+        self._second = 0
+        self._refusals = 0
+        """Refusals in that second."""
+
+    def recorded(self, code: int, handler: Handler, *, is_async: bool) -> Handler:
+        """Return a handler whose requests are recorded. `handler`: with the check of what requests need."""
+        if is_async:
+
+            def recorded(connection: Any, request: Request[Any]) -> Any:
+                entry = self._begin(code, connection, request)
+                try:
+                    work = handler(connection, request)
+                except Exception as error:
+                    self._end_with(entry, error)
+                    raise
+                return _RecordedWork(work, self._recorded(entry, work))
+
+        else:
+
+            def recorded(connection: Any, request: Request[Any]) -> Any:
+                entry = self._begin(code, connection, request)
+                try:
+                    answer = handler(connection, request)
+                except Exception as error:
+                    self._end_with(entry, error)
+                    raise
+                self._end(entry, answer)
+                return answer
+
+        return recorded
+
+    def created(self, kind: str, name: str) -> None:
+        """A topic or group was created because a client used it."""
+        action = f"{kind}_created"
+        self._log.add({"time": self._now(), "action": action, "peer": self.handling, kind: name[:_MAX_TEXT]})
+
+    # ---
+
+    async def _recorded(self, entry: Entry, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            answer = await work
+        except Exception as error:
+            self._end_with(entry, error)
+            raise
+        self._end(entry, answer)
+        return answer
+
+    def _begin(self, code: int, connection: Peer, request: Request[Any]) -> Entry:
+        """Return the entry of a request, as far as it is known before it is handled. Raises Refused if the log takes no
+        more entries."""
+        if self._log.is_full:
+            raise Refused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"service not available now: the audit log cannot be written: {self._log.why_full}",
+            )
+        fields = getattr(request, "fields", None)
+        entry: Entry = {
+            "time": self._now(),
+            "action": RequestCode(code).name,
+            "code": code,
+            "account": fields.access_key[:_MAX_TEXT] if fields is not None and fields.access_key else None,
+            "peer": connection.peer,
+        }
+        header = _fields(request.header)
+        for name, kind in _RESOURCES:
+            if name in header:
+                entry[kind] = header.pop(name)
+        entry |= _of_body(code, request)
+        if header:
+            entry["fields"] = header
+        return entry
+
+    def _end(self, entry: Entry, answer: Any) -> None:
+        if isinstance(answer, bytes):
+            (frame,) = FrameReader().receive_data(answer)
+            answer = codec.decode(frame)
+        if isinstance(answer, Command):
+            self._add(entry, int(answer.code), answer.remark)
+        else:
+            self._add(entry, "waits", None)
+
+    def _end_with(self, entry: Entry, error: Exception) -> None:
+        if isinstance(error, NotNow | NotInMemory):
+            return  # it is handled again
+        if isinstance(error, AccessRefused):
+            second = int(self._clock.monotonic())
+            if second != self._second:
+                self._tell_left_out()
+                self._second, self._refusals = second, 0
+            self._refusals += 1
+            if self._refusals > MAX_REFUSALS_A_SECOND:
+                return
+            self._add(entry, error.code, error.reason)
+        elif isinstance(error, Refused):
+            self._add(entry, error.code, error.remark)
+        else:
+            self._add(entry, int(ResponseCode.SYSTEM_ERROR), str(error))
+
+    def _tell_left_out(self) -> None:
+        left_out = self._refusals - MAX_REFUSALS_A_SECOND
+        if left_out > 0:
+            self._log.add({"time": self._now(), "action": "refusals_left_out", "count": left_out})
+
+    def _add(self, entry: Entry, result: int | str, remark: str | None) -> None:
+        if entry["code"] == RequestCode.REGISTER_BROKER and not self._is_new(entry, result):
+            return
+        entry["result"] = result
+        if remark and result != ResponseCode.SUCCESS:
+            entry["remark"] = remark[:_MAX_TEXT]
+        self._log.add(entry)
+
+    def _is_new(self, entry: Entry, result: int | str) -> bool:
+        fields = entry.get("fields", {})
+        broker = (str(fields.get("broker_name")), str(fields.get("broker_addr")))
+        host = entry["peer"].rpartition(":")[0]
+        now = (host, str(entry["account"]), str(result))
+        if self._registrations.get(broker) == now:
+            self._registrations.move_to_end(broker)
+            return False
+        self._registrations[broker] = now
+        if len(self._registrations) > _MAX_REGISTRATIONS:
+            self._registrations.popitem(last=False)
+        return True
+
+    def _now(self) -> str:
+        time = datetime.datetime.fromtimestamp(self._clock.now_ms() / 1000, datetime.UTC)
+        return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _RecordedWork(Coroutine[Any, Any, Any]):
+    """A handler's coroutine, recorded. If it is closed before it has begun, because too much is under way, both are."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], recorded: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._recorded = recorded
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._recorded.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See Coroutine."""
+        return self._recorded.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See Coroutine."""
+        return self._recorded.throw(*error)
+
+    def close(self) -> None:
+        """See Coroutine."""
+        self._recorded.close()
+        self._work.close()
+
+
+def _fields(header: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a header that are given and are no secrets."""
+    fields: dict[str, Any] = {}
+    for name in header.__struct_fields__:
+        value = getattr(header, name)
+        if value is None or any(word in name.lower() for word in _SECRET):
+            continue
+        fields[name] = value[:_MAX_TEXT] if isinstance(value, str) else value
+    return fields
+
+
+def _of_body(code: int, request: Request[Any]) -> Entry:
+    """Return what an entry takes of a body: names, and the values of properties that may change."""
+    if code == RequestCode.UPDATE_BROKER_CONFIG:
+        try:
+            values = config_text.parse(bytes(request.body).decode(), "")
+        except (ConfigError, UnicodeDecodeError):
+            return {}
+        names = list(values)[:_MAX_NAMES]
+        return {"settings": {name[:_MAX_TEXT]: values[name][:_MAX_TEXT] if name in LIVE else "..." for name in names}}
+    if code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+        try:
+            return {"group": str(msgspec.json.decode(request.body)["groupName"])[:_MAX_TEXT]}
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
+            return {}
+    return {}

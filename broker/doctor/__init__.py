@@ -1,0 +1,1 @@
+"""`duemq doctor`: looks at a configuration and at the machine, and says what to change."""

@@ -1,0 +1,42 @@
+"""What the checks find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Level(Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """The broker works, but not as safely or as well as it could."""
+    ERROR = "error"
+    """The broker does not start, or is open to everybody."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. `about`: what was looked at, in one or two words. `text`: what is so, a sentence. `help`: what to
+    do, empty if nothing is to be done."""
+
+    level: Level
+    about: str
+    text: str
+    help: str = ""
+
+
+def ok(about: str, text: str) -> Finding:
+    """Return a finding that needs nothing."""
+    return Finding(Level.OK, about, text)
+
+
+def warning(about: str, text: str, help_: str) -> Finding:
+    """Return a warning."""
+    return Finding(Level.WARNING, about, text, help_)
+
+
+def error(about: str, text: str, help_: str) -> Finding:
+    """Return an error."""
+    return Finding(Level.ERROR, about, text, help_)

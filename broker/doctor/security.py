@@ -1,0 +1,222 @@
+"""Checks of what decides about security: who can connect, accounts, certificates, and who may read the files."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from duemq.broker.access import acl_file
+from duemq.broker.doctor.findings import Finding, error, ok, warning
+from duemq.broker.errors import AclFileError, ConfigError
+from duemq.broker.net.tls import TlsMode
+from duemq.broker.settings.config import BrokerConfig, check_exposure
+from duemq.broker.tls import contexts, options
+from duemq.broker.tls.options import Identity
+
+_KNOWN_SECRETS: Final = frozenset({"5Jx0v3n7QmZt2cYw", "b8TqKp4sVd6Lr1Hg", "12345678", "secretkey", "rocketmq"})
+"""Of this project's documentation and of RocketMQ's examples."""
+_SHORT_SECRET: Final = 16
+_RENEW_DAYS: Final = 30
+_OTHERS: Final = stat.S_IRWXO
+
+
+def exposure(config: BrokerConfig) -> Iterator[Finding]:
+    """Look at who can connect, and what protects the broker from them."""
+    about = "exposure"
+    if config.listens_on_loopback:
+        yield ok(about, f"the broker listens on {config.host}, for this machine only")
+        if not config.advertised_host.startswith(("127.", "::1")):
+            yield warning(
+                about,
+                f"clients are told brokerIP1={config.advertised_host}, where the broker does not listen",
+                "set bindAddress=0.0.0.0, with aclEnable=true, or leave brokerIP1 out",
+            )
+        return
+    try:
+        check_exposure(config)
+    except ConfigError:
+        yield error(
+            about,
+            f"bindAddress={config.host} without access control: the broker does not start",
+            "set aclEnable=true and make a plain_acl.yml; docs/security.md shows one",
+        )
+    else:
+        if config.has_access_control:
+            yield ok(about, f"the broker listens on {config.host}, and requests need an account")
+        else:
+            yield warning(
+                about,
+                f"insecure=true: everybody who can reach {config.host} may read, change and delete everything",
+                "set aclEnable=true, unless a firewall keeps all strangers away",
+            )
+    if config.advertised_host.startswith("127."):
+        yield warning(
+            about,
+            f"clients are told brokerIP1={config.advertised_host}, which is their own machine",
+            "set brokerIP1 to this machine's address, as clients see it",
+        )
+
+
+def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
+    """Look at the files of accounts. `file`: the configuration file, beside which they are by default."""
+    about = "accounts"
+    if not config.acl:
+        if not config.has_access_control:
+            yield ok(about, "access control is off")
+        return
+    if not config.rocketmq_home and file is None:
+        yield error(about, "nothing says where plain_acl.yml is", "set rocketmqHome, or use a configuration file")
+        return
+    home = config.rocketmq_home
+    directory = Path(home, "conf") if home else Path(file or "").absolute().parent
+    paths = [path for path in sorted((directory / "acl").rglob("*.y*ml")) if not path.name.startswith((".", "tools."))]
+    paths += [path for path in (directory / "plain_acl.yml",) if path.exists()]
+    if not paths:
+        yield error(about, f"there is no {directory / 'plain_acl.yml'}", "make it; docs/security.md shows one")
+    count, has_administrator = 0, False
+    for path in paths:
+        yield from _permissions("accounts", str(path))
+        try:
+            with open(path, "rb") as opened:
+                content = acl_file.parse(opened.read(acl_file.MAX_BYTES + 1), str(path))
+        except (AclFileError, OSError) as failure:
+            yield error(about, str(failure), "mend the file: the broker does not start with it")
+            continue
+        count += len(content.accounts)
+        for line, text in content.warnings:
+            yield warning(about, f"{path}, line {line}: {text}", "change that line")
+        for entry in content.table.get(acl_file.ACCOUNTS) or []:
+            has_administrator |= bool(entry.get("admin"))
+            secret, key = str(entry.get("secretKey")), entry.get("accessKey")
+            if secret in _KNOWN_SECRETS:
+                yield error(
+                    about,
+                    f"{path}: the secret key of {key} is that of an example, which everybody knows",
+                    "make another: openssl rand -base64 24",
+                )
+            elif len(secret) < _SHORT_SECRET:
+                yield warning(
+                    about,
+                    f"{path}: the secret key of {key} has {len(secret)} characters, which can be tried out",
+                    "make another: openssl rand -base64 24",
+                )
+        for pattern in content.table.get(acl_file.WHITE_LIST) or []:
+            if str(pattern).strip() in ("*", "*.*.*.*"):
+                yield error(
+                    about,
+                    f"{path}: globalWhiteRemoteAddresses has {pattern}: everybody may do everything without an account",
+                    "remove it, or write the addresses that are meant",
+                )
+    if count:
+        yield ok(about, f"{count} accounts in {len(paths)} files")
+    if paths and not has_administrator:
+        yield warning(
+            about, "no account administers", "give one admin: true, for mqadmin and for settings while the broker runs"
+        )
+
+
+def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:
+    """Look at certificates and keys."""
+    about = "TLS"
+    try:
+        known = options.read(config)
+        if known.mode is not TlsMode.DISABLED and (known.server.certificate or known.server.key):
+            contexts.server_context(known)
+        if known.to_name_servers:
+            contexts.client_context(known.client)
+    except ConfigError as failure:
+        yield error(about, str(failure), "mend that: the broker does not start with it")
+        return
+    if known.file is not None and (known.server.password or known.client.password):
+        yield from _permissions(about, known.file)
+    for text in known.warnings:
+        yield warning(about, text, "see docs/security.md")
+    server = known.server
+    if known.mode is TlsMode.DISABLED or not server.certificate:
+        if config.listens_on_loopback:
+            yield ok(about, "the broker has no certificate, and only this machine can connect")
+        else:
+            yield warning(
+                about,
+                "the broker has no certificate: what is sent can be read and changed on the way",
+                "duemq tls self-signed makes one, and says what to configure",
+            )
+        return
+    if known.mode is TlsMode.PERMISSIVE and not config.listens_on_loopback:
+        yield warning(
+            about,
+            "tls.server.mode=permissive: clients may come without TLS, and then all can be read on the way",
+            "set tls.server.mode=enforcing as soon as all clients use TLS",
+        )
+    yield from _permissions(about, server.key)
+    yield from _certificate(server, config.advertised_host, now)
+
+
+def _certificate(identity: Identity, host: str, now: datetime.datetime) -> Iterator[Finding]:
+    about, path = "TLS", identity.certificate
+    try:
+        from cryptography import x509
+    except ModuleNotFoundError:
+        yield warning(about, f"{path} was not looked at", "install the package cryptography")
+        return
+    chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
+    for certificate in chain:
+        until = certificate.not_valid_after_utc
+        name = certificate.subject.rfc4514_string()
+        days = (until - now).days
+        if until <= now or certificate.not_valid_before_utc > now:
+            yield error(
+                about,
+                f"{path}: {name} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to {until:%Y-%m-%d} only",
+                "renew it; the broker takes the new files while it runs",
+            )
+        elif days < _RENEW_DAYS:
+            yield warning(about, f"{path}: {name} expires in {days} days", "renew it; that needs no restart")
+        else:
+            yield ok(about, f"{path}: {name}, valid until {until:%Y-%m-%d}")
+    try:
+        names = chain[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = None
+    known = [*names.get_values_for_type(x509.DNSName)] if names is not None else []
+    known += [str(address) for address in names.get_values_for_type(x509.IPAddress)] if names is not None else []
+    if host not in known:
+        yield warning(
+            about,
+            f"{path} is for {', '.join(known) or 'no name'}, and clients are told brokerIP1={host}: clients that "
+            "compare names, such as duemq's, refuse it",
+            f"make one that has {host} too",
+        )
+
+
+def own_files(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
+    """Look at who may change or read the broker's own files."""
+    if os.geteuid() == 0:
+        yield warning("user", "this is root", "run the broker, and this check, as a user of its own")
+    if file is not None:
+        has_secrets = bool(config.tls_server_key_password or config.tls_client_key_password)
+        yield from _permissions("configuration", file, reads=has_secrets)
+    root = config.store_root
+    if os.path.isdir(root):
+        mode = os.stat(root).st_mode
+        if mode & stat.S_IROTH and mode & stat.S_IXOTH:
+            yield warning("store", f"every user of this machine may read the messages in {root}", f"chmod 700 {root}")
+        if mode & stat.S_IWOTH:
+            yield error("store", f"every user of this machine may write into {root}", f"chmod 700 {root}")
+
+
+def _permissions(about: str, path: str, *, reads: bool = True) -> Iterator[Finding]:
+    """Look at who may write a file, and with `reads` also who may read it."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as failure:
+        yield error(about, f"{path}: {failure.strerror}", "give the file to the broker's user")
+        return
+    if mode & stat.S_IWOTH:
+        yield error(about, f"every user of this machine may write {path}", f"chmod 600 {path}")
+    elif reads and mode & _OTHERS:
+        yield error(about, f"every user of this machine may read {path}, which has secrets", f"chmod 600 {path}")

@@ -1,0 +1,123 @@
+"""Limits on connections: in all, from one address, without a request yet, and on the requests of one in a second.
+
+A connection is new until one of its requests is handled. With access control, a request that is refused for its sender
+does not count, so whoever has no account has `maxNewConnectionSeconds` in all, the TLS handshake included. The broker
+is thus bounded in what those cost who only connect, or begin handshakes and stop.
+
+What is beyond a limit is refused: a connection is closed, with a log line; a request is answered SYSTEM_BUSY.
+
+Keeps invariants 10 and 11 of ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+import structlog
+
+from duemq.broker.limits import Limits
+from duemq.broker.net.connection import Connection
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks for connections that are new for too long."""
+_PEERS_TOLD: Final = 10
+_LOOKED_AT: Final = 1000
+"""Most connections that one look closes; with thousands, others must not wait for that."""
+
+
+class ConnectionLimits:
+    """The connections of one broker, as far as they are limited. Belongs to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, descriptors: int) -> None:
+        """`descriptors`: the most connections for which there are descriptors, beside those for files."""
+        self._loop = loop
+        self._limits = limits
+        self.descriptors = descriptors
+        self._count = 0
+        self._by_host: Counter[str] = Counter()
+        self._new: dict[Connection, float] = {}
+        """New connections, the oldest first, with the loop's time at which they came."""
+        self._buckets: dict[Connection, tuple[float, float]] = {}
+        """For connections whose requests are counted: how many they may make, as of a time of the loop."""
+
+    @property
+    def new(self) -> int:
+        """The number of new connections."""
+        return len(self._new)
+
+    def admit(self, connection: Connection) -> str | None:
+        """Take a connection into account; return why it has to be closed, None if it may stay."""
+        self._count += 1
+        self._by_host[connection.host] += 1
+        limits, reached, why = self._limits, "", None
+        if self._count > self.descriptors:
+            why = f"there are {self.descriptors} connections; more descriptors make room (ulimit -n)"
+            reached = "maxConnections"
+        elif 0 < limits.connections < self._count:
+            reached, why = "maxConnections", f"there are maxConnections={limits.connections} connections"
+        elif 0 < limits.connections_per_address < self._by_host[connection.host]:
+            reached = "maxConnectionsPerAddress"
+            why = f"its address has {reached}={limits.connections_per_address} connections"
+        elif len(self._new) >= limits.new_connections:
+            reached = "maxNewConnections"
+            why = f"{reached}={limits.new_connections} connections have made no request yet"
+        if why is not None:
+            limits.reached[reached] += 1
+            return why
+        if connection.is_new:
+            self._new[connection] = self._loop.time()
+        return None
+
+    def left(self, connection: Connection) -> None:
+        """A connection that was admitted, or refused, is gone."""
+        self._count -= 1
+        self._by_host[connection.host] -= 1
+        if not self._by_host[connection.host]:
+            del self._by_host[connection.host]
+        self._new.pop(connection, None)
+        self._buckets.pop(connection, None)
+
+    def made_request(self, connection: Connection) -> None:
+        """A request of the connection was handled: it is not new any more."""
+        connection.is_new = False
+        self._new.pop(connection, None)
+
+    def close_old(self) -> None:
+        """Close connections that are new for too long."""
+        seconds = self._limits.new_connection_seconds
+        before = self._loop.time() - seconds
+        late: list[Connection] = []
+        for connection, since in self._new.items():
+            if since > before or len(late) >= _LOOKED_AT:
+                break
+            late.append(connection)
+        for connection in late:
+            del self._new[connection]
+            connection.discard()
+        if late:
+            self._limits.reached["maxNewConnectionSeconds"] += len(late)
+            # One line for all: there may be thousands, and a client that only connected has done nothing wrong.
+            peers = [connection.peer for connection in late[:_PEERS_TOLD]]
+            log.info("connections_without_request_closed", count=len(late), peers=peers, seconds=seconds)
+
+    def allowance(self, connection: Connection, wanted: int) -> int:
+        """Return how many of some requests a connection may make now. Those are counted as made."""
+        rate = self._limits.requests_per_second
+        if not rate:
+            return wanted
+        now = self._loop.time()
+        left, since = self._buckets.get(connection, (float(rate), now))
+        left = min(rate, left + (now - since) * rate)
+        allowed = min(wanted, int(left))
+        self._buckets[connection] = (left - allowed, now)
+        return allowed
+
+    def give_back(self, connection: Connection, count: int) -> None:
+        """Requests that `allowance` counted were not handled, and come again."""
+        if count and connection in self._buckets:
+            left, since = self._buckets[connection]
+            self._buckets[connection] = (left + count, since)

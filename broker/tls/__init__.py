@@ -1,0 +1,1 @@
+"""TLS: its settings, its certificates and keys, which are read again when they change, and self-signed ones."""
