@@ -56,11 +56,14 @@ run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Install the peers and run all tests except the soak tests
-	@# Four runs at once: two that use the processors, Spark's, and the tests that mostly wait for brokers and clients.
+test: $(VENV)/.dev ## Install the peers and run all tests except the soak tests
+	@# Four runs at once: two that use the processors, Spark's, and the tests that mostly wait for brokers and clients. The
+	@# unit tests need no peer, so they run while the peers are installed.
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
-	{ run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT); \
+	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
+	$(MAKE) $(VENV)/.oldest-spark peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
+	{ wait_for() { while kill -0 $$1 2>/dev/null; do sleep 1; done; }; wait_for $$unit; \
 	  run storeless $(PYTEST) -p no:cacheprovider $(STORELESS); } & \
 	run machine $(PYTEST) -p no:cacheprovider $(MACHINE) & \
 	run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK) & \

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import os
 import resource
 import socket
@@ -217,10 +216,6 @@ class Broker:
         self.housekeeping.start()
         if self.registration is not None:
             self.registration.start()
-        # All objects that exist now stay: the collector need not look at them again, and rarely finds anything.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(100_000, 50, 50)
         log.info(
             "listening",
             broker=f"{self.config.host}:{self.config.listen_port}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -108,6 +109,10 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, stopped.set)
     await broker.start()
+    # All objects that exist now stay: the collector need not look at them again, and rarely finds anything.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
     bridge = BridgeProcess(command_of(config.mqtt_bridge, log_format)) if config.mqtt_bridge else None
     if bridge is not None:
         bridge.start()

@@ -20,22 +20,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
+    """The version of the installed package."""
+
     from duemq.admin import Admin
     from duemq.consumer import PushConsumer
     from duemq.errors import (
+        AccessDeniedError,
         ArgumentError,
         BodyError,
         BrokerError,
+        BrokerFailureError,
+        BusyError,
         ClosedError,
         ConnectError,
         ConnectionLostError,
         DelayError,
         DueMQError,
+        GroupNotFoundError,
         IllegalOperationError,
+        MessageRejectedError,
+        NoPermissionError,
         NoRouteError,
+        NotFoundError,
         NotSupportedError,
         PeerError,
         RequestTimeoutError,
+        SubscriptionError,
+        TopicNotFoundError,
+        UnavailableError,
     )
     from duemq.messages import (
         CancelResult,
@@ -53,10 +66,13 @@ if TYPE_CHECKING:
     from duemq.producer import Producer
 
 __all__ = [
+    "AccessDeniedError",
     "Admin",
     "ArgumentError",
     "BodyError",
     "BrokerError",
+    "BrokerFailureError",
+    "BusyError",
     "CancelResult",
     "ChangeResult",
     "ChangedMessage",
@@ -67,10 +83,14 @@ __all__ = [
     "DelayError",
     "DueCurve",
     "DueMQError",
+    "GroupNotFoundError",
     "IllegalOperationError",
     "Message",
     "MessageQueue",
+    "MessageRejectedError",
+    "NoPermissionError",
     "NoRouteError",
+    "NotFoundError",
     "NotSupportedError",
     "PeerError",
     "PendingMessage",
@@ -80,6 +100,10 @@ __all__ = [
     "RequestTimeoutError",
     "SendResult",
     "SendStatus",
+    "SubscriptionError",
+    "TopicNotFoundError",
+    "UnavailableError",
+    "__version__",
 ]
 
 _MODULES = {
@@ -100,19 +124,29 @@ _MODULES = {
     ),
     "producer": ("Producer",),
     "errors": (
+        "AccessDeniedError",
         "ArgumentError",
         "BodyError",
         "BrokerError",
+        "BrokerFailureError",
+        "BusyError",
         "ClosedError",
         "ConnectError",
         "ConnectionLostError",
         "DelayError",
         "DueMQError",
+        "GroupNotFoundError",
         "IllegalOperationError",
+        "MessageRejectedError",
+        "NoPermissionError",
         "NoRouteError",
+        "NotFoundError",
         "NotSupportedError",
         "PeerError",
         "RequestTimeoutError",
+        "SubscriptionError",
+        "TopicNotFoundError",
+        "UnavailableError",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -120,6 +154,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 def __getattr__(name: str) -> object:
     """Import a name of the package on first use: `duemq serve`, a command of this package, needs no client."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("duemq")
     if name == "errors":
         return import_module("duemq.errors")
     if name not in _MODULE_OF:

@@ -16,10 +16,10 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Final, Literal, Self, get_args
 
 from duemq._consuming.inbox import Inbox
 from duemq._consuming.member import Member, MemberConfig
@@ -36,7 +36,7 @@ from duemq.messages import MessageQueue, ReceivedMessage
 
 Model = Literal["clustering", "broadcasting"]
 From = Literal["first", "last"] | Time
-Handler = Callable[[ReceivedMessage], Coroutine[Any, Any, object]]
+Handler = Callable[[ReceivedMessage], Awaitable[object]]
 
 MAX_CONCURRENCY: Final = 1000
 
@@ -70,9 +70,9 @@ class PushConsumer:
     `model`: "clustering", or "broadcasting": each member gets all messages. A broadcasting consumer has no retries, and
         its offsets are its own: in memory, or from run to run in `offset_file`.
     `from_`: where to begin with a queue of which the group has no offset yet: "last", behind the messages there are;
-        "first", at the oldest; or at a time, a datetime with a time zone or seconds since the epoch. A topic made
-        after the start is read from its beginning. RocketMQ's brokers have a group that is new to it read a small
-        young queue from its beginning, too, whatever this says.
+        "first", at the oldest; or at a time, a datetime with a time zone or seconds since the epoch. Queues that are
+        newer than the group's first start are read from their beginning. RocketMQ 4.9's brokers have a new group read
+        a young queue, which still has its first messages in memory, from its beginning, too, whatever this says.
     `max_reconsume_times`: after so many retries a message goes to the dead-letter topic, %DLQ% and the group's name.
     `max_cached_messages`, `max_cached_bytes`: so much may be read and unfinished; then reading waits.
     `max_ahead`: so many messages of a queue may be finished beyond one that is not; then reading of that queue waits
@@ -238,7 +238,10 @@ class PushConsumer:
 
     async def _succeeds(self, on_message: Handler, message: ReceivedMessage) -> bool:
         try:
-            await on_message(message)
+            result = on_message(message)
+            if not inspect.isawaitable(result):
+                raise TypeError(f"the handler {on_message!r} returned {result!r} in place of something to await")
+            await result
         except asyncio.CancelledError:
             # Of this worker, by `close`; or only of something that the handler waited for.
             task = asyncio.current_task()
@@ -273,8 +276,8 @@ def _check_options(
     group: str, on_message: Handler | None, model: Model, concurrency: int, offset_file: Path | str | None
 ) -> None:
     checks.check_group(group)
-    if on_message is not None and not _is_async(on_message):
-        raise ArgumentError(f"the handler {on_message!r} is no async function")
+    if on_message is not None and not _may_be_async(on_message):
+        raise ArgumentError(f"the handler {on_message!r} is no async function: write `async def`")
     if model not in get_args(Model):
         raise ArgumentError(f"the model {model!r}; there are {', '.join(get_args(Model))}")
     if not 1 <= concurrency <= MAX_CONCURRENCY:
@@ -283,9 +286,14 @@ def _check_options(
         raise ArgumentError("only a broadcasting consumer keeps its offsets in a file; the broker has the others'")
 
 
-def _is_async(handler: Handler) -> bool:
-    # An object with an async __call__ will do as well.
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+def _may_be_async(handler: Handler) -> bool:
+    """Whether a handler may return something to await: all but a `def` that does not say so in its annotation, which is
+    most likely an `async def` that lacks its first word."""
+    if not callable(handler):
+        return False
+    if not inspect.isroutine(handler) or inspect.iscoroutinefunction(handler) or handler.__name__ == "<lambda>":
+        return True
+    return getattr(handler, "__annotations__", {}).get("return") not in (None, "None")
 
 
 def _read_start(from_: From) -> Start:

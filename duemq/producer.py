@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -29,13 +30,17 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Span, Time, now_ms
 from duemq.errors import (
     ArgumentError,
+    BusyError,
     ClosedError,
+    ConnectError,
+    ConnectionLostError,
     DueMQError,
     NoRouteError,
     NotSupportedError,
     PeerError,
     RequestTimeoutError,
     TopicNotFoundError,
+    UnavailableError,
 )
 from duemq.messages import CancelResult, Message, MessageQueue, SendResult, SendStatus
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -65,6 +70,14 @@ _STATUS: Final = {
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
 
+_NOT_STORED: Final = (ConnectError, UnavailableError, BusyError, NoRouteError)
+"""Failures after which a message is certainly not stored."""
+
+LONGEST_PAUSE: Final = 1.0
+"""The longest pause between two tries of a send, in seconds."""
+
+NAME_SERVERS: Final = "the name servers"
+
 READING_GROUP: Final = "TOOLS_CONSUMER"
 """As whom a producer reads what it has sent: the consumer group that RocketMQ's brokers have for tools."""
 
@@ -90,7 +103,9 @@ class Producer:
     `group`: name of the producer group, as operators see it.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
     `timeout`: for each send with all its tries, in seconds.
-    `retries`: how often a send is tried again at another queue after a failure that may pass.
+    `retries`: how often a send is tried again after a failure at which the message may have been stored. Failures at
+    which it was not, such as a broker that is being restarted, are tried again until the time is up. Another broker is
+    tried at once, the same one after a pause that grows to a second. 0: one try only, whatever happens.
     `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
     `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
@@ -102,7 +117,7 @@ class Producer:
         *,
         group: str = "duemq",
         codec: Codec = "auto",
-        timeout: float = 3.0,
+        timeout: float = 10.0,
         retries: int = 2,
         compress_from_bytes: int | None = 4096,
         max_body_bytes: int = checks.MAX_BODY_BYTES,
@@ -113,7 +128,7 @@ class Producer:
     ) -> None:
         checks.check_group(group)
         self.group = group
-        self._timeout = timeout
+        self._timeout = _check_timeout(timeout)
         self._retries = retries
         self._compress_from_bytes = compress_from_bytes
         self._max_body_bytes = max_body_bytes
@@ -129,6 +144,9 @@ class Producer:
         self._round_robin: dict[str, RoundRobin] = {}
         self._delay_tables = DelayTables(self._client)
         self._keys: UniqueKeys | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failing: set[str] = set()
+        """Addresses to which sends fail now, each of which is logged."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -148,7 +166,7 @@ class Producer:
             # In a thread: it asks the resolver for this host's address, which may take its time.
             keys = await asyncio.to_thread(UniqueKeys)
             await self._client.start()
-            self._keys = keys
+            self._loop, self._keys = asyncio.get_running_loop(), keys
 
     async def close(self) -> None:
         """Say goodbye to the brokers and close the connections; sends under way fail. Does not raise."""
@@ -220,7 +238,7 @@ class Producer:
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key, message_id)
-        limit = timeout or self._timeout
+        limit = self._limit(timeout)
 
         async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
             address, plan = await self._plan(route, chosen, spec, begun)
@@ -261,7 +279,7 @@ class Producer:
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key, None)
-        limit = timeout or self._timeout
+        limit = self._limit(timeout)
 
         async def attempt(route: Route, chosen: MessageQueue) -> str:
             address, plan = await self._plan(route, chosen, spec, begun)
@@ -297,7 +315,7 @@ class Producer:
         body = batch.encode((0, message.body, message.property_text({})) for message in prepared)
         checks.check_body(body, self._max_body_bytes)
         whole = Outgoing(topic, body, 0, {}, "")
-        limit = timeout or self._timeout
+        limit = self._limit(timeout)
 
         async def attempt(route: Route, chosen: MessageQueue) -> list[SendResult]:
             address = _primary(route, chosen)
@@ -373,6 +391,8 @@ class Producer:
         handle of the topic, and what `send` raises; there is one try only.
         """
         self._check_open()
+        if not isinstance(recall_handle, str):
+            raise ArgumentError(f"recall_handle={recall_handle!r}: only a send to a broker with recall gives a handle")
         try:
             handle = recall_handles.decode(recall_handle)
         except RemoteProtocolError:
@@ -383,7 +403,7 @@ class Producer:
         address = _primary(route, MessageQueue(topic, handle.broker_name, 0))
         header = RecallMessage(topic, recall_handle, self.group)
         answer = await self._client.call(
-            address, RequestCode.RECALL_MESSAGE, header, timeout=timeout or self._timeout, expected=_STATUS
+            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=_STATUS
         )
         return typed_header(answer, RecallMessageResponse, address).msg_id
 
@@ -406,7 +426,7 @@ class Producer:
             return {}
         addresses = await self._client.all_brokers()
         found = await asyncio.gather(
-            *(self._cancel_at(address, ids, timeout or self._timeout) for address in addresses), return_exceptions=True
+            *(self._cancel_at(address, ids, self._limit(timeout)) for address in addresses), return_exceptions=True
         )
         results = dict.fromkeys(ids, CancelResult.NEVER_EXISTED)
         for answer in found:
@@ -447,24 +467,71 @@ class Producer:
         retries: int | None = None,
     ) -> T:
         tries = 1 + (self._retries if retries is None else retries)
-        address, failed_broker = "the name servers", None
+        address, failed_broker = NAME_SERVERS, None
+        failures = counted = 0
+        failed: set[str] = set()
+        last: DueMQError | None = None
         try:
             async with asyncio.timeout(timeout):
-                for number in range(tries):
-                    route = await self._client.routes.find_to_send(topic)
-                    chosen = choose(route, failed_broker)
-                    address, failed_broker = _primary(route, chosen), chosen.broker
+                while True:
                     try:
-                        return await attempt(route, chosen)
+                        address = NAME_SERVERS
+                        route = await self._client.routes.find_to_send(topic)
+                        chosen = choose(route, failed_broker)
+                        if chosen.broker not in failed:
+                            address, failed_broker = _primary(route, chosen), chosen.broker
+                            last = None
+                            result = await attempt(route, chosen)
+                            if self._failing:
+                                self._going_on(address)
+                            return result
                     except DueMQError as error:
-                        if not error.retriable or number == tries - 1:
+                        counted += not isinstance(error, _NOT_STORED)
+                        if tries in (1, counted) or not self._may_pass(error, topic):
                             raise
-                        log.warning("sending to %s failed, trying again: %s", chosen, error)
+                        failures += 1
+                        self._complain(address, error)
+                        last = error
+                        if failed_broker is not None:
+                            failed.add(failed_broker)
+                        if failures == 1 and isinstance(error, ConnectionLostError):
+                            # An idle connection that was cut on the way: a new one will do.
+                            failed.clear()
+                            continue
+                        if address is not NAME_SERVERS:
+                            continue
+                    pause = min(self._client.intervals.pause(failures), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+                    await asyncio.sleep(pause)
+                    failed.clear()
         except TimeoutError as error:
             if isinstance(error, DueMQError):
                 raise
-            raise RequestTimeoutError(address, "a send", timeout) from None
-        raise AssertionError("no try at all")
+            if last is None:
+                raise RequestTimeoutError(address, "a send", timeout) from None
+            last.add_note(f"the send was tried {failures} times within {timeout:g} s")
+            raise last from None
+
+    def _may_pass(self, error: DueMQError, topic: str) -> bool:
+        """Whether a send that failed may succeed a little later. A name server that has just started does not know the
+        topics of its brokers yet."""
+        return error.retriable or (isinstance(error, NoRouteError) and self._client.routes.was_found(topic))
+
+    def _complain(self, address: str, error: DueMQError) -> None:
+        """Log that sends to an address fail: once until one succeeds."""
+        if address not in self._failing:
+            self._failing.add(address)
+            log.warning("sends to %s fail and are tried again: %s", address, error)
+
+    def _going_on(self, address: str) -> None:
+        """Log that sends to an address succeed again."""
+        self._failing.discard(NAME_SERVERS)
+        if address in self._failing:
+            self._failing.discard(address)
+            log.warning("sends to %s succeed again", address)
+
+    def _limit(self, timeout: float | None) -> float:
+        """The time limit of a call, in seconds. Raises ArgumentError."""
+        return self._timeout if timeout is None else _check_timeout(timeout)
 
     async def _prepare(
         self,
@@ -503,9 +570,11 @@ class Producer:
         )
 
     def _check_open(self) -> UniqueKeys:
-        """What makes message ids. Raises ClosedError."""
+        """What makes message ids. Raises ClosedError, and ArgumentError in another event loop than that of `start`."""
         if self._closed or self._keys is None:
             raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ArgumentError("the producer was started in another event loop; use one producer for each loop")
         return self._keys
 
     def _chooser(
@@ -550,6 +619,12 @@ class Producer:
 
     def _heartbeat(self, client_id: str) -> HeartbeatData:
         return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])
+
+
+def _check_timeout(timeout: float) -> float:
+    if not timeout > 0:
+        raise ArgumentError(f"timeout={timeout!r}: give seconds, more than 0")
+    return timeout
 
 
 def _primary(route: Route, queue: MessageQueue) -> str:

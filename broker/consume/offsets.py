@@ -53,12 +53,13 @@ class OffsetHandlers:
 
     def query(self, _: Connection, request: Request[QueryConsumerOffset]) -> Answer:
         """Return a group's offset in a queue. A group that has none begins at 0, unless the queue's first messages are
-        so old that they are only on the disk: then the consumer decides by its consumeFromWhere."""
+        so old that they are only on the disk, or the consumer asks for the truth: then it decides by its
+        consumeFromWhere."""
         header = request.header
         offset = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None:
             return response(ResponseCode.SUCCESS, None, OffsetResponse(offset))
-        if self._begins_in_memory(header.topic, header.queue_id):
+        if header.set_zero_if_not_found is not False and self._begins_in_memory(header.topic, header.queue_id):
             return response(ResponseCode.SUCCESS, None, OffsetResponse(0))
         raise Refused(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
 

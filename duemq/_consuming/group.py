@@ -108,8 +108,12 @@ class GroupApi:
         return Pulled(messages, next_offset, fields.max_offset, answer.code == ResponseCode.PULL_OFFSET_MOVED)
 
     async def stored_offset(self, queue: MessageQueue) -> int | None:
-        """The group's consumer offset, or None if it has none yet."""
-        header = QueryConsumerOffset(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        """The group's consumer offset, or None if it has none yet. RocketMQ 4.9 says 0 for a queue whose first messages
+        are still in memory, whether or not the group has an offset there; from 5.0 on and with duemq that is switched
+        off."""
+        header = QueryConsumerOffset(
+            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
+        )
         try:
             return await self._offset(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
         except NotFoundError:

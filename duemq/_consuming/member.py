@@ -24,7 +24,8 @@ from duemq._consuming.subscription import ALL_TAGS, Subscription, make_subscript
 from duemq._net.client import Client, Tasks
 from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec
-from duemq._net.routes import Route
+from duemq._net.routes import Route, Routes
+from duemq._net.single_flight import SingleFlight
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import ClosedError, DueMQError, NoRouteError
@@ -67,6 +68,44 @@ class MemberConfig:
         return self.local_offsets is not None
 
 
+class Starts:
+    """Where a group begins with a queue in which it has no offset yet.
+
+    `start` holds for the queues that a topic has when a group that is new to it begins. A queue that is newer than that
+    is read from its beginning, since its first messages are new to the group: a queue of a topic that was created after
+    the start, or was given more queues, while this member ran or before (the group then has offsets in other queues).
+    """
+
+    def __init__(self, start: Start, routes: Routes, offsets: OffsetStore) -> None:
+        self._start = start
+        self._routes = routes
+        self._offsets = offsets
+        self._old: dict[str, frozenset[MessageQueue]] = {}
+        """By topic: the queues for which `start` holds."""
+        self._looks = SingleFlight[frozenset[MessageQueue]]()
+
+    def begin_without(self, topic: str) -> None:
+        """Note that a topic did not exist at the start."""
+        self._old[topic] = frozenset()
+
+    async def find(self, queue: MessageQueue) -> Start:
+        """Return where to begin with a queue. Raises what the requests for the group's offsets raise."""
+        topic = queue.topic
+        if self._start == FIRST or topic.startswith(RETRY_PREFIX):
+            # A retry is never too old: it waited for this group.
+            return FIRST
+        if topic not in self._old:
+            self._old[topic] = await self._looks.get(topic, lambda: self._look(topic))
+        return self._start if queue in self._old[topic] else FIRST
+
+    async def _look(self, topic: str) -> frozenset[MessageQueue]:
+        queues = (await self._routes.find(topic)).read_queues
+        for each in queues:
+            if await self._offsets.load(each) is not None:
+                return frozenset()
+        return frozenset(queues)
+
+
 class Member:
     """Reads this member's share of the queues into `inbox`."""
 
@@ -86,7 +125,7 @@ class Member:
         self._subscriptions: dict[str, Subscription] = {}
         self._readers: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
         self._allocated: set[str] = set()
-        self._begun_without: set[str] = set()
+        self._starts = Starts(config.start, self._client.routes, self._offsets)
         self._complaints = Complaints(log)
         self._tasks = Tasks()
         self._stopped = False
@@ -168,6 +207,7 @@ class Member:
     # --- rebalance ------------------------------------------------------------------------------------------------
 
     async def _rebalance_forever(self) -> None:
+        intervals, incomplete = self._config.intervals, 0
         while True:
             self._change.clear()
             complete = False
@@ -176,7 +216,9 @@ class Member:
             except Exception:
                 # Whatever it is, the member goes on with the queues it has and looks again.
                 log.exception("cannot rebalance %s", self._config.group)
-            pause = self._config.intervals.rebalance if complete else self._config.intervals.missing_topic
+            # A topic that is about to be created by its first message is found soon.
+            incomplete = 0 if complete else incomplete + 1
+            pause = intervals.rebalance if complete else min(intervals.pause(incomplete), intervals.missing_topic)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._change.wait()
@@ -229,14 +271,13 @@ class Member:
                 self._add(queue)
 
     def _add(self, queue: MessageQueue) -> None:
-        late = queue.topic in self._begun_without
         reader = QueueReader(
             queue,
             api=self._api,
             offsets=self._offsets,
             inbox=self._inbox,
             subscription=lambda: self._subscriptions[queue.topic],
-            start=FIRST if late else self._config.start,
+            start=lambda: self._starts.find(queue),
             broadcasting=self._config.broadcasting,
             intervals=self._config.intervals,
             clock=self._config.clock,
@@ -305,7 +346,7 @@ class Member:
                 await self._client.routes.find(topic)
             except NoRouteError:
                 # Made after this start: its first messages are new even to those who want only new ones.
-                self._begun_without.add(topic)
+                self._starts.begin_without(topic)
 
     def _is_caught_up(self) -> bool:
         return self._allocated >= set(self._subscriptions) and all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
 from duemq._consuming.group import GroupApi, Pulled
@@ -15,7 +15,7 @@ from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
 from duemq.errors import DueMQError
-from duemq.messages import RETRY_PREFIX, MessageQueue, ReceivedMessage
+from duemq.messages import MessageQueue, ReceivedMessage
 
 log = logging.getLogger("duemq.consumer")
 
@@ -45,7 +45,7 @@ class QueueReader:
         offsets: OffsetStore,
         inbox: Inbox,
         subscription: Callable[[], Subscription],
-        start: Start,
+        start: Callable[[], Awaitable[Start]],
         broadcasting: bool,
         intervals: Intervals,
         clock: Clock,
@@ -241,10 +241,10 @@ class QueueReader:
         if stored is not None:
             self._committed = stored
             return stored
-        if self._start == FIRST or self.queue.topic.startswith(RETRY_PREFIX):
-            # A retry is never too old: it waited for this group.
+        start = await self._start()
+        if start == FIRST:
             return await self._api.first_offset(self.queue)
-        if self._start == LAST:
+        if start == LAST:
             return await self._api.end_offset(self.queue)
-        assert isinstance(self._start, int)
-        return await self._api.offset_at(self.queue, self._start)
+        assert isinstance(start, int)
+        return await self._api.offset_at(self.queue, start)

@@ -12,6 +12,7 @@ from typing import Final
 
 from duemq._net.connection import Connection, split_address
 from duemq._net.pool import Pool
+from duemq._net.single_flight import SingleFlight
 from duemq.errors import (
     ArgumentError,
     ConnectError,
@@ -181,17 +182,16 @@ class Routes:
         self._timeout = timeout
         self._routes: dict[str, Route] = {}
         self._fallbacks: dict[str, Route] = {}
-        self._lock = asyncio.Lock()
+        self._found: set[str] = set()
+        self._lookups = SingleFlight[Route]()
 
     async def find(self, topic: str) -> Route:
         """Return the route of an existing topic. Raises NoRouteError, and the errors of the name servers."""
         route = self._routes.get(topic)
         if route is not None:
             return route
-        async with self._lock:
-            if topic not in self._routes:
-                self._routes[topic] = await self._look_up(topic)
-            return self._routes[topic]
+        route = self._routes[topic] = await self._lookups.get(topic, lambda: self._look_up(topic))
+        return route
 
     async def find_to_send(self, topic: str) -> Route:
         """Return the route of a topic, or of the brokers that would create it. Raises NoRouteError, and the errors of
@@ -201,10 +201,14 @@ class Routes:
             try:
                 route = await self.find(topic)
             except NoRouteError:
-                route = await self._find_fallback(topic)
+                route = await self._lookups.get((AUTO_CREATE_TOPIC, topic), lambda: self._find_fallback(topic))
         if not route.write_queues:
             raise NoRouteError(topic, "none of its queues can be written to now")
         return route
+
+    def was_found(self, topic: str) -> bool:
+        """Return whether the topic has had a route since the start."""
+        return topic in self._found
 
     def known(self) -> list[Route]:
         """Return the routes that were looked up."""
@@ -231,7 +235,9 @@ class Routes:
         return route
 
     async def _look_up(self, topic: str) -> Route:
-        return build_route(topic, await self._ask(topic))
+        route = build_route(topic, await self._ask(topic))
+        self._found.add(topic)
+        return route
 
     async def _ask(self, topic: str) -> TopicRoute:
         header = GetRouteInfo(topic=topic, accept_standard_json_only=True)

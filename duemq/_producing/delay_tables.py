@@ -6,13 +6,14 @@ A broker is asked for its settings, and a duemq broker for each topic as well, w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from duemq._net.client import Client, typed_body
 from duemq._net.connection import Connection
+from duemq._net.single_flight import SingleFlight
 from duemq._producing.delay import Delays, DelaySpec, TopicLevels, read_delays, read_topic_levels
 from duemq.errors import BrokerError, NotSupportedError, TopicNotFoundError
 from duemq.protocol.codes import RequestCode
@@ -81,9 +82,10 @@ class Answers(Generic[T]):
 
     def __init__(self, lifetime: float) -> None:
         self.lifetime = lifetime
+        self._questions = SingleFlight[T]()
         self._kept: WeakKeyDictionary[Connection, dict[str, tuple[T, float]]] = WeakKeyDictionary()
 
-    async def get(self, connection: Connection, name: str, ask: Callable[[], Awaitable[T]]) -> T:
+    async def get(self, connection: Connection, name: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The answer that is kept, or a new one. Raises what `ask` does; nothing is kept of the answer then."""
         time = asyncio.get_running_loop().time
         kept = self._kept.setdefault(connection, {})
@@ -94,7 +96,7 @@ class Answers(Generic[T]):
             # Sends in the meantime use the cached answer instead of asking too.
             self.keep(connection, name, answer)
         try:
-            answer = await ask()
+            answer = await self._questions.get((connection, name), ask)
         except BaseException:
             kept.pop(name, None)
             raise

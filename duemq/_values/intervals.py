@@ -26,7 +26,8 @@ class Intervals:
     """Time between reads of the group's members, besides those that a broker's notice causes."""
 
     missing_topic: float = 1.0
-    """Time between look-ups of a subscribed topic that does not exist yet. RocketMQ waits for its next rebalance."""
+    """Longest time between look-ups of a subscribed topic that does not exist yet; the first ones come sooner. RocketMQ
+    waits for its next rebalance."""
 
     commit: float = 5.0
     """Time between commits of offsets."""

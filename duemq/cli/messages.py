@@ -23,6 +23,7 @@ from duemq.cli.shared import (
     print_line,
     run,
     until_signal,
+    with_dates,
 )
 from duemq.consumer import From, PushConsumer
 from duemq.errors import RequestTimeoutError
@@ -51,6 +52,7 @@ from duemq.producer import Producer
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
 @one_line_errors
+@with_dates
 def send(
     topic: str,
     body: str | None,
@@ -78,7 +80,7 @@ def send(
     \b
     duemq send orders '{"id": 7}' --tag paid --key 7
     duemq send reminders 'call back' --in 1h30m
-    duemq send reminders 'happy new year' --at 2031-01-01T00:00
+    duemq send reminders 'good morning' --at TOMORROWT08:30
     duemq send searches 'index 4711' --in 30s --key 4711 --replace
     date | duemq send log --level 3
     """

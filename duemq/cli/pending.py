@@ -16,20 +16,21 @@ from duemq._net.connection import Codec
 from duemq._values.accounts import Keys
 from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq.cli import formatting
-from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run
+from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run, with_dates
 from duemq.errors import RequestTimeoutError
 from duemq.messages import ChangeResult, Changes
 from duemq.protocol.codes import RequestCode
 
 
 @click.group(short_help="Look at messages that wait, and change them.")
+@with_dates
 def pending() -> None:
     """Look at the messages that wait for a time or a delay level, and change them.
 
     \b
     duemq pending list --topic reminders --key 4711
     duemq pending curve --step 10m --steps 24
-    duemq pending cancel --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00
+    duemq pending cancel --topic reminders --from TOMORROW --to DAY-AFTER
 
     Needs duemq brokers, and uses all that the name servers know: messages that wait at a broker that is down are
     neither shown nor changed.
@@ -63,7 +64,9 @@ def selection_options(command: Callable[..., None]) -> Callable[..., None]:
     options = [
         click.option("--topic", help="Messages for this topic."),
         click.option("--key", help="Messages with this key, or message id."),
-        click.option("--from", "begin", type=moment, metavar="TIME", help="Messages due from this time on."),
+        click.option(
+            "--from", "begin", type=moment, metavar="TIME", help="Messages due from this time on, such as 1h from now."
+        ),
         click.option("--to", "end", type=moment, metavar="TIME", help="Messages due before this time."),
     ]
     command = admin_options(command)
@@ -113,6 +116,7 @@ def count(as_json: bool, admin: Admin, **selection: Any) -> None:
 @click.option("--step", type=duration, default="1m", show_default=True, metavar="DURATION", help="Length of a span.")
 @click.option("--steps", type=click.IntRange(1, MOST_STEPS), metavar="N", help="Number of spans; 60 by default.")
 @admin_options
+@with_dates
 def curve(
     topic: str | None,
     begin: datetime | None,
@@ -127,7 +131,7 @@ def curve(
 
     \b
     duemq pending curve --step 1h --steps 24
-    duemq pending curve --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00 --step 30m
+    duemq pending curve --topic reminders --from TOMORROW --to DAY-AFTER --step 30m
     """
     if step < LEAST_STEP_MS:
         raise click.UsageError("a span is 1s or longer")

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import click
@@ -35,13 +35,31 @@ def duration(text: str) -> int:
 
 
 def moment(text: str) -> datetime:
-    """Parse a time on the command line, by this machine's clock unless it names another zone."""
+    """Parse a time on the command line: a date and time, by this machine's clock unless it names another zone, or a
+    duration: `1h` and `+1h` are an hour from now, `-1h` is an hour ago."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
+        pass
+    try:
+        span = timedelta(milliseconds=parse_duration(text[1:] if text[:1] in ("+", "-") else text))
+        return datetime.now().astimezone() + (-span if text.startswith("-") else span)
+    except (ArgumentError, OverflowError):
         raise click.BadParameter(
-            f"{text!r} is no time; write it as 2030-01-31T08:30 or 2030-01-31T08:30:00.250+02:00"
+            f"{text!r} is no time; write it as 2030-01-31T08:30, as 2030-01-31T08:30:00.250+02:00, or as 1h or -1h, "
+            "which is an hour from now or ago"
         ) from None
+
+
+def with_dates(command: Callable[P, None]) -> Callable[P, None]:
+    """Write the dates of tomorrow and of the day after into the examples of a command's help, so that they work for
+    whoever copies them: they replace TOMORROW and DAY-AFTER."""
+    today = datetime.now().astimezone().date()
+    text = command.__doc__ or ""
+    for name, days in (("TOMORROW", 1), ("DAY-AFTER", 2)):
+        text = text.replace(name, (today + timedelta(days=days)).isoformat())
+    command.__doc__ = text
+    return command
 
 
 def origin(text: str) -> From:

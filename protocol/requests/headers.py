@@ -206,6 +206,8 @@ class QueryConsumerOffset(Header):
     consumer_group: str
     topic: str
     queue_id: Int32
+    set_zero_if_not_found: bool | None = None
+    """False: a group without an offset is told so, even where it would begin at 0. Since 5.0."""
 
 
 class UpdateConsumerOffset(Header):

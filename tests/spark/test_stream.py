@@ -22,7 +22,7 @@ from tests.interop.support import eventually
 from tests.peers.clients import java_client, unique
 from tests.peers.messages import Outgoing
 from tests.spark import audit, class_archive, oracle
-from tests.spark.stores import PROPERTIES, Kind, Stores, WrittenStore
+from tests.spark.stores import PROPERTIES, Kind, Stores, WrittenStore, sampled
 from tests.spark.test_queries import ROOT
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
@@ -203,6 +203,7 @@ def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> Non
     assert (int(batches) >= 3, is_same) == (True, "True")
 
 
+@pytest.mark.soak
 def test_the_oldest_spark_ends_before_the_end_not_without_a_word(growing: Growing, tmp_path: Path) -> None:
     """With the oldest Spark, which takes one micro-batch for Trigger.AvailableNow, a stream with a limit ends early and
     says so."""
@@ -285,7 +286,7 @@ def test_schedules_as_a_stream(spark: SparkSession, duemq_store: WrittenStore, t
     assert Stream(spark, duemq_store.path, tmp_path, table="schedules").run() == expected
 
 
-@pytest.mark.parametrize("kind", ["duemq", "apache-4.9.7"])
+@pytest.mark.parametrize("kind", sampled(("duemq", "apache-4.9.7"), ("duemq",)))
 async def test_a_store_is_read_while_a_broker_writes_it(
     spark: SparkSession, stores: Stores, kind: Kind, tmp_path: Path
 ) -> None:

@@ -7,9 +7,9 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiomqtt
 from aiomqtt.types import PahoSocket
@@ -30,9 +30,14 @@ TIMEOUT: Final = 10.0
 """Maximum time for the answers to CONNECT, SUBSCRIBE and UNSUBSCRIBE, in seconds."""
 _MISC_EVERY: Final = 1.0
 """Seconds between two checks whether a ping is due, as in aiomqtt."""
+_UNTOLD_MAXIMUM: Final = 20
+"""Maximum number of messages without acknowledgement with MQTT 3.1.1, whose brokers do not tell their limit. This is
+Mosquitto's default; it acknowledges and drops messages with QoS 2 beyond it."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
 
+
+T = TypeVar("T")
 
 _quiet = logging.getLogger("duemq.mqtt_bridge.paho")
 """paho's messages about lost connections are not shown: the bridge logs one line for each."""
@@ -186,7 +191,8 @@ class Session(aiomqtt.Client):
                 retainHandling=_RETAIN_ONCE if is_once else _RETAIN_NEVER,
             )
         try:
-            codes = await self.subscribe(topic, 0 if options is not None else subscription.qos, options)
+            qos = 0 if options is not None else subscription.qos
+            codes = await self._unless_lost(self.subscribe(topic, qos, options))
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot subscribe to {topic!r}: {error}") from None
         code = codes[0]
@@ -195,9 +201,22 @@ class Session(aiomqtt.Client):
     async def unsubscribe_from(self, topic: str) -> None:
         """End a subscription; `topic` as in `subscribe_to`. Raises MqttConnectionError."""
         try:
-            await self.unsubscribe(topic)
+            await self._unless_lost(self.unsubscribe(topic))
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot unsubscribe from {topic!r}: {error}") from None
+
+    async def _unless_lost(self, call: Coroutine[Any, Any, T]) -> T:
+        """Wait for an answer, but not when the connection is lost, which aiomqtt does not notice while it waits. Raises
+        MqttConnectionError."""
+        calling = asyncio.create_task(call)
+        try:
+            await asyncio.wait((calling, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                raise MqttConnectionError(self._lost.result())
+            return await calling
+        finally:
+            calling.cancel()
+            await asyncio.wait((calling,))
 
     def _flush(self) -> None:
         if self._out:
@@ -218,7 +237,7 @@ class Session(aiomqtt.Client):
         self.is_present = flags.session_present
         found = {} if properties is None else {str(name): value for name, value in vars(properties).items()}
         self.limits = ServerLimits(
-            receive_maximum=found.get("ReceiveMaximum", packets.MAX_PACKET_IDS),
+            receive_maximum=found.get("ReceiveMaximum", packets.MAX_PACKET_IDS if self.is_v5 else _UNTOLD_MAXIMUM),
             maximum_qos=found.get("MaximumQoS", 2),
             retain=found.get("RetainAvailable", 1) == 1,
             packet_bytes=found.get("MaximumPacketSize", packets.MAX_REMAINING),
@@ -239,6 +258,10 @@ class Session(aiomqtt.Client):
             self._lost.set_result(self._why_broken or why)
         self._drained.set()
         super()._on_disconnect(client, userdata, flags, reason_code, properties)
+        if not self._connected.done():
+            # aiomqtt would wait for the CONNACK.
+            self._connected.set_exception(aiomqtt.MqttError(self._lost.result()))
+            self._connected.exception()  # looked at, also where nobody waits any more
         if self._disconnected.done() and not self._disconnected.cancelled():
             self._disconnected.exception()  # retrieved here, since `wait_lost` reports it
 

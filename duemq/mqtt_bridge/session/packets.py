@@ -26,6 +26,7 @@ FIRST_ERROR: Final = 0x80
 """Reason codes from this one on are errors: the message was not taken."""
 IMPLEMENTATION_ERROR: Final = 0x83
 NOT_AUTHORIZED: Final = 0x87
+QUOTA_EXCEEDED: Final = 0x97
 
 MAX_PACKET_IDS: Final = 65_535
 MAX_REMAINING: Final = 268_435_455

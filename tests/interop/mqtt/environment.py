@@ -128,7 +128,8 @@ class World:
             more.update(clean_start=False, properties=properties)
         elif name is not None:
             more.update(clean_session=False)
-        return aiomqtt.Client(HOST, self.mosquitto.port, protocol=protocol, identifier=name, timeout=30, **more)
+        more.setdefault("timeout", 30)
+        return aiomqtt.Client(HOST, self.mosquitto.port, protocol=protocol, identifier=name, **more)
 
     def producer(self) -> Producer:
         return Producer(self.broker.nameserver)

@@ -191,8 +191,11 @@ async def test_a_group_may_be_kept_from_broadcasting(peer: Peer, topic: str) -> 
 # --- offsets of groups
 
 
-async def query(peer: Peer, group: str, topic: str, queue_id: int = 0) -> int | None:
-    answer = await peer.ask(request(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffset(group, topic, queue_id)))
+async def query(
+    peer: Peer, group: str, topic: str, queue_id: int = 0, *, set_zero_if_not_found: bool | None = None
+) -> int | None:
+    header = QueryConsumerOffset(group, topic, queue_id, set_zero_if_not_found)
+    answer = await peer.ask(request(RequestCode.QUERY_CONSUMER_OFFSET, header))
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return None
     assert answer.code == 0
@@ -211,6 +214,13 @@ async def test_a_committed_offset_is_told(peer: Peer, topic: str) -> None:
     assert await query(peer, "g", topic) == 7
     assert await query(peer, "g", topic, 1) == 3
     assert await query(peer, "h", topic) == 0
+
+
+async def test_a_group_without_an_offset_is_told_so_if_it_asks(peer: Peer, topic: str) -> None:
+    assert await query(peer, "g", topic, set_zero_if_not_found=True) == 0
+    assert await query(peer, "g", topic, set_zero_if_not_found=False) is None
+    await peer.ask(commit("g", topic, 0, 0))
+    assert await query(peer, "g", topic, set_zero_if_not_found=False) == 0
 
 
 async def test_a_pull_commits_only_where_it_says_so(peer: Peer, topic: str) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from datetime import datetime, timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duemq import cli
+from duemq.cli.shared import moment
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
@@ -571,3 +573,15 @@ def test_every_option_is_explained(command: str) -> None:
 
 def test_the_version_is_told() -> None:
     assert "duemq" in CliRunner().invoke(cli.main, ["--version"]).stdout
+
+
+def test_a_time_may_be_given_as_a_distance_from_now() -> None:
+    begin = datetime.now().astimezone()
+    in_an_hour, also, an_hour_ago = moment("1h"), moment("+1h"), moment("-1h")
+    spent = datetime.now().astimezone() - begin
+    for found, span in ((in_an_hour, 1), (also, 1), (an_hour_ago, -1)):
+        assert timedelta(0) <= found - begin - timedelta(hours=span) <= spent
+    assert moment("2030-01-31T08:30+02:00") == datetime.fromisoformat("2030-01-31T08:30+02:00")
+    for wrong in ("", "-", "1", "tomorrow", "--1h", "+-1h", "9999999999999d"):
+        with pytest.raises(click.BadParameter, match="is no time"):
+            moment(wrong)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -572,6 +574,28 @@ async def test_a_new_group_begins_where_it_is_told(
         assert broker.requests_of(code)[0].ext["timestamp"] == "1700000000000"
 
 
+async def test_a_new_group_asks_whether_it_has_offsets_and_not_for_zero(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker, from_="last") as consumer:
+        await consumer.caught_up()
+    assert broker.requests_of(RequestCode.QUERY_CONSUMER_OFFSET)[0].ext["setZeroIfNotFound"] == "false"
+    assert broker.offsets["g", "demo", 0] == 1
+
+
+@pytest.mark.parametrize("from_", ["last", 4_000_000_000])
+async def test_a_queue_that_is_newer_than_the_group_is_read_from_its_beginning(broker: FakeBroker, from_: Any) -> None:
+    broker.topics["demo"] = 2
+    broker.offsets["g", "demo", 0] = 0
+    await broker.store("demo", b"added while the group was away", queue_id=1)
+    async with make_consumer(broker, from_=from_) as consumer:
+        assert bodies(await take(consumer, 1)) == [b"added while the group was away"]
+        broker.topics["demo"] = 3
+        await broker.store("demo", b"added now", queue_id=2)
+        await consumer._member._client.routes.refresh()
+        broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        assert bodies(await take(consumer, 1)) == [b"added now"]
+
+
 async def test_a_known_group_goes_on_where_it_was(broker: FakeBroker) -> None:
     await broker.store("demo", b"a", b"b", b"c")
     broker.offsets["g", "demo", 0] = 2
@@ -751,16 +775,45 @@ class Handler:
         pass
 
 
-@pytest.mark.parametrize("handler", [None, async_handler, Handler()])
-def test_handlers_are_async(handler: Callable[..., Any] | None) -> None:
-    PushConsumer("g", handler)
+def says_it_is_async(message: ReceivedMessage) -> Awaitable[None]:
+    return async_handler(message)
+
+
+def sync_handler(_: ReceivedMessage) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [None, async_handler, Handler(), says_it_is_async, lambda each: async_handler(each), AsyncMock()],  # noqa: PLW0108
+)
+async def test_a_handler_returns_what_can_be_awaited(broker: FakeBroker, handler: Callable[..., Any] | None) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker, handler) as consumer:
+        if handler is None:
+            await (await consumer.receive()).ack()
+        await consumer.caught_up()
+    assert not broker.requests_of(BACK)
+
+
+@pytest.mark.parametrize("handler", [lambda message: None, functools.partial(sync_handler)])
+async def test_a_handler_that_returns_nothing_to_await_has_failed(
+    broker: FakeBroker, handler: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker, handler) as consumer:
+        await consumer.caught_up()
+    assert len(broker.requests_of(BACK)) == 1
+    assert "returned None in place of something to await" in caplog.text
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"group": "a b"},
-        {"on_message": lambda message: None},
+        {"on_message": sync_handler},
+        {"on_message": print},
+        {"on_message": "handler"},
         {"model": "both"},
         {"concurrency": 0},
         {"concurrency": 1001},

@@ -25,6 +25,7 @@ from duemq import (
     Producer,
     RequestTimeoutError,
     SendStatus,
+    UnavailableError,
 )
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -34,7 +35,7 @@ from duemq.protocol.requests import bodies, recall_handle
 from duemq.protocol.requests.bodies import BrokerData
 from duemq.protocol.requests.headers import OffsetResponse, RecallMessageResponse, SendMessageResponse
 from tests.unit.duemq.conftest import INTERVALS
-from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, success
+from tests.unit.duemq.fake import NOW_MS, FakeBroker, FakeConnection, Request, failure, sent, success
 
 SEND = RequestCode.SEND_MESSAGE_V2
 CONFIG = RequestCode.GET_BROKER_CONFIG
@@ -361,10 +362,85 @@ async def test_a_failure_that_may_pass_is_tried_again_with_the_same_id(
 
 
 async def test_after_all_tries_the_last_failure_is_raised(broker: FakeBroker, producer: Producer) -> None:
-    broker.on(SEND, failure(2), failure(14, "disk full"))
-    with pytest.raises(BrokerError, match="disk full"):
+    broker.on(SEND, failure(16), failure(1, "disk broken"))
+    with pytest.raises(BrokerError, match="disk broken"):
         await producer.send("demo", b"x")
     assert len(sends(broker)) == 3
+
+
+async def test_a_broker_that_stored_nothing_is_tried_until_the_time_is_up(
+    broker: FakeBroker, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.on(SEND, *[failure(14, "shutting down")] * 3, *[failure(2)] * 3, sent("ID", 0, 7))
+    results = await asyncio.gather(*(producer.send("demo", b"x") for _ in range(5)))
+    assert [each.queue_offset for each in results] == [7] * 5
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "sends to 127.0.0.1",
+        "sends to 127.0.0.1",
+    ], "one line when it begins, one when it is over"
+    broker.on(SEND, failure(14, "disk full"))
+    slow = Producer(broker.address, _intervals=replace(INTERVALS, first_pause=10.0, longest_pause=10.0))
+    async with slow:
+        with pytest.raises(UnavailableError, match="disk full") as caught:
+            await slow.send("demo", b"x", timeout=0.2)
+    assert caught.value.__notes__ == ["the send was tried 1 times within 0.2 s"]
+
+
+async def test_a_restart_costs_latency_and_no_errors(broker: FakeBroker, producer: Producer) -> None:
+    """Broker and name server are away, and the name server comes back without the topic first."""
+    await producer.send("demo", b"x")
+    port = broker.server.sockets[0].getsockname()[1]
+    broker.server.close()
+    broker.cut()
+    sending = asyncio.gather(*(producer.send("demo", b"%d" % number) for number in range(50)))
+    while not producer._failing:
+        await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    broker.server = await loop.create_server(lambda: FakeConnection(broker), "127.0.0.1", port)
+    assert len(await sending) == 50
+
+
+async def test_a_topic_that_was_found_may_be_unknown_for_a_while(broker: FakeBroker, producer: Producer) -> None:
+    broker.auto_create = False
+    broker.topics["demo"] = 4
+    await producer.send("demo", b"x")
+    del broker.topics["demo"]
+    await producer._client.routes.refresh()
+    sending = asyncio.create_task(producer.send("demo", b"y"))
+    await broker.until(lambda: len(broker.requests_of(RequestCode.GET_ROUTEINFO_BY_TOPIC)) > 4)
+    broker.topics["demo"] = 4
+    await sending
+    with pytest.raises(NoRouteError):
+        await producer.send("misspelt", b"x")
+
+
+async def test_first_sends_to_a_new_topic_share_one_question(broker: FakeBroker, producer: Producer) -> None:
+    await asyncio.gather(*(producer.send("new", b"x", delay=5) for _ in range(200)))
+    assert len(sends(broker)) == 200
+    asked = [each.ext["topic"] for each in broker.requests_of(RequestCode.GET_ROUTEINFO_BY_TOPIC)]
+    assert asked == ["new", "TBW102"]
+    assert len(broker.requests_of(RequestCode.GET_BROKER_CONFIG)) == 1
+
+
+async def test_a_timeout_is_more_than_nothing(broker: FakeBroker, producer: Producer) -> None:
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ArgumentError, match="more than 0"):
+            await producer.send("demo", b"x", timeout=timeout)
+        with pytest.raises(ArgumentError, match="more than 0"):
+            make_producer(broker, timeout=timeout)
+
+
+async def test_a_producer_belongs_to_its_event_loop(broker: FakeBroker, producer: Producer) -> None:
+    def elsewhere() -> None:
+        asyncio.run(producer.send("demo", b"x"))
+
+    with pytest.raises(ArgumentError, match="another event loop"):
+        await asyncio.to_thread(elsewhere)
+
+
+async def test_without_a_handle_there_is_nothing_to_recall(producer: Producer) -> None:
+    with pytest.raises(ArgumentError, match="only a send to a broker with recall"):
+        await producer.recall("demo", None)  # type: ignore[arg-type]
 
 
 async def test_a_message_that_is_refused_for_good_is_not_tried_again(broker: FakeBroker, producer: Producer) -> None:

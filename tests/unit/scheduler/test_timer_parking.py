@@ -215,7 +215,7 @@ def test_the_policy_that_follows_a_pause_counts(
 
 @pytest.mark.parametrize("policy", [None, TimerPolicy(rate=20), TimerPolicy(spread_ms=3000), TimerPolicy(newest=True)])
 @pytest.mark.parametrize("checkpoints", ["none", "at first", "each", "each, and a clean stop"])
-@pytest.mark.parametrize("window", [20, 172_800])
+@pytest.mark.parametrize("window", [pytest.param(20, marks=pytest.mark.soak), 172_800])
 def test_it_comes_once_over_kills(few: None, policy: TimerPolicy | None, checkpoints: str, window: int) -> None:
     """Messages that come back from a pause are delivered once over kills, one after every few messages."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 30, roll_window=window))

@@ -729,7 +729,7 @@ def test_a_disk_that_is_full(
 
 
 @every_format
-@pytest.mark.parametrize("names", ["aa", "ab"])
+@pytest.mark.parametrize("names", ["aa", pytest.param("ab", marks=pytest.mark.soak)])
 def test_two_runs_that_begin_a_table(tmp_path: Path, form: str, names: str) -> None:
     """Of two runs that begin a table at the same time, one makes it. Two stores are both in it; one store is in it
     once, by the first run or the other."""

@@ -158,10 +158,12 @@ CONNACK_PRESENT = "2003010000"
 
 
 class Peer:
-    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself."""
+    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself, but that a
+    packet of the kind `ends` ends the connection."""
 
-    def __init__(self, connack: str) -> None:
+    def __init__(self, connack: str, ends: int | None = None) -> None:
         self._connack = bytes.fromhex(connack)
+        self._ends = ends
         self.received: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.writer: asyncio.StreamWriter | None = None
@@ -173,7 +175,9 @@ class Peer:
         while data := await reader.read(65_536):
             for first, body, _ in cutter.feed(data):
                 self.received.append((first, body))
-                if first & 0xF0 == 0x10:
+                if first & 0xF0 == self._ends:
+                    writer.transport.abort()
+                elif first & 0xF0 == 0x10:
                     writer.write(self._connack)
                 elif first & 0xF0 == 0x80:
                     writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
@@ -194,8 +198,8 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(connack: str = CONNACK) -> AsyncIterator[Peer]:
-    made = Peer(connack)
+async def peer(connack: str = CONNACK, ends: int | None = None) -> AsyncIterator[Peer]:
+    made = Peer(connack, ends)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     try:

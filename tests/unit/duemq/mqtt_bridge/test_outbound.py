@@ -17,7 +17,18 @@ from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
 from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State, open_journal
 from duemq.mqtt_bridge.session.packet_ids import NoPacketIdError, PacketIds
-from duemq.mqtt_bridge.session.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack, Publish, encode_publish
+from duemq.mqtt_bridge.session.packets import (
+    MAX_PACKET_IDS,
+    NO_PROPERTIES,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    QUOTA_EXCEEDED,
+    Ack,
+    Publish,
+    encode_publish,
+)
 from duemq.mqtt_bridge.status import Status
 from duemq.protocol.codes import RequestCode
 from tests.unit.duemq.conftest import INTERVALS
@@ -32,7 +43,7 @@ def place(number: int) -> Place:
 
 
 def flight(number: int, qos: int) -> Flight:
-    packet = encode_publish("t", b"%d" % number, qos=qos, retain=False, packet_id=number, properties=None)
+    packet = encode_publish("t", b"%d" % number, qos=qos, retain=False, packet_id=number, properties=NO_PROPERTIES)
     return Flight(number, packet, cast("Any", None), qos, place(number), is_noted=qos == 2)
 
 
@@ -42,7 +53,7 @@ class Bench:
         self.ids = PacketIds()
         self.finished: list[Flight] = []
         self.window = Window(most=most, journal=journal, ids=self.ids, finished=self.finished.extend)
-        self.session = FakeSession(is_v5=False)
+        self.session = FakeSession()
 
     async def connect(self, session: FakeSession, *, is_subscribed: bool = True) -> FakeSession:
         self.window.disconnected()
@@ -64,6 +75,10 @@ class Bench:
             for each in self.session.sent
         ]
 
+    def published(self) -> list[str]:
+        """The same without PUBREL."""
+        return [each for each in self.shown() if not each.startswith("r")]
+
 
 @pytest.fixture
 async def journal(tmp_path: Path) -> Any:
@@ -73,7 +88,7 @@ async def journal(tmp_path: Path) -> Any:
 
 
 def session(*, is_present: bool = True, most: int = 100) -> FakeSession:
-    return FakeSession(is_v5=False, is_present=is_present, limits=ServerLimits(receive_maximum=most))
+    return FakeSession(is_present=is_present, limits=ServerLimits(receive_maximum=most))
 
 
 async def test_no_more_is_sent_than_the_broker_allows(journal: Journal) -> None:
@@ -117,6 +132,65 @@ async def test_after_a_lost_connection_all_is_sent_again_in_its_order(journal: J
     assert bench.shown() == ["3", "4"]
 
 
+def releases(*without: int) -> list[str]:
+    """PUBRELs of all packet ids but these, as `Bench.shown` shows them."""
+    return [f"r{each}" for each in range(1, MAX_PACKET_IDS + 1) if each not in without]
+
+
+@pytest.mark.parametrize(("qos", "refusal"), [(1, PUBACK), (2, PUBREC)])
+async def test_a_broker_that_has_too_many_messages_is_told_to_release_those_unknown_here(
+    journal: Journal, qos: int, refusal: int
+) -> None:
+    bench = Bench(journal)
+    await bench.connect(session(most=4))
+    bench.send(7, 8, 9, qos=qos)
+    bench.window.received([Ack(refusal, 7, QUOTA_EXCEEDED)])
+    bench.window.received([Ack(refusal, 8, QUOTA_EXCEEDED)])
+    assert bench.shown() == ["7", "8", "9", *releases(7, 8, 9), "7", "8"]
+    assert bench.finished == []
+    bench.window.received([Ack(PUBCOMP, 1, 0x92), Ack(refusal, 8, QUOTA_EXCEEDED)])
+    assert [(each.packet_id, each.reason) for each in bench.finished] == [(8, QUOTA_EXCEEDED)], "not for ever"
+
+
+async def test_a_broker_that_ends_the_connection_for_its_quota_is_told_at_the_next(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, qos=2)
+    bench.window.received([Ack(PUBREC, 1, QUOTA_EXCEEDED)])
+    bench.window.disconnected()
+    bench.send(2, qos=2)
+    await bench.connect(session())
+    assert bench.shown() == [*releases(1, 2), "1+", "2"]
+    bench.window.received([Ack(PUBREC, 2)])
+    await bench.connect(session())
+    assert bench.shown() == ["r2", "1+"]
+
+
+async def test_a_broker_that_takes_nothing_may_have_refused_without_being_heard(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.send(1, qos=2)
+    await bench.connect(session())
+    assert bench.shown() == [*releases(1), "1+"]
+
+
+async def test_a_message_of_an_earlier_process_may_be_the_one_that_is_too_many(journal: Journal) -> None:
+    journal.set_published([(place(5), Published(5, State.PUBLISHED))])
+    bench = Bench(journal)
+    await bench.connect(session())
+    bench.window.received([Ack(PUBREC, 5, QUOTA_EXCEEDED)])
+    assert bench.shown() == releases(5)
+
+
+async def test_with_mqtt_3_1_1_every_session_that_goes_on_is_cleared(journal: Journal) -> None:
+    bench = Bench(journal)
+    journal.set_published([(place(5), Published(5, State.PUBLISHED))])
+    await bench.connect(FakeSession(is_v5=False))
+    assert bench.shown() == releases(5)
+    await bench.connect(FakeSession(is_v5=False, is_present=False))
+    assert bench.shown() == []
+
+
 async def test_with_qos_2_pubrel_follows_when_the_journal_has_the_pubrec(journal: Journal) -> None:
     bench = Bench(journal)
     await bench.connect(session())
@@ -133,8 +207,8 @@ async def test_with_qos_2_pubrel_follows_when_the_journal_has_the_pubrec(journal
     bench.window.received([Ack(PUBCOMP, 2), Ack(PUBCOMP, 1)])  # the first is of no message on its way
     assert [each.packet_id for each in bench.finished] == [1]
     assert journal.published[place(1)] == Published(0, State.DONE)
-    bench.window.received([Ack(PUBREC, 2, 0x97)])
-    assert [(each.packet_id, each.reason) for each in bench.finished] == [(1, 0), (2, 0x97)]
+    bench.window.received([Ack(PUBREC, 2, 0x83)])
+    assert [(each.packet_id, each.reason) for each in bench.finished] == [(1, 0), (2, 0x83)]
     assert place(2) not in journal.published
     releasing.cancel()
 
@@ -227,24 +301,24 @@ async def test_a_message_on_which_the_broker_closes_the_connection_does_not_hold
     await bench.connect(session())
     bench.send(1, 2, 3, qos=qos)
     for _ in range(LOST_CONNECTIONS):
-        assert [each.strip("+") for each in bench.shown()] == ["1", "2", "3"]
+        assert [each.strip("+") for each in bench.published()] == ["1", "2", "3"]
         await bench.connect(session())
     # The subscriptions, and not the message, may be the reason.
     for _ in range(2 * LOST_CONNECTIONS):
         await bench.connect(session(), is_subscribed=False)
-        assert bench.shown() == []
+        assert bench.published() == []
     await bench.connect(session())
     for _ in range(LOST_CONNECTIONS):
-        assert bench.shown() == ["1+"]
+        assert bench.published() == ["1+"]
         await bench.connect(session())
     assert [(each.packet_id, each.reason) for each in bench.finished] == [(1, CLOSES_CONNECTION)]
     assert place(1) not in journal.published
-    assert bench.shown() == ["2+"]
+    assert bench.published() == ["2+"]
     bench.window.received([Ack(PUBACK if qos == 1 else PUBREC, 2, 0 if qos == 1 else 0x83)])
-    assert bench.shown() == ["2+", "3+"]
+    assert bench.published() == ["2+", "3+"]
     bench.window.received([Ack(PUBACK if qos == 1 else PUBREC, 3, 0 if qos == 1 else 0x83)])
     bench.send(4, 5, qos=qos)
-    assert bench.shown() == ["2+", "3+", "4", "5"]
+    assert bench.published() == ["2+", "3+", "4", "5"]
 
 
 async def test_lost_connections_with_an_acknowledgement_in_between_are_nobodys_fault(journal: Journal) -> None:
@@ -257,7 +331,7 @@ async def test_lost_connections_with_an_acknowledgement_in_between_are_nobodys_f
     for _ in range(3 * LOST_CONNECTIONS):
         bench.window.disconnected()  # no connection at all
     await bench.connect(session())
-    assert len(bench.shown()) > 10
+    assert len(bench.published()) > 10
     assert {each.reason for each in bench.finished} == {0}
 
 
@@ -412,7 +486,7 @@ async def test_what_the_mqtt_broker_refuses_comes_again_later(journal: Journal, 
     await broker.store("demo", b"a")
     async with rule(journal, broker, 1) as at:
         await at.session.until(1)
-        at.window.received([Ack(PUBACK, 1, 0x97)])
+        at.window.received([Ack(PUBACK, 1, 0x83)])
         [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert request.ext["delayLevel"] == "0"
         assert at.status.counters.refused == 1

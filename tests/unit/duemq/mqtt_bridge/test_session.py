@@ -13,7 +13,7 @@ import pytest
 
 from duemq.mqtt_bridge.rules.model import Subscription
 from duemq.mqtt_bridge.session import packets
-from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
+from duemq.mqtt_bridge.session.client import TIMEOUT, MqttConnectionError, Session
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack, encode_publish
 from tests.unit.duemq.mqtt_bridge.fakes import CONNACK_PRESENT, peer, rules
 
@@ -87,6 +87,20 @@ async def test_a_refused_connection_is_told(tmp_path: Path) -> None:
     with pytest.raises(MqttConnectionError, match="refused"):
         async with session(broker.port, Received(), tmp_path):
             pass
+
+
+async def test_an_answer_is_not_waited_for_when_the_connection_is_lost(tmp_path: Path) -> None:
+    async with asyncio.timeout(TIMEOUT / 2):
+        async with peer(ends=0x10) as broker:
+            with pytest.raises(MqttConnectionError, match="lost the connection"):
+                async with session(broker.port, Received(), tmp_path):
+                    pass
+        async with peer(ends=0x80) as broker, session(broker.port, Received(), tmp_path) as client:
+            with pytest.raises(MqttConnectionError, match="lost the connection"):
+                await client.subscribe_to("a/#", Subscription("a/#", 2, "once"))
+        async with peer(ends=0xA0) as broker, session(broker.port, Received(), tmp_path) as client:
+            with pytest.raises(MqttConnectionError, match="lost the connection"):
+                await client.unsubscribe_from("a/#")
 
 
 async def test_nothing_is_acknowledged_by_itself(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Fixtures for tests of programs that use duemq: a broker for each test, in its process, and its clock.
+
+    async def test_a_reminder(duemq_broker, duemq_clock):
+        async with Producer(duemq_broker.nameserver) as producer:
+            await producer.send("reminders", b"call back", delay="2h")
+        duemq_clock.advance("2h")
+        ...
+
+pytest finds this module by itself where duemq is installed. `pip install 'duemq[test]'` installs what a broker needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from duemq.testing import BrokerClock, TestBroker
+
+
+@pytest.fixture
+def duemq_settings() -> Mapping[str, object]:
+    """Properties of the broker by RocketMQ's names; override this fixture, or parametrize it, for other ones."""
+    return {}
+
+
+@pytest.fixture
+def duemq_broker(duemq_settings: Mapping[str, object]) -> Iterator[TestBroker]:
+    """A broker with its name server on free ports, with an empty store that is removed behind the test."""
+    # Imported on use: pytest loads this module in every run.
+    from duemq.testing import TestBroker
+
+    with TestBroker(duemq_settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def duemq_clock(duemq_broker: TestBroker) -> BrokerClock:
+    """The clock of `duemq_broker`."""
+    return duemq_broker.clock
