@@ -1,4 +1,4 @@
-"""What becomes of messages that go to MQTT: the window, and QoS 2 over connections and kills."""
+"""Messages to MQTT: the window, and QoS 2 over connections and kills."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class Bench:
         self.window.send([flight(number, qos) for number in numbers])
 
     def shown(self) -> list[str]:
-        """What was sent: PUBLISH as its number, with a + where it is marked as sent again; PUBREL as r and its id."""
+        """The packets that were sent: PUBLISH as its number, with a + if it is marked as sent again; PUBREL as r and its
+        id."""
         return [
             f"{each.payload.decode()}{'+' * each.dup}" if isinstance(each, Publish) else f"r{each.packet_id}"
             for each in self.session.sent
@@ -274,7 +275,7 @@ async def test_the_broker_counts_what_an_earlier_process_sent(journal: Journal) 
 
 
 async def test_the_journal_has_no_more_than_the_broker_allows(journal: Journal) -> None:
-    """What a kill leaves in it is sent again, and must fit."""
+    """After a kill the messages in it are sent again, and the broker has to take them."""
     bench = Bench(journal)
     running = asyncio.create_task(bench.window.run())
     await bench.connect(session(most=4))
@@ -335,7 +336,7 @@ async def test_lost_connections_with_an_acknowledgement_in_between_are_nobodys_f
     assert {each.reason for each in bench.finished} == {0}
 
 
-async def test_it_is_told_when_nothing_is_on_its_way(journal: Journal) -> None:
+async def test_drain_waits_until_nothing_is_on_its_way(journal: Journal) -> None:
     bench = Bench(journal)
     await bench.connect(session())
     bench.send(1, qos=1)
