@@ -27,7 +27,7 @@ READY = "connected to the MQTT broker"
 
 
 class Mosquitto:
-    """Debian's Mosquitto on a port of its own. `settings`: lines of its configuration. Its sessions survive restarts."""
+    """Debian's Mosquitto on a port of its own. `settings`: lines of its configuration. Sessions survive restarts."""
 
     def __init__(self, directory: Path, settings: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)

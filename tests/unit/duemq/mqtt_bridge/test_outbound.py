@@ -69,8 +69,8 @@ class Bench:
         self.window.send([flight(number, qos) for number in numbers])
 
     def shown(self) -> list[str]:
-        """The packets that were sent: PUBLISH as its number, with a + if it is marked as sent again; PUBREL as r and its
-        id."""
+        """The packets that were sent: PUBLISH as its number, with a + if it is marked as sent again; PUBREL as r and
+        its id."""
         return [
             f"{each.payload.decode()}{'+' * each.dup}" if isinstance(each, Publish) else f"r{each.packet_id}"
             for each in self.session.sent
