@@ -274,7 +274,7 @@ class _Running:
             self._inbound.connected(session)
             try:
                 async with session:
-                    await self._begin_or_lose(session)
+                    await self._begin(session)
                     failures = 0
                     self._complaints.resolve(_MQTT)
                     why = await self._lost_or_leaving(session)
@@ -287,21 +287,6 @@ class _Running:
                 failures += 1
                 self._complaints.raise_(_MQTT, why)
                 await asyncio.sleep(self._intervals.pause(failures))
-
-    async def _begin_or_lose(self, session: Session) -> None:
-        """Begin with a connection. Raises MqttConnectionError as soon as it is lost: the answers to subscriptions would
-        be waited for until their time is over."""
-        beginning = asyncio.create_task(self._begin(session), name="duemq MQTT session begins")
-        lost = asyncio.create_task(session.wait_lost())
-        try:
-            await asyncio.wait((beginning, lost), return_when=asyncio.FIRST_COMPLETED)
-            if not beginning.done():
-                raise MqttConnectionError(lost.result())
-            await beginning
-        finally:
-            for task in (beginning, lost):
-                task.cancel()
-            await asyncio.wait((beginning, lost))
 
     async def _begin(self, session: Session) -> None:
         if not session.is_present:

@@ -63,7 +63,7 @@ class Flight:
     is_noted: bool = False
     """Whether the journal has it on the disk. With QoS 2 it is not sent before."""
     was_over_quota: bool = False
-    """Whether the MQTT broker has refused it once because its quota was exceeded."""
+    """Whether the MQTT broker has refused it once because it had too many messages."""
     reason: int = packets.SUCCESS
     """Reason code of the last acknowledgement."""
 
@@ -78,7 +78,7 @@ class Window:
     a time, and the one that loses further connections is refused.
 
     An MQTT broker that goes back to an earlier state of its session, after a kill for instance, may have messages with
-    QoS 2 there that were completed long ago. It counts them, and refuses new ones, until they get a PUBREL.
+    QoS 2 there that were completed long ago. It counts them, and refuses new ones for them, until they get a PUBREL.
 
     `finished` is called with messages that the MQTT broker has taken or refused, in the order of its acknowledgements.
     """
@@ -98,12 +98,6 @@ class Window:
         """Packet ids of an earlier process whose messages RocketMQ has not delivered again yet. The MQTT broker counts
         them."""
         self._session: Session | None = None
-        self._has_released_unknown = False
-        """Whether the present connection has had a PUBREL for each packet id that no message has."""
-        self._may_be_full = False
-        """Whether the MQTT broker may have messages that are unknown here and fill its quota."""
-        self._has_progress = False
-        """Whether a message was acknowledged over the present connection."""
         self._lost_in_a_row = 0
         """Connections that were lost without progress while messages were on their way."""
         self._one_at_a_time = 0
@@ -111,6 +105,14 @@ class Window:
         self._may_send = False
         """Whether messages may be sent over the present connection. When they are sent one at a time, the connection
         has to be complete first, so that only a message can be the reason for its loss."""
+        self._has_released_unknown = False
+        """Whether the present connection has had a PUBREL for each packet id that no message has."""
+        self._may_be_full = False
+        """Whether the MQTT broker has refused messages for its quota, or closed the connection without taking any,
+        since the last connection began: packets that it sends just before it closes one may never arrive."""
+        self._has_taken = False
+        """Whether the MQTT broker has taken a message of the present connection, or refused it for another reason than
+        its quota."""
         self._released: list[int] = []
         self._has_work = asyncio.Event()
         self._is_closing = False
@@ -137,12 +139,11 @@ class Window:
             self._begin_anew()
         await journal.saved()
         self._session = session
-        self._has_progress = False
         self._may_send = not self._one_at_a_time
         self._on_way = 0
-        # With MQTT 3.1.1 brokers say nothing of a quota.
+        # Brokers tell clients of MQTT 3.1.1 nothing of a quota.
         self._has_released_unknown = session.is_present and (self._may_be_full or not session.is_v5)
-        self._may_be_full = False
+        self._may_be_full = self._has_taken = False
         if self._has_released_unknown:
             self._release_unknown(session)
         unreleased = [each for each in flights.values() if not each.is_released]
@@ -187,8 +188,8 @@ class Window:
         )
 
     def _release_unknown(self, session: Session) -> None:
-        """Send a PUBREL for each packet id that no message has, which has the broker publish what it has with that id
-        and forget it."""
+        """Send a PUBREL for each packet id that no message has: the MQTT broker publishes its messages with these ids,
+        and forgets them."""
         known = {each.packet_id for each in self._journal.published.values()} | self._flights.keys()
         unknown = (each for each in range(1, packets.MAX_PACKET_IDS + 1) if each not in known)
         session.send(b"".join(encode_ack(packets.PUBREL, each) for each in unknown))
@@ -196,6 +197,8 @@ class Window:
     def disconnected(self) -> None:
         """Take no messages until there is a connection again."""
         if self._session is not None:
+            if self._on_way and not self._has_taken:
+                self._may_be_full = True
             self._look_for_culprit()
         self._session = None
         self._released.clear()
@@ -204,13 +207,10 @@ class Window:
     def _look_for_culprit(self) -> None:
         """After a lost connection, decide whether messages are sent one at a time, or a single one is refused."""
         sent = [each for each in self._flights.values() if each.is_sent and not each.is_released]
-        if self._has_progress or not sent:
+        if self._has_taken or not sent:
             self._lost_in_a_row = 0
             return
         self._lost_in_a_row += 1
-        if self._lost_in_a_row == 2:
-            # Its refusal for an exceeded quota may have been lost with the connection.
-            self._may_be_full = True
         if self._lost_in_a_row < LOST_CONNECTIONS:
             return
         self._lost_in_a_row = 0
@@ -322,9 +322,9 @@ class Window:
             if ack.reason == packets.QUOTA_EXCEEDED and flight is not None and not flight.was_over_quota:
                 over_quota.append(flight)
             elif ack.kind == packets.PUBREC and not ack.is_error:
+                self._has_taken = True
                 if flight is not None:
                     flight.is_released = True
-                self._has_progress = True
                 self._released.append(ack.packet_id)
                 self._has_work.set()
             elif flight is None:
@@ -335,33 +335,15 @@ class Window:
                 flight.reason = ack.reason if ack.kind != packets.PUBCOMP else packets.SUCCESS
                 self._remove(flight)
                 finished.append(flight)
+                self._has_taken = True
         if without_message:
             self._finish(without_message)
         if over_quota:
             self._send_again(over_quota)
         if finished:
-            self._has_progress = True
             self._end(finished)
             self._send_unsent()
         self._update_room()
-
-    def _quota_exceeded(self) -> None:
-        """Note that the MQTT broker refuses a message for those it has, some of which may be unknown here."""
-        self._may_be_full = True
-        session = self._session
-        if session is not None and not self._has_released_unknown:
-            self._has_released_unknown = True
-            self._release_unknown(session)
-
-    def _send_again(self, over_quota: list[Flight]) -> None:
-        """Send messages once more that were refused because the MQTT broker's quota was exceeded."""
-        for flight in over_quota:
-            flight.was_over_quota = True
-            self._on_way -= flight.is_sent
-            flight.is_sent = False
-            clear_dup(flight.packet)
-        self._unsent.extendleft(reversed(over_quota))
-        self._send_unsent()
 
     def _end(self, finished: list[Flight]) -> None:
         """Note in the journal that messages are completed or refused, and pass them on."""
@@ -372,6 +354,24 @@ class Window:
         # A refused message is sent back to RocketMQ. If the bridge ends before, RocketMQ delivers it again.
         self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
         self._finished(finished)
+
+    def _quota_exceeded(self) -> None:
+        """The broker refuses a message for those it has already, some of which may be unknown here."""
+        self._may_be_full = True
+        session = self._session
+        if session is not None and not self._has_released_unknown:
+            self._has_released_unknown = True
+            self._release_unknown(session)
+
+    def _send_again(self, over_quota: list[Flight]) -> None:
+        """Send messages once more that were refused by a broker whose quota was exceeded."""
+        for flight in over_quota:
+            flight.was_over_quota = True
+            self._on_way -= flight.is_sent
+            flight.is_sent = False
+            clear_dup(flight.packet)
+        self._unsent.extendleft(reversed(over_quota))
+        self._send_unsent()
 
     def _finish(self, packet_ids: set[int]) -> None:
         """Complete messages that RocketMQ has not delivered again yet, by the packet ids of their PUBCOMPs."""

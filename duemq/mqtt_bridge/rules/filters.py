@@ -96,7 +96,7 @@ def _check(text: str, name: str) -> None:
     if not text:
         raise ArgumentError(f"{name} is empty")
     if _OUTSIDE.search(text):
-        raise ArgumentError(f"{name} has a control character, a surrogate or a non-character, not for MQTT: {text!r}")
+        raise ArgumentError(f"{name} has a control character or another one that MQTT brokers refuse: {text!r}")
     if len(text.encode()) > MAX_TOPIC_BYTES:
         raise ArgumentError(f"{name} has more than {MAX_TOPIC_BYTES} bytes")
 

@@ -31,8 +31,8 @@ TIMEOUT: Final = 10.0
 _MISC_EVERY: Final = 1.0
 """Seconds between two checks whether a ping is due, as in aiomqtt."""
 _UNTOLD_MAXIMUM: Final = 20
-"""Messages without acknowledgement with MQTT 3.1.1, whose brokers do not announce their limit: Mosquitto's default,
-beyond which it acknowledges messages with QoS 2 and drops them."""
+"""Maximum number of messages without acknowledgement with MQTT 3.1.1, whose brokers do not tell their limit. This is
+Mosquitto's default; it acknowledges and drops messages with QoS 2 beyond it."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
 

@@ -27,7 +27,7 @@ READY = "connected to the MQTT broker"
 
 
 class Mosquitto:
-    """Debian's Mosquitto on a port of its own. `settings`: lines of its configuration. What it keeps outlives it."""
+    """Debian's Mosquitto on a port of its own. `settings`: lines of its configuration. Sessions survive restarts."""
 
     def __init__(self, directory: Path, settings: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class Mosquitto:
         await self.process.start(r"mosquitto version \S+ running", timeout=20)
 
     async def stop(self) -> None:
-        """Cleanly: it saves what it has."""
+        """Stop it with SIGTERM, so that it saves its sessions."""
         await self.process.stop()
 
     async def kill(self) -> None:
@@ -120,7 +120,7 @@ class World:
             await self.broker.stop()
 
     def client(self, version: Version = "5", name: str | None = None, **more: Any) -> aiomqtt.Client:
-        """An MQTT client that nobody here wrote. With a name its session outlives it."""
+        """Return aiomqtt's client. With a name its session is persistent."""
         protocol = aiomqtt.ProtocolVersion.V5 if version == "5" else aiomqtt.ProtocolVersion.V311
         if version == "5" and name is not None:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ class World:
             yield consumer
 
     async def received(self, topic: str, count: int) -> list[ReceivedMessage]:
-        """The first messages of a topic, so many."""
+        """Return the first `count` messages of a topic."""
         async with self.consumer(topic) as consumer:
             found: list[ReceivedMessage] = []
             async with asyncio.timeout(30):
@@ -153,7 +153,7 @@ class World:
         return found
 
     async def all_or_more(self, topic: str, count: int) -> list[ReceivedMessage]:
-        """Messages of a topic from its beginning, until so many different bodies are there."""
+        """Return the messages of a topic from its beginning until there are `count` different bodies."""
         found: list[ReceivedMessage] = []
         async with self.consumer(topic, f"readers-{next(_numbers)}") as consumer, asyncio.timeout(60):
             while len({message.body for message in found}) < count:
@@ -163,7 +163,7 @@ class World:
         return found
 
     async def all_messages(self, topic: str) -> list[ReceivedMessage]:
-        """All messages of a topic that nobody sends to any more."""
+        """Return all messages of a topic. No messages must be sent to it meanwhile."""
         found: list[ReceivedMessage] = []
 
         async def collect(message: ReceivedMessage) -> None:
@@ -186,7 +186,7 @@ class World:
 
 
 async def run(*command: str, data: bytes = b"") -> bytes:
-    """Run a program to its end and give what it printed. Fails where it fails."""
+    """Run a program to its end and return its output. Fails if the program fails."""
     child = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -214,7 +214,7 @@ def properties_of(message: aiomqtt.Message) -> dict[str, Any]:
 
 
 async def take(client: aiomqtt.Client, count: int, *, without: Iterable[str] = ("duemq/",)) -> list[aiomqtt.Message]:
-    """The next messages of a subscriber, so many, but for topics that begin with one of `without`."""
+    """Return the next `count` messages of a subscriber, except those to topics that begin with one of `without`."""
     found: list[aiomqtt.Message] = []
     async with asyncio.timeout(30):
         async for message in client.messages:

@@ -1,4 +1,4 @@
-"""Goal: whichever side is away, what comes meanwhile waits where it is, and goes on when it is back."""
+"""Goal: while one side is away, messages wait where they are; they arrive when it is back."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_bridge_is_away(world: World) -> None:
     assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_nobody_is_there_at_the_start(world: World) -> None:
+async def test_the_bridge_starts_before_both_sides(world: World) -> None:
     world.bridge.write(RULES)
     await world.bridge.launch()
     await world.bridge.logged("starting")
@@ -75,7 +75,7 @@ async def test_nobody_is_there_at_the_start(world: World) -> None:
     assert message.body == b"hello"
 
 
-async def test_the_state_is_told(world: World) -> None:
+async def test_the_state_is_reported(world: World) -> None:
     await world.start(RULES)
     async with world.client() as client:
         await client.subscribe(STATUS, qos=1)

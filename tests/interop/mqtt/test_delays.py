@@ -1,4 +1,4 @@
-"""Goal: what is published to a topic of delays comes at its time, once, and can be called back; what is wrong is told.
+"""Goal: a delayed message arrives at its time, once, and can be recalled; a wrong delay is reported.
 
 Method: as EMQX's documentation has it, and by MQTT 5's user properties. No test asserts how late a message is: each
 looks at the due time that RocketMQ's broker kept, and that nothing comes before it.
@@ -87,7 +87,7 @@ async def test_recall_and_replace(world: World) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_what_is_wrong_is_told_and_never_sent(world: World, qos: int) -> None:
+async def test_a_wrong_delay_is_reported_and_never_sent(world: World, qos: int) -> None:
     await world.start(RULES)
     async with world.client() as client:
         await client.subscribe(REFUSED, qos=1)
@@ -102,8 +102,8 @@ async def test_what_is_wrong_is_told_and_never_sent(world: World, qos: int) -> N
     assert message.topic.value == "home/right"
 
 
-async def test_the_reason_code_says_so(world: World) -> None:
-    """Mosquitto logs the reason code of the bridge's PUBACK, and goes on."""
+async def test_a_wrong_delay_gets_a_reason_code(world: World) -> None:
+    """Mosquitto logs the reason code of the bridge's PUBACK, and keeps the connection."""
     world.mosquitto = type(world.mosquitto)(world.bridge.config.parent.parent / "mosquitto", ("log_type all",))
     world.bridge = type(world.bridge)(world.bridge.config.parent, world.mosquitto, world.broker.nameserver)
     await world.start(RULES)
@@ -142,7 +142,7 @@ async def test_a_delayed_message_may_be_retained(world: World) -> None:
     assert (message.topic.value, message.payload, message.retain) == ("home/door", b"open", True)
 
 
-async def test_what_waits_outlives_all_three(world: World) -> None:
+async def test_waiting_messages_survive_kills_of_all_three(world: World) -> None:
     await world.start(RULES)
     async with world.client(name="listener") as client:
         await client.subscribe("home/#", qos=2)

@@ -66,7 +66,7 @@ class Terminals:
         return ["env", "--chdir", str(self.directory), *words]
 
     async def start(self, text: str, ready: str) -> Process:
-        """Run a command in a terminal of its own until a line matches `ready`; it goes on running."""
+        """Run a command in a terminal of its own until a line matches `ready`; it keeps running."""
         number = len(self._running)
         process = Process(f"terminal {number}", self.words(text), self.directory / f"{number}.log", self._environment)
         self._running.append(process)
@@ -74,7 +74,7 @@ class Terminals:
         return process
 
     async def run(self, text: str) -> str:
-        """Run a command to its end, and return what it printed."""
+        """Run a command to its end, and return its output."""
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         return (await run("env", *settings, *self.words(text))).decode()
 

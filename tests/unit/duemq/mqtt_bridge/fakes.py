@@ -26,7 +26,7 @@ def rules(text: str, directory: Path, mqtt: str = "") -> Rules:
 
 
 class FakeSession:
-    """A connection: what was sent over it, as packets."""
+    """A connection that keeps the packets which were sent over it."""
 
     def __init__(self, *, is_v5: bool = True, is_present: bool = True, limits: ServerLimits | None = None) -> None:
         self.is_v5 = is_v5
@@ -58,7 +58,7 @@ class FakeSession:
         """Always."""
 
     async def until(self, count: int) -> list[Publish | Ack]:
-        """What was sent, once that is so many packets."""
+        """Return the packets that were sent, as soon as there are `count`."""
         async with asyncio.timeout(10):
             while len(self.sent) < count:
                 self._changed.clear()
@@ -66,7 +66,7 @@ class FakeSession:
         return self.sent
 
     def acks(self) -> list[tuple[int, int, int]]:
-        """Kind, packet id and reason of what was sent but for messages."""
+        """Return kind, packet id and reason of the packets that were sent, except messages."""
         return [(each.kind, each.packet_id, each.reason) for each in self.sent if isinstance(each, Ack)]
 
 
@@ -77,7 +77,7 @@ class FakeProducer:
     queues: int = 1
     failures: list[tuple[DueMQError, bool]] = field(default_factory=list)
     denied: dict[str, DueMQError] = field(default_factory=dict)
-    """Topics whose end is not told, and the errors that say so."""
+    """Errors of the question for the end of a queue, by topic."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     waiting: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
@@ -138,7 +138,7 @@ class FakeProducer:
 
 
 class FakeRecaller:
-    """Cancels, and knows what waits."""
+    """Cancels messages, and knows the waiting ones."""
 
     def __init__(self, producer: FakeProducer) -> None:
         self._producer = producer
@@ -158,8 +158,8 @@ CONNACK_PRESENT = "2003010000"
 
 
 class Peer:
-    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself. It aborts the
-    connection on a packet of the kind `ends`."""
+    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself, but that a
+    packet of the kind `ends` ends the connection."""
 
     def __init__(self, connack: str, ends: int | None = None) -> None:
         self._connack = bytes.fromhex(connack)
@@ -185,7 +185,7 @@ class Peer:
         writer.close()
 
     async def until(self, kind: int, count: int = 1) -> list[bytes]:
-        """The bodies of packets of a kind, once there are so many."""
+        """Return the bodies of the packets of a kind, as soon as there are `count`."""
         async with asyncio.timeout(10):
             while len(found := [body for first, body in self.received if first & 0xF0 == kind]) < count:
                 self.changed.clear()

@@ -31,7 +31,7 @@ mqtt_topic = "out"
 async def bridge(
     broker: FakeBroker, directory: Path, mqtt: str, text: str = RULES, head: str = ""
 ) -> AsyncIterator[Peer]:
-    """Run a bridge, and give the MQTT broker's side of it. `head`: lines in front of the tables of its file of rules;
+    """Run a bridge, and yield the MQTT broker's side of it. `head`: lines in front of the tables of its file of rules;
     `mqtt`: lines of [mqtt]; `text`: the other tables."""
     table = [BrokerData({0: broker.address}, broker.name, "c")]
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))

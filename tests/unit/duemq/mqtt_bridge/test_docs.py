@@ -1,4 +1,4 @@
-"""docs/mqtt.md and deploy/mqtt: every name of the file of rules is explained, and every sample means what is said."""
+"""docs/mqtt.md and deploy/mqtt: every name of the file of rules is explained, and the samples are right."""
 
 from __future__ import annotations
 

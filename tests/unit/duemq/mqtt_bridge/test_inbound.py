@@ -1,4 +1,4 @@
-"""What becomes of messages that come from MQTT, with RocketMQ as a test wants it."""
+"""Messages from MQTT, with a scripted RocketMQ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOW = 1_800_000_000_000
 
 
 class Bench:
-    """A bridge's way in, with what is around it."""
+    """The inbound part of a bridge, and the fakes around it."""
 
     def __init__(
         self, inbound: FromMqtt, producer: FakeProducer, recaller: FakeRecaller, status: Status, journal: Journal
@@ -58,7 +58,7 @@ class Bench:
         self.inbound.connected(cast("Any", session))
 
     async def acks(self, *items: Publish | Ack, count: int | None = None) -> list[tuple[int, int, int]]:
-        """What is answered to these, once it is so much."""
+        """Hand these over, and return the acknowledgements as soon as there are `count`, by default one for each."""
         before = len(self.session.sent)
         self.inbound.received(items)
         await self.session.until(before + (len(items) if count is None else count))
@@ -345,7 +345,7 @@ async def test_a_new_connection_begins_with_all_room(tmp_path: Path) -> None:
 
 
 async def test_a_lost_connection_gets_no_acknowledgement_and_the_next_one_neither(tmp_path: Path) -> None:
-    """What was under way then comes again by itself."""
+    """The MQTT broker sends messages that were on their way again."""
     async with bench(tmp_path) as at:
         first = at.session
         at.producer.may_go.clear()

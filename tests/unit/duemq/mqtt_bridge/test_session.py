@@ -19,7 +19,7 @@ from tests.unit.duemq.mqtt_bridge.fakes import CONNACK_PRESENT, peer, rules
 
 
 class Received(list[Publish | Ack]):
-    """What a session handed over, and in how many lists."""
+    """The packets that a session handed over, and the number of lists in which they came."""
 
     def __init__(self) -> None:
         super().__init__()
