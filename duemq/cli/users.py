@@ -268,7 +268,7 @@ def list_users() -> Work:
             for each in users:
                 status = "" if each.user_status == "enable" else "  disabled"
                 lines.setdefault(f"{each.username}  {each.user_type}{status}", []).append(address)
-        _print_lines(lines, len(found))
+        _print_lines(dict(sorted(lines.items())), len(found))
 
     return work
 

@@ -14,7 +14,7 @@ auth/*/provider/Local*MetadataProvider.java at 5.3.3.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -23,7 +23,7 @@ from duemq.broker.access.auth.model import USER_PREFIX, Acl, User
 from duemq.broker.errors import AuthStoreError
 
 if TYPE_CHECKING:
-    from rocksdict import Options, Rdict, WriteOptions
+    from rocksdict import AccessType, Options, Rdict, WriteOptions
 
 USERS: Final = "users"
 ACLS: Final = "acls"
@@ -32,6 +32,8 @@ _TABLE_FORMAT: Final = 5
 _MEMORY_BYTES: Final = 1024 * 1024
 """Size of what is not yet in a table file, at which one is made."""
 _MODE: Final = 0o700
+_NO_SPACE: Final = "No space left on device"
+_LOCKED: Final = "/LOCK: "
 
 T = TypeVar("T")
 
@@ -64,32 +66,12 @@ class RocksStore:
 
     def __init__(self, directory: str) -> None:
         """Open them, and make them if there are none. Raises AuthStoreError."""
+        self._users = _Database(os.path.join(directory, USERS))
         try:
-            import rocksdict
-        except ModuleNotFoundError:
-            raise AuthStoreError(
-                "authenticationEnabled=true: the users are in RocksDB, for which the package rocksdict is missing; "
-                "install duemq[auth]"
-            ) from None
-        self._library = rocksdict
-        self._options = _options(rocksdict.Options, rocksdict.BlockBasedOptions, rocksdict.DBCompressionType)
-        self._synced: WriteOptions = rocksdict.WriteOptions()
-        self._synced.sync = True
-        self._users = self._open(os.path.join(directory, USERS))
-        try:
-            self._acls = self._open(os.path.join(directory, ACLS))
+            self._acls = _Database(os.path.join(directory, ACLS))
         except BaseException:
             self._users.close()
             raise
-
-    def _open(self, path: str) -> Rdict:
-        def work() -> Rdict:
-            os.makedirs(path, mode=_MODE, exist_ok=True)
-            families = {name: self._options() for name in _FAMILIES}
-            database: Rdict = self._library.Rdict(path, options=self._options(), column_families=families)
-            return database
-
-        return _done(work, f"{path} cannot be opened; is another broker running on this store?")
 
     def load(self) -> tuple[list[User], list[Acl]]:
         """See AuthStore."""
@@ -100,34 +82,90 @@ class RocksStore:
 
     def put_user(self, user: User) -> None:
         """See AuthStore."""
-        self._put(self._users, user.username, user)
+        self._users.put(user.username, user)
 
     def delete_user(self, username: str) -> None:
         """See AuthStore."""
         self.delete_acl(username)
-        self._delete(self._users, username)
+        self._users.delete(username)
 
     def put_acl(self, acl: Acl) -> None:
         """See AuthStore."""
-        self._put(self._acls, f"{USER_PREFIX}{acl.subject.username}", acl)
+        self._acls.put(f"{USER_PREFIX}{acl.subject.username}", acl)
 
     def delete_acl(self, username: str) -> None:
         """See AuthStore."""
-        self._delete(self._acls, f"{USER_PREFIX}{username}")
+        self._acls.delete(f"{USER_PREFIX}{username}")
 
     def close(self) -> None:
         """See AuthStore."""
         self._users.close()
         self._acls.close()
 
-    def _put(self, database: Rdict, key: str, value: User | Acl) -> None:
-        _done(
-            lambda: database.put(key.encode(), msgspec.json.encode(value), write_opt=self._synced),
-            "users and policies cannot be written",
-        )
 
-    def _delete(self, database: Rdict, key: str) -> None:
-        _done(lambda: database.delete(key.encode(), write_opt=self._synced), "users and policies cannot be written")
+class _Database:
+    """One database. On a full disk it is opened for reading only, so that the broker starts, and opened again before
+    the next change."""
+
+    def __init__(self, path: str) -> None:
+        """Raises AuthStoreError."""
+        try:
+            import rocksdict
+        except ModuleNotFoundError:
+            raise AuthStoreError(
+                "authenticationEnabled=true: the users are in RocksDB, for which the package rocksdict is missing; "
+                "install duemq[auth]"
+            ) from None
+        self._library = rocksdict
+        self._path = path
+        self._options = _options(rocksdict.Options, rocksdict.BlockBasedOptions, rocksdict.DBCompressionType)
+        self._synced: WriteOptions = rocksdict.WriteOptions()
+        self._synced.sync = True
+        self._open()
+
+    def items(self) -> Iterator[tuple[object, object]]:
+        """Yield all keys and values."""
+        yield from self._opened.items()
+
+    def put(self, key: str, value: User | Acl) -> None:
+        """Write a value, durably. Raises AuthStoreError."""
+        self._change(lambda: self._opened.put(key.encode(), msgspec.json.encode(value), write_opt=self._synced))
+
+    def delete(self, key: str) -> None:
+        """Remove a value, durably. Raises AuthStoreError."""
+        self._change(lambda: self._opened.delete(key.encode(), write_opt=self._synced))
+
+    def close(self) -> None:
+        """Close it."""
+        self._opened.close()
+
+    def _change(self, work: Callable[[], None]) -> None:
+        if self._is_read_only:
+            self._opened.close()
+            self._open()
+        if self._is_read_only:
+            raise AuthStoreError(f"{self._path} cannot be written: there is no space left")
+        _done(work, f"{self._path} cannot be written")
+
+    def _open(self) -> None:
+        self._is_read_only = False
+        try:
+            self._opened = self._rdict()
+        except AuthStoreError as error:
+            if _NO_SPACE not in str(error) or not os.path.exists(os.path.join(self._path, "CURRENT")):
+                raise
+            self._opened = self._rdict(self._library.AccessType.read_only())
+            self._is_read_only = True
+
+    def _rdict(self, access: AccessType | None = None) -> Rdict:
+        def work() -> Rdict:
+            os.makedirs(self._path, mode=_MODE, exist_ok=True)
+            families = {name: self._options() for name in _FAMILIES}
+            how = access if access is not None else self._library.AccessType.read_write()
+            opened: Rdict = self._library.Rdict(self._path, self._options(), families, access_type=how)
+            return opened
+
+        return _done(work, f"{self._path} cannot be opened")
 
 
 def _options(
@@ -170,4 +208,6 @@ def _done(work: Callable[[], T], why: str) -> T:
     except OSError as error:
         raise AuthStoreError(f"{why}: {error.strerror}") from None
     except Exception as error:  # the library's errors have no class of their own
+        if _LOCKED in str(error):
+            why = f"{why}: another broker is running on this store"
         raise AuthStoreError(f"{why} ({error})") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import rocksdict
 import structlog
 
 from duemq.broker.access.auth.store import RocksStore
@@ -513,7 +514,7 @@ async def test_users_and_policies_are_there_after_a_restart(tmp_path: Path) -> N
         peer = broker.connect()
         await done(peer, create_user(USER), create_user(OTHER), update_acl(USER[0], entry("Topic:T", "Pub")))
         await done(peer, ask(3003, {"username": OTHER[0]}), update_user(SUPER[0], password=f"{CANARY}-new"))
-        with pytest.raises(AuthStoreError, match="is another broker running on this store"):
+        with pytest.raises(AuthStoreError, match="another broker is running on this store"):
             RocksStore(str(tmp_path / "config"))
     modes = [(tmp_path / "config" / name).stat().st_mode & 0o777 for name in ("users", "acls")]
     assert modes == [0o700, 0o700]
@@ -525,13 +526,41 @@ async def test_users_and_policies_are_there_after_a_restart(tmp_path: Path) -> N
         assert await told(peer, send("T"), OTHER) == (16, "User:other is not found.")
 
 
-async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path) -> None:
-    from rocksdict import Options, Rdict
+async def test_on_a_full_disk_the_broker_starts_with_the_users_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, *ON) as broker:
+        await done(broker.connect(), create_user(USER))
+    real, is_full = rocksdict.Rdict, True
 
+    def opened(path: str, options: Any, families: Any, *, access_type: Any) -> Any:
+        if is_full and access_type is not read_only:
+            raise Exception(f"IO error: No space left on device: While appending to file: {path}/MANIFEST-000017")
+        return real(path, options, families, access_type=access_type)
+
+    read_only = rocksdict.AccessType.read_only()
+    monkeypatch.setattr(rocksdict.AccessType, "read_only", lambda: read_only, raising=False)
+    monkeypatch.setattr(rocksdict, "Rdict", opened)
+    async with running(tmp_path, *ON) as broker:
+        peer = broker.connect()
+        assert (await told(peer, send("T"), USER)) == no_permission("Topic:T")
+        refused = await told(peer, update_acl(USER[0], entry("Topic:T", "Pub")))
+        assert refused == (1, f"{tmp_path}/config/acls cannot be written: there is no space left")
+        is_full = False
+        await done(peer, update_acl(USER[0], entry("Topic:T", "Pub")), create_user(OTHER))
+        await done(peer, send("T"), account=USER)
+    async with running(tmp_path, *ON) as broker:
+        await done(broker.connect(), send("T"), account=USER)
+        assert await told(broker.connect(), send("T"), OTHER) != (16, "User:other is not found.")
+
+
+async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path) -> None:
     async with running(tmp_path, *ON):
         pass
-    families = {name: Options(raw_mode=True) for name in ("default", "kvDataVersion", "forbidden")}
-    users = Rdict(str(tmp_path / "config" / "users"), Options(raw_mode=True), column_families=families)
+    families = {name: rocksdict.Options(raw_mode=True) for name in ("default", "kvDataVersion", "forbidden")}
+    users = rocksdict.Rdict(
+        str(tmp_path / "config" / "users"), rocksdict.Options(raw_mode=True), column_families=families
+    )
     users.put(b"orders", f'{{"password":"{CANARY}"}}'.encode())
     users.close()
     with pytest.raises(AuthStoreError, match=r"what is kept of 'orders' is none of RocketMQ 5\.3's") as caught:
