@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duemq.broker import main
+from duemq.broker import logs, main
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings.config import FIELDS, SECRET, BrokerConfig, load, parse_addresses
 from duemq.broker.settings.rocketmq_properties import UNUSED
@@ -85,7 +86,10 @@ def test_every_property_explains_itself_and_has_limits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SECRET))
-def test_no_secret_is_taken_from_the_command_line(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_is_taken_from_the_command_line(
+    name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "logging_to", lambda *_: nullcontext())  # it would change the logging of other tests
     assert main.serve(settings=[f"{name}=canary-secret"]) == main.EXIT_CONFIG
     told = capfd.readouterr().err
     assert f"--set {name}=...: every user of this machine sees it" in told
