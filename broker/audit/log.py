@@ -9,7 +9,7 @@ has reached its size gets a number, and the oldest is removed. Only the broker's
 While the files cannot be written, entries are kept; beyond a number of them nothing is changed any more that would have
 to be recorded (`is_full`), since a change without an entry is what the log is there to prevent.
 
-Keeps invariant 32 of ARCHITECTURE.md.
+Keeps invariant 33 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

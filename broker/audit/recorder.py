@@ -14,7 +14,7 @@ the time, are recorded when they change something: a new broker, another address
 Refusals that anybody can cause, without an account, are limited to so many entries a second, so that nobody can push
 the others out of the files; an entry says how many were left out.
 
-Keeps invariants 31 and 32 of ARCHITECTURE.md.
+Keeps invariants 31 and 33 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
