@@ -126,7 +126,7 @@ check: lint type quick ## Run lint, type and quick, before each commit (a minute
 lock: $(VENV)/tools/bin/pip-compile ## Lock the versions and hashes of what a broker needs (network)
 	@grep '^#' $(LOCK) > $(LOCK).head
 	$(VENV)/tools/bin/pip-compile --quiet $(UPGRADE) --generate-hashes --strip-extras --no-header --no-emit-index-url \
-		--no-emit-trusted-host --no-emit-find-links --extra broker --extra mqtt --output-file $(LOCK) pyproject.toml
+		--no-emit-trusted-host --no-emit-find-links --extra broker --extra auth --extra mqtt --output-file $(LOCK) pyproject.toml
 	@cat $(LOCK).head $(LOCK) > $(LOCK).new && mv $(LOCK).new $(LOCK) && rm $(LOCK).head
 
 audit: $(VENV)/tools/bin/pip-compile ## Ask an advisory database about the locked versions (network)

@@ -12,6 +12,7 @@ import msgspec
 from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
+from duemq._net.tls import Tls, context_of
 from duemq._values.intervals import Intervals
 from duemq.errors import ArgumentError, ClosedError
 from duemq.protocol.codes import RequestCode
@@ -49,6 +50,7 @@ class AuthAdmin:
         timeout: float = 30.0,
         access_key: str | None = None,
         secret_key: str | None = None,
+        tls: Tls = False,
         _intervals: Intervals | None = None,
     ) -> None:
         self._timeout = timeout
@@ -58,6 +60,7 @@ class AuthAdmin:
             heartbeat=lambda client_id: HeartbeatData(client_id, [], []),
             intervals=_intervals,
             signer=signer_of(access_key, secret_key),
+            tls=context_of(tls),
         )
         self._is_open = False
 

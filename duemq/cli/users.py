@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import click
 
+from duemq._net.tls import Tls
 from duemq._values.accounts import Keys, read_keys
 from duemq.auth import ACTIONS, AuthAdmin, Decision
 from duemq.cli.keys import account_option
 from duemq.cli.shared import fail, nameserver_option, one_line_errors, run
+from duemq.cli.tls_options import tls_options
 from duemq.errors import ArgumentError
 from duemq.protocol.requests.auth_bodies import AclInfo
 
@@ -62,11 +64,11 @@ def _with_admin(command: Callable[..., Work]) -> Callable[..., None]:
     """Add the options that all commands share. A command returns what it does with an admin."""
 
     @one_line_errors
-    def wrapper(*, nameserver: str, account: Keys, **options: Any) -> None:
+    def wrapper(*, nameserver: str, account: Keys, tls: Tls, **options: Any) -> None:
         work = command(**options)
 
         async def do() -> None:
-            admin = AuthAdmin(nameserver, access_key=account.access_key, secret_key=account.secret_key)
+            admin = AuthAdmin(nameserver, access_key=account.access_key, secret_key=account.secret_key, tls=tls)
             async with admin:
                 await work(admin)
 
@@ -74,7 +76,7 @@ def _with_admin(command: Callable[..., Work]) -> Callable[..., None]:
 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    return nameserver_option(account_option(wrapper))
+    return nameserver_option(account_option(tls_options(wrapper)))
 
 
 def _secret_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("broker", "mqtt")
+EXTRAS = ("broker", "auth", "mqtt")
 
 
 def test_the_locked_versions_are_those_of_the_project() -> None:

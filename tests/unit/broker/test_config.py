@@ -257,7 +257,8 @@ def test_settings_that_do_not_go_together_are_refused(settings: list[str], compl
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(SECRET))
+# A password of a key may be any text.
+@pytest.mark.parametrize("name", sorted(name for name in SECRET if not name.startswith("tls.")))
 @pytest.mark.parametrize(
     "text", ["canary", '{"username":"canary"}', '{"accessKey":1,"secretKey":"canary"}', "[1]", "{"]
 )
