@@ -82,6 +82,7 @@ def _findings(
             )
         yield from security.exposure(config)
         yield from security.accounts(config, origin.file)
+        yield from security.users(config, origin.file)
         yield from security.tls(config, datetime.datetime.now(datetime.UTC))
         yield from security.own_files(config, origin.file)
         yield from machine.disk(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from duemq.broker.access import acl_file
 from duemq.broker.doctor.findings import Finding, error, ok, warning
 from duemq.broker.errors import AclFileError, ConfigError
 from duemq.broker.net.tls import TlsMode
-from duemq.broker.settings.config import BrokerConfig, check_exposure
+from duemq.broker.settings.config import BrokerConfig, check_exposure, credentials_of
 from duemq.broker.tls import contexts, options
 from duemq.broker.tls.options import Identity
 
@@ -33,7 +34,7 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
             yield warning(
                 about,
                 f"clients are told brokerIP1={config.advertised_host}, where the broker does not listen",
-                "set bindAddress=0.0.0.0, with aclEnable=true, or leave brokerIP1 out",
+                "set bindAddress=0.0.0.0, with access control, or leave brokerIP1 out",
             )
         return
     try:
@@ -42,7 +43,7 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
         yield error(
             about,
             f"bindAddress={config.host} without access control: the broker does not start",
-            "set aclEnable=true and make a plain_acl.yml; docs/security.md shows one",
+            "run `duemq user init`, which switches access control on; docs/security.md has more",
         )
     else:
         if config.has_access_control:
@@ -51,7 +52,7 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
             yield warning(
                 about,
                 f"insecure=true: everybody who can reach {config.host} may read, change and delete everything",
-                "set aclEnable=true, unless a firewall keeps all strangers away",
+                "run `duemq user init`, unless a firewall keeps all strangers away",
             )
     if config.advertised_host.startswith("127."):
         yield warning(
@@ -117,6 +118,46 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
         yield warning(
             about, "no account administers", "give one admin: true, for mqadmin and for settings while the broker runs"
         )
+
+
+def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
+    """Look at the settings and files of ACL 2.0. `file`: the configuration file."""
+    about = "users"
+    if not config.authentication:
+        return
+    if importlib.util.find_spec("rocksdict") is None:
+        yield error(
+            about, "the package rocksdict is missing, so the broker does not start", "pip install 'duemq[auth]'"
+        )
+    if not config.authorization:
+        yield warning(
+            about, "authorizationEnabled=false: every user may do everything", "set authorizationEnabled=true"
+        )
+    secrets = (
+        credentials_of("initAuthenticationUser", config.init_user, ("username", "password")),
+        credentials_of("innerClientAuthenticationCredentials", config.inner_credentials, ("accessKey", "secretKey")),
+    )
+    for name, secret in filter(None, secrets):
+        if len(secret) < _SHORT_SECRET:
+            yield warning(
+                about,
+                f"the secret key of {name} in the configuration has {len(secret)} characters, which can be tried out",
+                "make another: openssl rand -base64 24",
+            )
+    if any(secrets) and file is not None:
+        yield from _permissions(about, file)
+    databases = [Path(config.store_root, "config", each) for each in ("users", "acls")]
+    for database in databases:
+        if database.is_dir():
+            yield from _permissions(about, str(database))
+    if not secrets[0] and not databases[0].is_dir():
+        yield error(
+            about,
+            "there is no user yet, and initAuthenticationUser makes none: nobody can use the broker",
+            "run `duemq user init`",
+        )
+    elif config.authorization:
+        yield ok(about, "requests need a user, whose policies say what it may do")
 
 
 def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:

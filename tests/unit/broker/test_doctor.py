@@ -310,3 +310,30 @@ def test_wrong_names_are_wrong_usage(tmp_path: Path) -> None:
     result = self_signed("--host", "a" * 300, "--out", str(tmp_path / "new"))
     assert result.exit_code == 2
     assert not (tmp_path / "new").exists()
+
+
+USER = 'initAuthenticationUser={"username":"admin","password":"%s"}'
+LONG = "dR6vKx0pQmZt2cYwb8TqK"
+
+
+def test_users(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("")
+    file.chmod(0o600)
+
+    def found(*settings: str) -> Iterable[Finding]:
+        return security.users(config(tmp_path, "authenticationEnabled=true", *settings), str(file))
+
+    on = "authorizationEnabled=true"
+    assert list(security.users(config(tmp_path), str(file))) == []
+    assert bad(found(on, USER % LONG)) == []
+    only(found(on), Level.ERROR, "no user yet", "duemq user init")
+    only(found(USER % LONG), Level.WARNING, "every user may do everything")
+    only(found(on, USER % "short"), Level.WARNING, "admin", "5 characters")
+    file.chmod(0o644)
+    only(found(on, USER % LONG), Level.ERROR, "may read", str(file))
+    file.chmod(0o600)
+    users = tmp_path / "store" / "config" / "users"
+    users.mkdir(parents=True, mode=0o755)
+    only(found(on), Level.ERROR, "may read", str(users))
+    assert not any("short" in each.text + each.help for each in found(on, USER % "short!"))
