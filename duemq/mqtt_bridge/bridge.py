@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from duemq._net.complaints import Complaints
 from duemq._values.checks import MAX_BODY_BYTES
@@ -58,6 +58,11 @@ class Bridge:
         self._rules = rules
         self._intervals = intervals or Intervals()
         self._clock = clock
+        self._access: Mapping[str, Any] = {
+            **rules.account._asdict(),
+            "tls": rules.tls.context() if rules.tls is not None else False,
+        }
+        """The arguments with which RocketMQ's clients get in."""
         self._name = rules.connection.share or rules.connection.client_id
         self._complaints = Complaints(log)
         self._stopped = asyncio.Event()
@@ -90,11 +95,12 @@ class Bridge:
     async def _start(self, journal: Journal, stack: AsyncExitStack) -> _Running:
         """Start RocketMQ's clients as soon as a name server answers; `stack` closes them."""
         rules, nameserver = self._rules, self._rules.nameserver
-        account = rules.account._asdict()
-        producer = Producer(nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock, **account)
+        producer = Producer(
+            nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock, **self._access
+        )
         stack.push_async_callback(producer.close)
         await self._insist(producer.start)
-        admin = Admin(nameserver, _intervals=self._intervals, **account)
+        admin = Admin(nameserver, _intervals=self._intervals, **self._access)
         await self._insist(admin.__aenter__)
         stack.push_async_exit(admin)
 
@@ -161,7 +167,7 @@ class Bridge:
                 max_cached_bytes=connection.max_in_flight_bytes // rules,
                 _intervals=self._intervals,
                 _clock=self._clock,
-                **self._rules.account._asdict(),
+                **self._access,
             )
             consumer.subscribe(rule.topic, rule.tags)
             try:

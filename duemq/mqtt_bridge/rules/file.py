@@ -140,6 +140,7 @@ class _Reader:
             connection=connection,
             nameserver=file.nameserver,
             account=self._account(),
+            tls=self._tls_of_rocketmq(),
             delayed=delayed,
             status_topic=status_topic,
             inbound=tuple(inbound),
@@ -206,7 +207,7 @@ class _Reader:
         if mqtt.session_expiry != "never":
             expiry = self._seconds(("mqtt", "session_expiry"), mqtt.session_expiry, 1, NEVER_EXPIRES - 1)
         self._check_address()
-        tls = self._tls()
+        tls = self._tls(mqtt.tls, "mqtt", "tls")
         is_websocket = mqtt.websocket_path is not None
         default_port = (443 if tls else 80) if is_websocket else (8883 if tls else 1883)
         return Connection(
@@ -297,8 +298,8 @@ class _Reader:
         except UnicodeDecodeError:
             raise self._error(place, f"{path}: is no text in UTF-8") from None
 
-    def _tls(self) -> Tls | None:
-        tls = self._file.mqtt.tls
+    def _tls(self, tls: bool | TlsFiles, *table: str) -> Tls | None:
+        """Return the encryption of connections that `table` asks for."""
         if not tls:
             return None
         if tls is True:
@@ -309,13 +310,22 @@ class _Reader:
             if text is None:
                 files[name] = None
                 continue
-            with self._at("mqtt", "tls", name):
+            with self._at(*table, name):
                 files[name] = path = self._relative(text)
                 if not path.is_file() or not os.access(path, os.R_OK):
                     raise ArgumentError(f"{path}: is missing, or cannot be read")
         if files["key_file"] is not None and files["certificate_file"] is None:
-            raise self._error(("mqtt", "tls", "key_file"), "a key_file goes with a certificate_file")
+            raise self._error((*table, "key_file"), "a key_file goes with a certificate_file")
         return Tls(check_host=tls.check_host, **files)
+
+    def _tls_of_rocketmq(self) -> Tls | None:
+        tls = self._tls(self._file.tls, "tls")
+        if tls is not None:
+            try:
+                tls.context()
+            except OSError as error:
+                raise self._error(("tls",), f"the files of tls cannot be used: {error.strerror or error}") from None
+        return tls
 
     def _status_topic(self, client_id: str) -> str:
         file = self._file

@@ -6,6 +6,7 @@ neither.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,15 +42,30 @@ class DelayRefused(DueMQError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How the connection to the MQTT broker is encrypted. Files are PEM."""
+    """How connections are encrypted, to the MQTT broker or to RocketMQ. Files are PEM."""
 
     ca_file: Path | None
     """Certificates to trust; None: those that the system trusts."""
     certificate_file: Path | None
     key_file: Path | None
-    """The bridge's own certificate and its key, for an MQTT broker that asks for one; None without one."""
+    """The bridge's own certificate and its key, for a broker that asks for one; None without one."""
     check_host: bool
-    """Whether the MQTT broker's certificate is checked. False is for trials."""
+    """Whether the broker's certificate is checked. False is for trials."""
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context for connections to RocketMQ. Raises OSError (ssl.SSLError is one) if a file cannot be
+        used."""
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A self-signed certificate may be trusted by itself.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if not self.check_host:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate_file is not None:
+            # Without a password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(self.certificate_file, self.key_file, password=lambda: "")
+        return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +215,8 @@ class Rules:
     """RocketMQ's name servers, "host:port" joined by ;."""
     account: Keys
     """Keys of the bridge's account at RocketMQ's brokers."""
+    tls: Tls | None
+    """None: the connections to RocketMQ are not encrypted."""
     delayed: Delayed | None
     """None: the bridge does not delay messages."""
     status_topic: str

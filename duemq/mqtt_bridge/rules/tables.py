@@ -22,7 +22,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class TlsFiles(_Table, frozen=True):
-    """[mqtt.tls], or `tls = { ... }`."""
+    """[mqtt.tls] and [tls], or `tls = { ... }`."""
 
     ca_file: _Text | None = None
     certificate_file: _Text | None = None
@@ -101,6 +101,7 @@ class File(_Table, frozen=True):
     account_file: _Text | None = None
     access_key: _Text | None = None
     secret_key: _Text | None = None
+    tls: bool | TlsFiles = False
     delayed: Delayed = Delayed()
     status: Status = Status()
     to_rocketmq: tuple[ToRocketmq, ...] = ()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
 
+from duemq import Producer, PushConsumer
 from tests.interop.mqtt.environment import World, run
 from tests.peers import ports
 from tests.peers.broker import HOST
@@ -64,6 +67,33 @@ async def test_tls_with_user_and_password(tmp_path: Path, websocket: bool) -> No
         more += 'websocket_path = "/mqtt"\n' if websocket else ""
         await start_at(world, port, f'{more}tls = {{ ca_file = "{tmp_path}/ca.pem" }}')
         await goes_through(world)
+    finally:
+        await world.close()
+
+
+async def test_tls_to_rocketmq(tmp_path: Path) -> None:
+    await certificates(tmp_path)
+    broker = {"tls.server.mode": "enforcing", "tls.server.certPath": tmp_path / "ca.pem"}
+    world = World(tmp_path, broker={**broker, "tls.server.keyPath": tmp_path / "key.pem"})
+    try:
+        rules = f'[tls]\nca_file = "{tmp_path}/ca.pem"\n{RULES}[[to_mqtt]]\ntopic = "Out"\nmqtt_topic = "out"\n'
+        await world.start(rules)
+        tls = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        consumer = PushConsumer("tests", nameserver=world.broker.nameserver, from_="first", tls=tls)
+        consumer.subscribe("In")
+        async with world.client() as client, Producer(world.broker.nameserver, tls=tls) as producer, consumer:
+            await client.subscribe("#")
+            await client.publish("in/x", "to RocketMQ", qos=1)
+            assert (await consumer.receive()).body == b"to RocketMQ"
+            await client.publish("delayed/1ms/later", "delayed", qos=1)
+            await producer.send("Out", "to MQTT")
+            wanted = {("later", b"delayed"), ("out", b"to MQTT")}
+            async with asyncio.timeout(30):
+                async for message in client.messages:
+                    wanted.discard((message.topic.value, bytes(message.payload)))
+                    if not wanted:
+                        break
     finally:
         await world.close()
 
