@@ -70,10 +70,11 @@ class PushConsumer:
     `nameserver`: "host:port" of the name server, several joined by ;.
     `model`: "clustering", or "broadcasting": each member gets all messages. A broadcasting consumer has no retries, and
         its offsets are its own: in memory, or from run to run in `offset_file`.
-    `from_`: where to begin with a queue of which the group has no offset yet: "last", behind the messages there are;
-        "first", at the oldest; or at a time, a datetime with a time zone or seconds since the epoch. Queues that are
-        newer than the group's first start are read from their beginning. RocketMQ 4.9's brokers have a new group read
-        a young queue, which still has its first messages in memory, from its beginning, too, whatever this says.
+    `from_`: where to begin with a queue of which the group has no offset yet: "last", behind the messages there are
+        when `start` returns; "first", at the oldest; or at a time, a datetime with a time zone or seconds since the
+        epoch. Queues that are newer than the group's first start are read from their beginning. RocketMQ 4.9's brokers
+        have a new group read a young queue, which still has its first messages in memory, from its beginning, too,
+        whatever this says.
     `max_reconsume_times`: after so many retries a message goes to the dead-letter topic, %DLQ% and the group's name.
     `max_cached_messages`, `max_cached_bytes`: so much may be read and unfinished; then reading waits.
     `max_ahead`: so many messages of a queue may be finished beyond one that is not; then reading of that queue waits

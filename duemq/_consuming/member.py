@@ -78,34 +78,44 @@ class Starts:
     the start, or was given more queues, while this member ran or before (the group then has offsets in other queues).
     """
 
-    def __init__(self, start: Start, routes: Routes, offsets: OffsetStore) -> None:
+    def __init__(self, start: Start, routes: Routes, offsets: OffsetStore, api: GroupApi) -> None:
         self._start = start
         self._routes = routes
         self._offsets = offsets
-        self._old: dict[str, frozenset[MessageQueue]] = {}
-        """By topic: the queues for which `start` holds."""
-        self._looks = SingleFlight[frozenset[MessageQueue]]()
+        self._api = api
+        self._begins: dict[str, dict[MessageQueue, int]] = {}
+        """By topic: the offset that `start` meant when this member began with the topic, in each queue of that time."""
+        self._looks = SingleFlight[dict[MessageQueue, int]]()
 
     def begin_without(self, topic: str) -> None:
-        """Note that a topic did not exist at the start."""
-        self._old[topic] = frozenset()
+        """Note that a topic did not exist when the group began with it."""
+        self._begins.setdefault(topic, {})
 
-    async def find(self, queue: MessageQueue) -> Start:
-        """Return where to begin with a queue. Raises what the requests for the group's offsets raise."""
-        topic = queue.topic
-        if self._start == FIRST or topic.startswith(RETRY_PREFIX):
-            # A retry is never too old: it waited for this group.
-            return FIRST
-        if topic not in self._old:
-            self._old[topic] = await self._looks.get(topic, lambda: self._look(topic))
-        return self._start if queue in self._old[topic] else FIRST
+    async def begin_with(self, topic: str) -> None:
+        """Find where to begin with a topic's queues, so that all that is sent from now on is read. Raises what the
+        requests for offsets raise."""
+        if self._start != FIRST and not topic.startswith(RETRY_PREFIX) and topic not in self._begins:
+            self._begins[topic] = await self._looks.get(topic, lambda: self._look(topic))
 
-    async def _look(self, topic: str) -> frozenset[MessageQueue]:
+    async def find(self, queue: MessageQueue) -> int:
+        """Return the offset at which to begin with a queue. Raises what the requests for offsets raise."""
+        await self.begin_with(queue.topic)
+        begin = self._begins.get(queue.topic, {}).get(queue)
+        # A retry is never too old: it waited for this group.
+        return begin if begin is not None else await self._api.first_offset(queue)
+
+    async def _look(self, topic: str) -> dict[MessageQueue, int]:
         queues = (await self._routes.find(topic)).read_queues
-        for each in queues:
-            if await self._offsets.load(each) is not None:
-                return frozenset()
-        return frozenset(queues)
+        stored = await asyncio.gather(*(self._offsets.load(queue) for queue in queues))
+        if any(offset is not None for offset in stored):
+            return {}
+        begins = await asyncio.gather(*(self._position(queue) for queue in queues))
+        return dict(zip(queues, begins, strict=True))
+
+    async def _position(self, queue: MessageQueue) -> int:
+        if isinstance(self._start, int):
+            return await self._api.offset_at(queue, self._start)
+        return await self._api.end_offset(queue)
 
 
 class Member:
@@ -128,7 +138,7 @@ class Member:
         self._subscriptions: dict[str, Subscription] = {}
         self._readers: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
         self._allocated: set[str] = set()
-        self._starts = Starts(config.start, self._client.routes, self._offsets)
+        self._starts = Starts(config.start, self._client.routes, self._offsets, self._api)
         self._complaints = Complaints(log)
         self._tasks = Tasks()
         self._stopped = False
@@ -239,6 +249,7 @@ class Member:
                 if topic.startswith(RETRY_PREFIX):
                     self._allocated.add(topic)  # nothing was ever retried
                     continue
+                self._starts.begin_without(topic)
                 complete = False
                 self._complaints.raise_(f"waiting for {topic}", str(error))
             except DueMQError as error:
@@ -343,13 +354,22 @@ class Member:
         self._add(queue)
 
     async def _look_up_topics(self) -> None:
-        """Look once at all topics, so that a wrong address of the name server fails the start."""
-        for topic in self._subscriptions:
-            try:
-                await self._client.routes.find(topic)
-            except NoRouteError:
-                # Made after this start: its first messages are new even to those who want only new ones.
-                self._starts.begin_without(topic)
+        """Look once at all topics: a wrong address of the name server fails the start, and messages that are sent from
+        now on are not older than where the group begins."""
+        await asyncio.gather(*(self._look_up(topic) for topic in self._subscriptions))
+
+    async def _look_up(self, topic: str) -> None:
+        try:
+            await self._client.routes.find(topic)
+        except NoRouteError:
+            # Made after this start: its first messages are new even to those who want only new ones.
+            self._starts.begin_without(topic)
+            return
+        try:
+            await self._starts.begin_with(topic)
+        except DueMQError as error:
+            # A broker that cannot be asked now is asked again when its queues are read.
+            log.debug("where to begin with %s is not known yet: %s", topic, error)
 
     def _is_caught_up(self) -> bool:
         return self._allocated >= set(self._subscriptions) and all(

@@ -29,9 +29,9 @@ LAST: Final = "last"
 class QueueReader:
     """Pulls a queue and puts the messages into the inbox.
 
-    `subscription` is asked for before each pull, since it may change. `progressed` is called when something was read
-    or finished, `overtaken`, with this reader, when it ends because the group has gone on without it. `monotonic` is in
-    seconds.
+    `subscription` is asked for before each pull, since it may change; `start` for the offset at which to begin where
+    the group has none. `progressed` is called when something was read or finished, `overtaken`, with this reader, when
+    it ends because the group has gone on without it. `monotonic` is in seconds.
 
     A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
     gives its queues to other members, and perhaps back later. So a reader that has not heard from the broker for long
@@ -45,7 +45,7 @@ class QueueReader:
         offsets: OffsetStore,
         inbox: Inbox,
         subscription: Callable[[], Subscription],
-        start: Callable[[], Awaitable[Start]],
+        start: Callable[[], Awaitable[int]],
         broadcasting: bool,
         intervals: Intervals,
         clock: Clock,
@@ -241,10 +241,4 @@ class QueueReader:
         if stored is not None:
             self._committed = stored
             return stored
-        start = await self._start()
-        if start == FIRST:
-            return await self._api.first_offset(self.queue)
-        if start == LAST:
-            return await self._api.end_offset(self.queue)
-        assert isinstance(start, int)
-        return await self._api.offset_at(self.queue, start)
+        return await self._start()

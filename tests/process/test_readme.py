@@ -74,7 +74,7 @@ async def test_the_first_minute(tmp_path: Path) -> None:
         receiving.terminate()
         await receiving.wait()
     # The same in Python, right behind it: the message of a minute ago is not shown again.
-    (snippet,) = snippets(text)
+    snippet, without_async = snippets(text)
     for call, arguments in (("Producer(", ""), ('PushConsumer("readers", on_message', ", nameserver=NAMESERVER")):
         assert call in snippet
         snippet = snippet.replace(call, call + (arguments or "NAMESERVER"))
@@ -84,6 +84,15 @@ async def test_the_first_minute(tmp_path: Path) -> None:
     out, _ = await child.communicate()
     found = re.fullmatch(r"b'hello from the past' (\d+) ms late\n", out.decode())
     assert found is not None, out.decode()
+    program = without_async.replace("sync.Producer(", f"sync.Producer({broker.nameserver!r}")
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=PIPE, stderr=STDOUT)
+    out, _ = await child.communicate()
+    assert (child.returncode, out) == (0, b""), out.decode()
+    consumer = PushConsumer("scripts", nameserver=broker.nameserver, from_="first")
+    consumer.subscribe("greetings")
+    async with consumer, asyncio.timeout(30):
+        while (await consumer.receive()).body != b"hello from a script":
+            pass
     await broker.stop()
 
 

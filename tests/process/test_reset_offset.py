@@ -14,7 +14,7 @@ from tests.peers.duemq_broker import DuemqBroker
 async def test_our_consumer_goes_back_when_an_administrator_says_so(tmp_path: Path) -> None:
     broker = DuemqBroker(tmp_path)
     await broker.start()
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = PushConsumer("g", nameserver=broker.nameserver, from_="first")
     consumer.subscribe("demo")
 
     async def received(count: int) -> set[bytes]:

@@ -525,6 +525,16 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for_and_read_from_its_b
         assert bodies(await take(consumer, 1)) == [b"the first of all"]
 
 
+async def test_a_topic_that_is_subscribed_before_it_exists_is_read_from_its_beginning(broker: FakeBroker) -> None:
+    async with make_consumer(broker, from_="last") as consumer:
+        consumer.subscribe("later")
+        await broker.until(
+            lambda: any(each.ext["topic"] == "later" for each in broker.requests_of(RequestCode.GET_ROUTEINFO_BY_TOPIC))
+        )
+        await broker.store("later", b"the first of all")
+        assert bodies(await take(consumer, 1)) == [b"the first of all"]
+
+
 async def test_a_subscription_can_be_added_and_changed_later(broker: FakeBroker) -> None:
     await broker.store("demo", b"a", text=TAGS_A)
     await broker.store("other", b"b", text=TAGS_B)
@@ -572,6 +582,22 @@ async def test_a_new_group_begins_where_it_is_told(
         assert (await take(consumer, 1))[0].queue_offset == offset
     if isinstance(from_, int):
         assert broker.requests_of(code)[0].ext["timestamp"] == "1700000000000"
+
+
+async def test_what_is_sent_once_the_start_is_over_is_read(broker: FakeBroker) -> None:
+    await broker.store("demo", b"before")
+    async with make_consumer(broker, from_="last") as consumer:
+        await broker.store("demo", b"after")
+        assert bodies(await take(consumer, 1)) == [b"after"]
+
+
+async def test_a_broker_that_cannot_say_where_to_begin_is_asked_again(broker: FakeBroker) -> None:
+    await broker.store("demo", b"before")
+    broker.on(RequestCode.GET_MAX_OFFSET, failure(ResponseCode.SYSTEM_ERROR), success(OffsetResponse(offset=1)))
+    async with make_consumer(broker, from_="last") as consumer:
+        await consumer.caught_up()
+        await broker.store("demo", b"after")
+        assert bodies(await take(consumer, 1)) == [b"after"]
 
 
 async def test_a_new_group_asks_whether_it_has_offsets_and_not_for_zero(broker: FakeBroker) -> None:

@@ -1,0 +1,267 @@
+"""The client without async, for scripts, threads and notebooks: the same classes, whose methods wait.
+
+    from duemq import sync
+
+    with sync.Producer("127.0.0.1:9876") as producer:
+        producer.send("orders", b"remember", delay="1h30m")
+
+    with sync.PushConsumer("billing", nameserver="127.0.0.1:9876") as consumer:
+        consumer.subscribe("orders")
+        for message in consumer:
+            print(message.body)
+            message.ack()
+
+Any thread may call any method. The work is done by an event loop in a thread of its own, which all objects of this
+module share; it begins with the first call, in each process anew. Arguments, results and errors are those of the
+classes of the same names in `duemq`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import update_wrapper
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from duemq import admin as _admin
+from duemq import consumer as _consumer
+from duemq import messages as _messages
+from duemq import producer as _producer
+from duemq.errors import ArgumentError, ClosedError
+
+__all__ = ["Admin", "Producer", "PushConsumer", "ReceivedMessage"]
+
+A = TypeVar("A")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_DEFAULT_CONCURRENCY = 20
+
+
+class _Worker:
+    """The event loop of this process, and its thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="duemq sync", daemon=True)
+        self.thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, and return its result. It is cancelled if the wait is interrupted, as by Ctrl-C."""
+        if threading.current_thread() is self.thread:
+            work.close()
+            raise ArgumentError("call methods of duemq.sync from another thread than the one that runs callbacks")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_workers: list[_Worker] = []
+_lock = threading.Lock()
+
+
+def _worker() -> _Worker:
+    with _lock:
+        # A process that was forked has the objects of its parent's thread, but not the thread.
+        if not _workers or _workers[-1].pid != os.getpid():
+            _workers[:] = [_Worker()]
+        return _workers[-1]
+
+
+class _Facade(Generic[A]):
+    """An object of the client whose methods wait."""
+
+    _inner: A
+
+    def __enter__(self) -> Self:
+        _worker().run(self._inner.__aenter__())  # type: ignore[attr-defined]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _worker().run(self._inner.__aexit__(kind, error, trace))  # type: ignore[attr-defined]
+
+
+def _constructor(make: Callable[P, A]) -> Callable[Concatenate[_Facade[A], P], None]:
+    def construct(self: _Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self._inner = make(*args, **kwargs)
+
+    update_wrapper(construct, make)
+    return construct
+
+
+def _waiting(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Facade[A], P], T]:
+    """A method that waits for the result of the client's method."""
+
+    def call(self: _Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _worker().run(method(self._inner, *args, **kwargs))
+
+    update_wrapper(call, method)
+    return call
+
+
+class Producer(_Facade[_producer.Producer]):
+    """Sends messages; see `duemq.Producer`, whose arguments and methods it has."""
+
+    __init__ = _constructor(_producer.Producer)
+    start = _waiting(_producer.Producer.start)
+    close = _waiting(_producer.Producer.close)
+    send = _waiting(_producer.Producer.send)
+    send_oneway = _waiting(_producer.Producer.send_oneway)
+    send_batch = _waiting(_producer.Producer.send_batch)
+    recall = _waiting(_producer.Producer.recall)
+    cancel = _waiting(_producer.Producer.cancel)
+
+
+class Admin(_Facade[_admin.Admin]):
+    """Shows and changes messages that wait; see `duemq.Admin`, whose arguments and methods it has."""
+
+    __init__ = _constructor(_admin.Admin)
+    count = _waiting(_admin.Admin.count)
+    due_curve = _waiting(_admin.Admin.due_curve)
+    cancel = _waiting(_admin.Admin.cancel)
+    reschedule = _waiting(_admin.Admin.reschedule)
+    deliver_now = _waiting(_admin.Admin.deliver_now)
+
+    def pending(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+        """The messages that wait, one after the other; arguments as of `duemq.Admin.pending`."""
+        return _iterate(self._inner.pending(*args, **options))
+
+
+if TYPE_CHECKING:
+
+    class ReceivedMessage(_messages.ReceivedMessage):
+        """A message as a consumer gets it; see `duemq.ReceivedMessage`."""
+
+        def ack(self) -> None:  # type: ignore[override]
+            """The message is consumed."""
+
+        def retry(self, level: int = 0) -> None:  # type: ignore[override]
+            """Deliver the message again later."""
+
+else:
+
+    class ReceivedMessage:
+        """A message as a consumer gets it; see `duemq.ReceivedMessage`, all of whose attributes it has."""
+
+        __slots__ = ("_message",)
+
+        def __init__(self, message):
+            self._message = message
+
+        def __getattr__(self, name):
+            return getattr(self._message, name)
+
+        def __repr__(self):
+            return repr(self._message)
+
+        def ack(self):
+            """See `duemq.ReceivedMessage.ack`."""
+            return _worker().run(self._message.ack())
+
+        def retry(self, *args, **options):
+            """See `duemq.ReceivedMessage.retry`."""
+            return _worker().run(self._message.retry(*args, **options))
+
+
+Handler = Callable[[ReceivedMessage], object]
+
+
+class PushConsumer(_Facade[_consumer.PushConsumer]):
+    """Receives messages; see `duemq.PushConsumer`, whose arguments it has.
+
+    `on_message` is an ordinary function, which is called in threads, for up to `concurrency` messages at once. Without
+    a handler, call `receive` or loop over the consumer.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        on_message: Handler | None = None,
+        *,
+        concurrency: int = _DEFAULT_CONCURRENCY,
+        **options: Any,
+    ) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        call = None
+        if on_message is not None:
+            if not callable(on_message):
+                raise ArgumentError(f"the handler {on_message!r} is no function")
+            self._threads = threads = ThreadPoolExecutor(max(1, concurrency), f"duemq {group}")
+
+            async def call(message: _messages.ReceivedMessage) -> None:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(threads, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
+
+        self._inner = _consumer.PushConsumer(group, call, concurrency=concurrency, **options)
+
+    def subscribe(self, topic: str, tags: str = "*") -> None:
+        """See `duemq.PushConsumer.subscribe`."""
+
+        async def subscribe() -> None:
+            self._inner.subscribe(topic, tags)
+
+        _worker().run(subscribe())
+
+    start = _waiting(_consumer.PushConsumer.start)
+    commit = _waiting(_consumer.PushConsumer.commit)
+    caught_up = _waiting(_consumer.PushConsumer.caught_up)
+    wait_closed = _waiting(_consumer.PushConsumer.wait_closed)
+
+    def close(self) -> None:
+        """See `duemq.PushConsumer.close`."""
+        _worker().run(self._inner.close())
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def receive(self, timeout: float | None = None) -> ReceivedMessage:
+        """Return the next message, which then has to be settled with its `ack` or `retry`. Raises TimeoutError if none
+        comes within `timeout` seconds, and what `duemq.PushConsumer.receive` raises."""
+
+        async def receive() -> _messages.ReceivedMessage:
+            async with asyncio.timeout(timeout):
+                return await self._inner.receive()
+
+        return ReceivedMessage(_worker().run(receive()))  # type: ignore[call-arg, arg-type]
+
+    def receive_many(self, most: int, timeout: float | None = None) -> list[ReceivedMessage]:
+        """Return the next message, and up to `most` in all with those that are there. Otherwise as `receive`."""
+
+        async def receive() -> list[_messages.ReceivedMessage]:
+            async with asyncio.timeout(timeout):
+                return await self._inner.receive_many(most)
+
+        return [ReceivedMessage(each) for each in _worker().run(receive())]  # type: ignore[call-arg, arg-type]
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """The messages, until the consumer is closed."""
+        while True:
+            try:
+                message = self.receive()
+            except ClosedError:
+                return
+            yield message
+
+
+def _iterate(items: AsyncIterator[T]) -> Iterator[T]:
+    async def following() -> T | None:
+        return await anext(items, None)
+
+    while (item := _worker().run(following())) is not None:
+        yield item
