@@ -131,4 +131,4 @@ async def test_a_second_bridge_with_the_same_state_ends(world: World) -> None:
     second = type(world.bridge)(world.bridge.config.parent, world.mosquitto, world.broker.nameserver)
     line = await second.process.start("another bridge runs with", timeout=20)
     assert "state" in line
-    assert await second.process.stop() == 1
+    assert await second.process.ended() == 1
