@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import ssl
@@ -114,6 +115,8 @@ class Session(aiomqtt.Client):
         self._drained.set()
         self._out = bytearray()
         self._is_paused = False
+        self._pauses = 0
+        """Number of pauses."""
         self._why_broken: str | None = None
         self._wire = Wire(
             self._client, is_v5=self.is_v5, limit=limit, received=received, broken=self._set_broken, new_id=new_id
@@ -158,6 +161,7 @@ class Session(aiomqtt.Client):
     def pause(self) -> None:
         """Read nothing more until `resume`. Pings go out as before, so that the MQTT broker keeps the connection."""
         self._is_paused = True
+        self._pauses += 1
         sock = self._client.socket()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
@@ -192,7 +196,7 @@ class Session(aiomqtt.Client):
             )
         try:
             qos = 0 if options is not None else subscription.qos
-            codes = await self._unless_lost(self.subscribe(topic, qos, options))
+            codes = await self._unless_lost(self.subscribe(topic, qos, options, timeout=math.inf))
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot subscribe to {topic!r}: {error}") from None
         code = codes[0]
@@ -201,19 +205,24 @@ class Session(aiomqtt.Client):
     async def unsubscribe_from(self, topic: str) -> None:
         """End a subscription; `topic` as in `subscribe_to`. Raises MqttConnectionError."""
         try:
-            await self._unless_lost(self.unsubscribe(topic))
+            await self._unless_lost(self.unsubscribe(topic, timeout=math.inf))
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot unsubscribe from {topic!r}: {error}") from None
 
     async def _unless_lost(self, call: Coroutine[Any, Any, T]) -> T:
-        """Wait for an answer, but not when the connection is lost, which aiomqtt does not notice while it waits. Raises
-        MqttConnectionError."""
+        """Wait for an answer, but not when the connection is lost, which aiomqtt does not notice while it waits. The
+        time of pauses, in which no answer is read, does not count. Raises MqttConnectionError."""
         calling = asyncio.create_task(call)
         try:
-            await asyncio.wait((calling, self._lost), return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                raise MqttConnectionError(self._lost.result())
-            return await calling
+            while True:
+                pauses = self._pauses
+                await asyncio.wait((calling, self._lost), timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+                if calling.done():
+                    return await calling
+                if self.is_lost:
+                    raise MqttConnectionError(self._lost.result())
+                if not self._is_paused and pauses == self._pauses:
+                    raise MqttConnectionError("the MQTT broker does not answer")
         finally:
             calling.cancel()
             await asyncio.wait((calling,))
