@@ -146,7 +146,13 @@ class _Running:
                 ]
                 taking = tasks.create_task(self._take(), name="duemq from MQTT")
                 session = tasks.create_task(self._connect_forever(), name="duemq MQTT session")
-                await stopped.wait()
+                try:
+                    await stopped.wait()
+                except asyncio.CancelledError:
+                    # A cancelled wait_for of Python 3.11 goes on if it is over at the same time, so the session may not
+                    # notice that it was cancelled.
+                    self._has_to_leave.set()
+                    raise
                 self._inbound.close()
                 finishing = asyncio.gather(taking, self._window.drain())
                 with suppress(TimeoutError):
@@ -241,7 +247,8 @@ class _Running:
             self._inbound.connected(session)
             try:
                 async with session:
-                    await self._begin(session)
+                    if not self._has_to_leave.is_set():
+                        await self._begin(session)
                     failures = 0
                     self._complaints.resolve(_MQTT)
                     why = await self._lost_or_leaving(session)

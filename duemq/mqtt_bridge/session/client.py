@@ -215,13 +215,13 @@ class Session(aiomqtt.Client):
         calling = asyncio.create_task(call)
         try:
             while True:
-                pauses = self._pauses
+                pauses, was_paused = self._pauses, self._is_paused
                 await asyncio.wait((calling, self._lost), timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
                 if calling.done():
                     return await calling
                 if self.is_lost:
                     raise MqttConnectionError(self._lost.result())
-                if not self._is_paused and pauses == self._pauses:
+                if not was_paused and pauses == self._pauses:
                     raise MqttConnectionError("the MQTT broker does not answer")
         finally:
             calling.cancel()

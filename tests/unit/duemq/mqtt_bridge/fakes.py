@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from duemq.errors import DueMQError
+from duemq.errors import ArgumentError, DueMQError
 from duemq.messages import Message, MessageQueue, SendResult, SendStatus
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.rules.model import Rules
@@ -131,6 +131,9 @@ class FakeProducer:
         return (await self._store([{"topic": topic, "body": body, **options}]))[0]
 
     async def _store(self, stored: list[dict[str, Any]]) -> list[SendResult]:
+        queue = stored[0].get("queue")
+        if queue is not None and queue.topic != stored[0]["topic"]:
+            raise ArgumentError("`queue` has to be of the topic")  # as the real one
         self.on_send()
         self.has_begun.set()
         await self.may_go.wait()

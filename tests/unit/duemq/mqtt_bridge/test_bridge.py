@@ -176,10 +176,9 @@ async def test_the_subscriptions_do_not_wait_for_rocketmq(
 
 
 async def test_subscriptions_are_made_though_what_arrives_first_fills_the_bridge(
-    broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, tmp_path: Path
 ) -> None:
-    """Nothing more is read then, so no SUBACK either; the connection is not given up for that."""
-    monkeypatch.setattr("duemq.mqtt_bridge.session.client.TIMEOUT", 0.01)
+    """Nothing more is read then, so no SUBACK either."""
     away = Away(broker)
     waiting = [
         packets.encode_publish(
@@ -226,3 +225,22 @@ async def test_rules_that_rocketmqs_clients_refuse_end_it(
         with pytest.raises(ArgumentError, match="never"):
             async with asyncio.timeout(10):
                 await running.task
+
+
+async def test_what_waits_in_the_bridge_outlives_the_session(broker: FakeBroker, tmp_path: Path) -> None:
+    away = Away(broker)
+    async with peer() as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address):
+        await mqtt_broker.until(0x80)
+        message = packets.encode_publish(
+            "in/a", b"x", qos=1, retain=False, packet_id=1, properties=packets.NO_PROPERTIES
+        )
+        mqtt_broker.send(bytes(message))
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        assert mqtt_broker.writer is not None
+        mqtt_broker.writer.close()
+        await mqtt_broker.until(0x80, 2)
+        await away.come()
+        await broker.until(lambda: any(name == "In" and queue for (name, _), queue in broker.queues.items()))
+        await mqtt_broker.until(packets.PUBLISH, 2 * TOLD + 1)
+        assert not [first for first, _ in mqtt_broker.received if first & 0xF0 == packets.PUBACK]
+    away.close()

@@ -415,6 +415,18 @@ async def test_a_message_that_expires_while_it_waits_here_is_dropped(tmp_path: P
         assert (sorted(producer.bodies), at.status.counters.expired) == ([b"lives longer", b"x"], 2)
 
 
+async def test_it_is_dropped_too_if_it_had_expired_before_it_was_due(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, topic=f"delayed/@{NOW // 1000 + 10}/a", expiry=8)])
+        at.passed.append(3)
+        at.producer.may_go.set()
+        await at.session.until(2)
+        assert (len(at.producer.messages), at.status.counters.expired) == (1, 1)
+
+
 async def test_one_that_rocketmq_has_stored_is_not_counted_as_expired(tmp_path: Path) -> None:
     producer = FakeProducer(failures=[(RequestTimeoutError("a", "send", 3.0), True)])
     async with bench(tmp_path, producer=producer) as at:
@@ -469,10 +481,11 @@ async def test_what_waits_here_is_sent_when_the_mqtt_broker_has_lost_the_session
         at.inbound.received([message(2, b"second", qos), message(3, b"third", qos)])
         at.journal.forget_session()
         at.connect(FakeSession(is_present=False))
-        at.inbound.received([message(2, b"second", qos)])
         at.producer.may_go.set()
-        await at.session.until(1)
-        assert at.session.acks() == [(PUBACK if qos == 1 else PUBREC, 2, 0)]
+        async with asyncio.timeout(10):
+            while len(at.producer.messages) < 3:
+                await asyncio.sleep(0)
+        assert await at.acks(message(2, b"second", qos)) == [(PUBACK if qos == 1 else PUBREC, 2, 0)]
         assert at.producer.bodies == [b"first", b"second", b"third", b"second"]
 
 
