@@ -114,6 +114,8 @@ class Session(aiomqtt.Client):
         self._drained = asyncio.Event()
         self._drained.set()
         self._out = bytearray()
+        self._is_given_up = False
+        """Whether the connection is no longer wanted, though the thread that makes it may not have ended."""
         self._is_paused = False
         self._pauses = 0
         """Number of pauses."""
@@ -129,8 +131,20 @@ class Session(aiomqtt.Client):
             self._wire.cut()
             raise MqttConnectionError(f"no connection to the MQTT broker {self._address}: {error}") from None
         except BaseException:
+            self._is_given_up = True
             self._wire.cut()
             raise
+
+    def _client_connect(self) -> None:
+        # Runs in a thread, and to its end even if the session is cancelled meanwhile.
+        try:
+            super()._client_connect()
+        finally:
+            self._loop.call_soon_threadsafe(self._cut_if_given_up)
+
+    def _cut_if_given_up(self) -> None:
+        if self._is_given_up:
+            self._wire.cut()
 
     async def __aexit__(self, *_: object) -> None:
         """Send DISCONNECT if there is a connection, and close it. The MQTT broker keeps the session. Does not raise."""
@@ -281,7 +295,7 @@ class Session(aiomqtt.Client):
         self._loop.call_soon_threadsafe(self._watch, sock)
 
     def _watch(self, sock: PahoSocket) -> None:
-        if self._wire.is_open(sock):
+        if self._wire.is_open(sock) and not self._is_given_up:
             _set_no_delay(sock.fileno())
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
             self._misc_task = self._loop.create_task(self._misc_loop())
