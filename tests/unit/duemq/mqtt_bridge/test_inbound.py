@@ -245,6 +245,22 @@ async def test_a_sender_that_chooses_a_forbidden_topic_is_refused(tmp_path: Path
         assert [each["topic"] for each in producer.messages] == ["in-b"]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_while_the_account_is_wrong_a_topic_of_the_senders_choice_waits_too(tmp_path: Path, qos: int) -> None:
+    wrong = AccessDeniedError(1, "Check signature failed for accessKey=in-a", "a")
+    producer = FakeProducer(failures=[(wrong, False)] * 3)
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        await at.acks(message(1, qos=qos))
+        assert (producer.bodies, at.status.counters.refused) == ([b"x"], 0)
+
+
+async def test_a_topic_of_the_senders_choice_is_refused_with_access_control_of_rocketmq_5_too(tmp_path: Path) -> None:
+    text = "User:bridge has no permission to access Topic:in-a from 127.0.0.1, no matched policies"
+    producer = FakeProducer(failures=[(AccessDeniedError(3004, text, "a"), False)])
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        assert await at.acks(message(1)) == [(PUBACK, 1, 0x87)]
+
+
 async def test_it_is_refused_too_where_the_end_of_the_queue_may_not_be_asked(tmp_path: Path) -> None:
     producer = FakeProducer(denied={"in-a": DENIED})
     async with bench(tmp_path, TEMPLATED, producer=producer) as at:
