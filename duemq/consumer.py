@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, get_args
 
-from duemq._consuming.inbox import Inbox
-from duemq._consuming.member import Member, MemberConfig
+from duemq._consuming.member import Listener, Member, MemberConfig, Target
 from duemq._consuming.offsets import LocalOffsets
 from duemq._consuming.reader import FIRST, LAST, Start
 from duemq._consuming.subscription import ALL_TAGS
+from duemq._consuming.workers import Handler, Workers
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
@@ -37,11 +36,12 @@ from duemq.messages import MessageQueue, ReceivedMessage
 
 Model = Literal["clustering", "broadcasting"]
 From = Literal["first", "last"] | Time
-Handler = Callable[[ReceivedMessage], Awaitable[object]]
+
+Position = Literal["first", "last"]
 
 MAX_CONCURRENCY: Final = 1000
-
-log = logging.getLogger("duemq.consumer")
+HANDLER_TIMEOUT: Final = 900.0
+"""Seconds: RocketMQ's consumeTimeout."""
 
 
 class PushConsumer:
@@ -76,10 +76,20 @@ class PushConsumer:
         have a new group read a young queue, which still has its first messages in memory, from its beginning, too,
         whatever this says.
     `max_reconsume_times`: after so many retries a message goes to the dead-letter topic, %DLQ% and the group's name.
+    `ordered`: the messages of a queue, such as those with the same sharding key, are handled one after the other, in
+        their order, by one member at a time: the members lock the queues at the broker. A message that fails is tried
+        again in its place, after a second, and holds up its queue until it succeeds or goes to the dead letters. All
+        members of a group have to be ordered, or none.
+    `handler_timeout`: a handler that takes longer, in seconds, is cancelled, with a line in the log, and its message
+        retried. None: it may take any time.
+    `on_assigned`, `on_revoked`: coroutine functions that are called with the queues that this member gets, before it
+        reads them, and gives away, before another member can get them: then nothing more of them is handed out, and
+        offsets can still be stored. The queues wait until they return, for `close_timeout` at most. An error is logged.
     `max_cached_messages`, `max_cached_bytes`: so much may be read and unfinished; then reading waits.
     `max_ahead`: so many messages of a queue may be finished beyond one that is not; then reading of that queue waits
         for it. After a crash they would be delivered again.
-    `close_timeout`: how long `close` waits for handlers, in seconds.
+    `close_timeout`: how long `close` waits for handlers, in seconds; and an ordered consumer for that of a queue which
+        it gives away.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
     `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
@@ -97,6 +107,10 @@ class PushConsumer:
         model: Model = "clustering",
         from_: From = "last",
         max_reconsume_times: int = 16,
+        ordered: bool = False,
+        handler_timeout: float | None = HANDLER_TIMEOUT,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
         concurrency: int = 20,
         max_cached_messages: int = 1000,
         max_cached_bytes: int = 64 * 1024 * 1024,
@@ -114,11 +128,11 @@ class PushConsumer:
         _check_options(group, on_message, model, concurrency, offset_file)
         if max_ahead < 1:
             raise ArgumentError(f"max_ahead={max_ahead}: allowed are numbers from 1 on")
+        if handler_timeout is not None and not handler_timeout > 0:
+            raise ArgumentError(f"handler_timeout={handler_timeout}: give seconds, more than 0, or None")
+        _check_listeners(on_assigned=on_assigned, on_revoked=on_revoked)
         self.group = group
-        self._on_message = on_message
-        self._concurrency = concurrency
         self._close_timeout = close_timeout
-        self._inbox = Inbox(max_cached_messages, max_cached_bytes)
         config = MemberConfig(
             group=group,
             nameserver=nameserver,
@@ -126,6 +140,12 @@ class PushConsumer:
             start=_read_start(from_),
             max_reconsume_times=max_reconsume_times,
             max_ahead=max_ahead,
+            max_cached_messages=max_cached_messages,
+            max_cached_bytes=max_cached_bytes,
+            ordered=ordered,
+            close_timeout=close_timeout,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
             intervals=_intervals or Intervals(),
             signer=signer_of(access_key, secret_key),
@@ -133,8 +153,19 @@ class PushConsumer:
             clock=_clock,
             monotonic=_monotonic,
         )
-        self._member = Member(config, self._inbox)
-        self._workers: set[asyncio.Task[None]] = set()
+        self._member = Member(config)
+        self._inbox = self._member.inbox
+        self._workers: Workers | None = None
+        if on_message is not None:
+            self._workers = Workers(
+                group,
+                on_message,
+                self._inbox,
+                concurrency=concurrency,
+                timeout=handler_timeout,
+                intervals=config.intervals,
+            )
+        self._starting = asyncio.Lock()
         self._state: Literal["new", "running", "closing"] = "new"
         self._closed = asyncio.Event()
 
@@ -164,14 +195,15 @@ class PushConsumer:
         self._member.subscribe(topic, tags)
 
     async def start(self) -> None:
-        """Join the group and begin to receive. Raises ConnectError or RequestTimeoutError if no name server answers."""
-        if self._state != "new":
-            raise ClosedError("a consumer is started only once")
-        await self._member.start()
-        self._state = "running"
-        if self._on_message is not None:
-            work = (self._work(self._on_message) for _ in range(self._concurrency))
-            self._workers = {asyncio.create_task(each, name=f"duemq {self.group}") for each in work}
+        """Join the group and begin to receive. Raises ConnectError or RequestTimeoutError if no name server answers;
+        it can be tried again then."""
+        async with self._starting:
+            if self._state != "new":
+                raise ClosedError("a consumer is started only once")
+            await self._member.start()
+            self._state = "running"
+            if self._workers is not None:
+                self._workers.start()
 
     async def close(self) -> None:
         """Take no more messages, wait for the handlers that run, store the offsets, and leave the group.
@@ -187,7 +219,8 @@ class PushConsumer:
             self._inbox.close()
             if started:
                 await self._member.stop_reading()
-                await self._end_workers()
+                if self._workers is not None:
+                    await self._workers.end(self._close_timeout)
                 await self._member.leave()
         finally:
             self._closed.set()
@@ -202,7 +235,7 @@ class PushConsumer:
         May be cancelled without losing a message. Raises ClosedError once the consumer is closed, and where it has a
         handler.
         """
-        if self._on_message is not None:
+        if self._workers is not None:
             raise ClosedError("this consumer gives its messages to its handler")
         if self._state == "new":
             raise ClosedError("start the consumer first: async with ...")
@@ -230,52 +263,74 @@ class PushConsumer:
         """
         await self._member.caught_up()
 
+    async def seek(
+        self,
+        target: Target,
+        position: Position | None = None,
+        *,
+        offset: int | None = None,
+        time: Time | None = None,
+    ) -> None:
+        """Go on elsewhere in a queue, or in all queues of a topic that are this member's now.
+
+        Give one of `position`, "first", the oldest message, or "last", behind the newest one; `offset`, a queue offset;
+        and `time`: at about the first message that was stored then or later, a datetime with a time zone or seconds
+        since the epoch. An offset at which the queue has no message is moved to the nearest one.
+
+        What was read and is not finished is dropped: such a message is `lost`, and what becomes of it does not matter.
+        The new offset is stored at once, for the group; where the broker cannot be reached, later, which is logged. For
+        all queues of a group each member has to call it. Right after `start` it waits for the queues.
+
+        Raises ArgumentError for a queue that is another member's and for a topic that is not subscribed to;
+        NoRouteError for a topic that does not exist; ClosedError; and the errors of a broker that is asked.
+        """
+        if self._state != "running":
+            raise ClosedError("start the consumer first: async with ...")
+        given = [
+            name for name, value in (("position", position), ("offset", offset), ("time", time)) if value is not None
+        ]
+        if len(given) != 1:
+            raise ArgumentError(f"{' and '.join(given) or 'nothing'} given: give one of position, offset and time")
+        if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
+            raise ArgumentError(f"offset={offset!r}: give a number, 0 or more")
+        if position is not None and position not in get_args(Position):
+            raise ArgumentError(f"position={position!r}: write 'first' or 'last', or give offset= or time=")
+        start: Start | None = time_ms(time) if time is not None else position
+        await self._member.seek(_checked_target(target), start, offset)
+
+    def pause(self, *targets: Target) -> None:
+        """Hand out nothing more of queues or topics until `resume`; without arguments, of all that are subscribed to
+        now. The queues stay this member's. Handlers that run go on.
+
+        It holds for a queue also if that goes to another member and comes back. Retries come through the topic %RETRY%
+        and the group's name, which is paused by itself. Raises ArgumentError.
+        """
+        self._member.pause([_checked_target(target) for target in targets])
+
+    def resume(self, *targets: Target) -> None:
+        """Go on with queues or topics that were paused; without arguments, with all. Raises ArgumentError."""
+        self._member.resume([_checked_target(target) for target in targets])
+
     @property
-    def queues(self) -> frozenset[MessageQueue]:
-        """The queues that this member reads now, the group's retry queues among them."""
-        return self._member.queues
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that this member reads now. Those of the group's retry topic, which it may read too, are not
+        listed."""
+        return self._member.assignment
 
-    async def _work(self, on_message: Handler) -> None:
-        while (message := await self._inbox.get()) is not None:
-            if await self._succeeds(on_message, message):
-                await message.ack()
-            else:
-                await message.retry()
 
-    async def _succeeds(self, on_message: Handler, message: ReceivedMessage) -> bool:
-        try:
-            result = on_message(message)
-            if not inspect.isawaitable(result):
-                raise TypeError(f"the handler {on_message!r} returned {result!r} in place of something to await")
-            await result
-        except asyncio.CancelledError:
-            # Of this worker, by `close`; or only of something that the handler waited for.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            log.warning("the handler failed at %r: something that it waited for was cancelled", message)
-            return False
-        except Exception:
-            # The handler's own affair, whatever it is: the message is tried again.
-            log.warning("the handler failed at %r", message, exc_info=True)
-            return False
-        return True
+def _checked_target(target: Target) -> Target:
+    if isinstance(target, MessageQueue):
+        return target
+    if not isinstance(target, str):
+        raise ArgumentError(f"{target!r} is neither a topic nor a MessageQueue")
+    checks.check_topic(target)
+    return target
 
-    async def _end_workers(self) -> None:
-        # A handler may have called close: it cannot be waited for.
-        running = self._workers - {asyncio.current_task()}
-        if not running:
-            return
-        _, late = await asyncio.wait(running, timeout=self._close_timeout)
-        if late:
-            log.warning(
-                "%d handlers did not end within %g s; their messages will be delivered again",
-                len(late),
-                self._close_timeout,
-            )
-            for task in late:
-                task.cancel()
-            await asyncio.wait(late)
+
+def _check_listeners(**listeners: Listener | None) -> None:
+    for name, listener in listeners.items():
+        if listener is not None and not _may_be_async(listener):
+            raise ArgumentError(f"{name}={listener!r} is no async function: write `async def`")
 
 
 def _check_options(
@@ -292,7 +347,7 @@ def _check_options(
         raise ArgumentError("only a broadcasting consumer keeps its offsets in a file; the broker has the others'")
 
 
-def _may_be_async(handler: Handler) -> bool:
+def _may_be_async(handler: Handler | Listener) -> bool:
     """Whether a handler may return something to await: all but a `def` that does not say so in its annotation, which is
     most likely an `async def` that lacks its first word."""
     if not callable(handler):

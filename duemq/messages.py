@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
 from duemq._net.compression import unpack
+from duemq._values.times import Span, span_ms
+from duemq.errors import ArgumentError
 from duemq.protocol.records import message_id, properties
 from duemq.protocol.records.record import StoredMessage
 
@@ -166,8 +168,11 @@ class Settler(Protocol):
     async def ack(self, message: ReceivedMessage) -> None:
         """It is consumed."""
 
-    async def retry(self, message: ReceivedMessage, level: int) -> None:
-        """It is to be delivered again."""
+    async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
+        """It is to be delivered again, after the delay of a level, or so many ms later."""
+
+    async def dead_letter(self, message: ReceivedMessage) -> None:
+        """It is given up."""
 
 
 class ReceivedMessage:
@@ -177,6 +182,7 @@ class ReceivedMessage:
         "_body",
         "_settler",
         "_stored",
+        "_tries",
         "properties",
         "queue",
         "receive_time_ms",
@@ -184,9 +190,12 @@ class ReceivedMessage:
         "topic",
     )
 
-    def __init__(self, stored: StoredMessage, queue: MessageQueue, receive_time_ms: int, settler: Settler) -> None:
+    def __init__(
+        self, stored: StoredMessage, queue: MessageQueue, receive_time_ms: int, settler: Settler, tries: int = 0
+    ) -> None:
         self._stored = stored
         self._settler = settler
+        self._tries = tries
         self._body: bytes | None = None
         self.properties: dict[str, str] = stored.properties
         """All properties, those of RocketMQ among them."""
@@ -198,7 +207,7 @@ class ReceivedMessage:
         self.receive_time_ms: int = receive_time_ms
         """When this client received it, ms since the epoch."""
         self.settled: bool = False
-        """Whether ack or retry was called."""
+        """Whether ack, retry or dead_letter was called."""
 
     def __repr__(self) -> str:
         return f"<ReceivedMessage {self.message_id} {self.queue} offset {self.queue_offset}>"
@@ -262,8 +271,9 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it has been delivered to this group before."""
-        return self._stored.reconsume_times
+        """How often it has been delivered to this group before; with an ordered consumer, with the times that this
+        member tried it in its place."""
+        return self._stored.reconsume_times + self._tries
 
     @property
     def delay_level(self) -> int | None:
@@ -301,21 +311,56 @@ class ReceivedMessage:
         return self._settler.dropped
 
     async def ack(self) -> None:
-        """Say that it is consumed: it is not delivered to the group again. Later calls of ack or retry do nothing.
+        """Say that it is consumed: it is not delivered to the group again. Later calls of ack, retry or dead_letter do
+        nothing.
 
         For a consumer without a handler; a handler need only return.
         """
         await self._settler.ack(self)
 
-    async def retry(self, level: int = 0) -> None:
-        """Have it delivered to the group again, after the delay of `level`; later calls of ack or retry do nothing.
+    async def retry(self, level: int = 0, *, delay: Span | None = None) -> None:
+        """Have it delivered to the group again; later calls of ack, retry or dead_letter do nothing.
 
-        Level 0 lets the broker choose a longer one each time (10 s, 30 s, 1 min ...); level -1 gives it up: to the
-        dead-letter queue. After `max_reconsume_times` retries it goes there anyway. A broadcasting consumer has no
-        retries: the message is dropped. Does not raise when the broker cannot be reached: it is then
-        delivered again by this client.
+        `delay`: after so long, never earlier: seconds, a timedelta, or text such as "5m". The broker delays a retry by
+            one of its levels (1s 5s 10s 30s 1m 2m ... 10m 20m 30m 1h 2h by default): the shortest that is not shorter
+            than `delay`. Raises DelayError, and nothing is settled, where all are shorter, or the broker does not tell
+            its levels.
+        `level`: after the delay of this level, the first being 1. Level 0, the default, lets the broker choose a longer
+            one each time (10 s, 30 s, 1 min ...); level -1 is `dead_letter`.
+
+        After `max_reconsume_times` retries it goes to the dead letters anyway. An ordered consumer tries the message
+        again in its place, after exactly `delay`, by default 1 s; nothing else of its queue is handled before, and
+        levels from 1 on are an ArgumentError. A broadcasting consumer that is not ordered has no retries: the message
+        is dropped, with a line in the log.
+
+        Where the broker cannot be reached, this client handles the message again itself, after `delay`, and after 5 s
+        at least. Raises ArgumentError for a `delay` that is none, and for both of `level` and `delay`.
         """
-        await self._settler.retry(self, level)
+        delay_ms = None if delay is None else span_ms(delay)
+        if delay_ms is not None and level:
+            raise ArgumentError("level and delay contradict each other; give one of them")
+        if level < 0:
+            await self._settler.dead_letter(self)
+        else:
+            await self._settler.retry(self, level, delay_ms)
+
+    async def dead_letter(self) -> None:
+        """Give it up: it goes to the dead letters at once, the topic %DLQ% and the group's name, where it stays until
+        somebody reads it. Later calls of ack, retry or dead_letter do nothing.
+
+        A broadcasting consumer has no dead letters: the message is dropped, with a line in the log. Where the broker
+        cannot be reached, this client handles the message again itself.
+        """
+        await self._settler.dead_letter(self)
+
+    @property
+    def tries(self) -> int:
+        """How often this member tried it in its place before; 0 but with an ordered consumer."""
+        return self._tries
+
+    def again(self, tries: int) -> ReceivedMessage:
+        """The same message, not settled, for one more try by this client; `tries`: how often it tried in all."""
+        return ReceivedMessage(self._stored, self.queue, self.receive_time_ms, self._settler, tries)
 
     def _number(self, name: str) -> int | None:
         text = self.properties.get(name, "")

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from duemq._consuming.subscription import Subscription
 from duemq._net.client import Client, typed_body, typed_header
 from duemq._net.routes import PRIMARY, Route
-from duemq.errors import DueMQError, NoRouteError, NotFoundError, PeerError
-from duemq.messages import MessageQueue, ReceivedMessage
+from duemq._producing.delay import DelaySpec
+from duemq._producing.delay_tables import DelayTables
+from duemq._values.durations import format_duration
+from duemq.errors import DelayError, DueMQError, NoRouteError, NotFoundError, PeerError
+from duemq.messages import RETRY_PREFIX, MessageQueue, ReceivedMessage
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RecordError
+from duemq.protocol.frames import fastjson
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage
-from duemq.protocol.requests.bodies import ConsumerIdList
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import ConsumerIdList, LockBatch, LockedQueues
 from duemq.protocol.requests.headers import (
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
@@ -66,6 +72,7 @@ class GroupApi:
         self._client = client
         self._group = group
         self._max_reconsume_times = max_reconsume_times
+        self._delays = DelayTables(client)
         self._pull_from: dict[MessageQueue, int] = {}
         """Broker id to pull a queue from, where the broker suggested a replica."""
 
@@ -153,6 +160,41 @@ class GroupApi:
             max_reconsume_times=self._max_reconsume_times,
         )
         await self._client.call(await self._address(message.queue), RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+    async def retry_level(self, queue: MessageQueue, delay_ms: int) -> int:
+        """The shortest level that delays a retry by `delay_ms` or longer at the queue's broker. Raises DelayError where
+        none does: the broker would take the longest one."""
+        address = await self._address(queue)
+        # Asked as for a level, since a retry can have no timer. The retry topic may have levels of its own.
+        delays = await self._delays.find(address, RETRY_PREFIX + self._group, DelaySpec(level=1))
+        levels = delays.valid_levels_ms
+        long_enough = [(level_ms, number) for number, level_ms in enumerate(levels, 1) if level_ms >= delay_ms]
+        if long_enough:
+            return min(long_enough)[1]
+        if not levels:
+            raise DelayError(f"the broker {address} does not tell its delay levels: give one with level=", levels)
+        raise DelayError(
+            f"the broker {address} cannot delay a retry by {format_duration(delay_ms)}: its longest delay level is "
+            f"{format_duration(max(levels))}. Give a shorter delay, or send the message anew with the delay",
+            levels,
+        )
+
+    async def lock(self, broker: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Lock queues of one broker for this member, or renew their locks. Gives those that it holds now."""
+        address, body = await self._lock_request(broker, queues)
+        answer = await self._client.call(address, RequestCode.LOCK_BATCH_MQ, None, body)
+        held = typed_body(answer, LockedQueues, address).queues or ()
+        return {MessageQueue(each.topic, each.broker_name, each.queue_id) for each in held}
+
+    async def unlock(self, broker: str, queues: Iterable[MessageQueue]) -> None:
+        """Unlock queues of one broker."""
+        address, body = await self._lock_request(broker, queues)
+        await self._client.call(address, RequestCode.UNLOCK_BATCH_MQ, None, body)
+
+    async def _lock_request(self, broker: str, queues: Iterable[MessageQueue]) -> tuple[str, bytes]:
+        wanted = sorted(queues)
+        listed = [bodies.MessageQueue(broker, queue.queue_id, queue.topic) for queue in wanted]
+        return await self._address(wanted[0]), fastjson.dumps(LockBatch(self._group, self._client.client_id, listed))
 
     async def leave(self) -> None:
         """Tell all brokers that this member is gone, so that the others take over its queues at once."""

@@ -7,43 +7,65 @@ the bounds may be exceeded by one pull of each queue: at most 32 messages, 256 K
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from duemq.messages import ReceivedMessage
+from duemq.messages import MessageQueue, ReceivedMessage
 
 
 class Inbox:
-    """Messages to be handled, bounded by their number and by the bytes of their records."""
+    """Messages to be handled, in no certain order, bounded by their number and by the bytes of their records.
+
+    Messages of a paused queue are set aside and do not count: they must not take the room of the other queues.
+    """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
         self._waiting: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
+        self._paused: dict[MessageQueue, deque[ReceivedMessage]] = {}
+        """What is set aside, by paused queue."""
         self._room = asyncio.Event()
         self._room.set()
         self._closed = False
         self.messages = 0
-        """Put in and not released yet."""
+        """Put in and not released yet, without those of paused queues."""
         self.bytes = 0
         """Of their records."""
 
-    async def wait_for_room(self) -> None:
-        """Wait until there is room for another pull."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is handed out any more."""
+        return self._closed
+
+    async def wait_for_room(self, queue: MessageQueue) -> None:
+        """Wait until there is room for another pull of a queue."""
         await self._room.wait()
 
-    def put(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Messages that were just read."""
+    def put(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Messages of one queue that were just read."""
+        if self._closed or not messages:
+            return
+        aside = self._paused.get(messages[0].queue)
+        if aside is not None:
+            aside.extend(messages)
+            return
+        self._count(messages, 1)
+        for message in messages:
+            self._waiting.put_nowait(message)
+
+    def put_again(self, message: ReceivedMessage, again: ReceivedMessage, seconds: float) -> None:
+        """A message that was handed out and is not released is to be handed out as `again`, after a pause."""
+        if not self._closed:
+            asyncio.get_running_loop().call_later(seconds, self._put_again, again)
+
+    def _put_again(self, message: ReceivedMessage) -> None:
         if self._closed:
             return
-        for message in messages:
-            self.messages += 1
-            self.bytes += message.stored_size
-            self._waiting.put_nowait(message)
-        self._update_room()
-
-    def put_again(self, message: ReceivedMessage) -> None:
-        """A message that was handled without success and is not released yet."""
-        if not self._closed:
+        if message.queue in self._paused:
+            self._count((message,), -1)
+            self._paused[message.queue].append(message)
+        else:
             self._waiting.put_nowait(message)
 
     async def get(self) -> ReceivedMessage | None:
@@ -73,19 +95,45 @@ class Inbox:
 
     def release(self, message: ReceivedMessage) -> None:
         """A message is finished, one way or another."""
-        self.messages -= 1
-        self.bytes -= message.stored_size
-        self._update_room()
+        self._count((message,), -1)
+
+    def pause(self, queue: MessageQueue) -> None:
+        """Hand out nothing more of a queue until `resume`."""
+        if self._closed or queue in self._paused:
+            return
+        aside, others = deque[ReceivedMessage](), list[ReceivedMessage]()
+        while not self._waiting.empty():
+            message = self._waiting.get_nowait()
+            assert message is not None
+            (aside if message.queue == queue else others).append(message)
+        for message in others:
+            self._waiting.put_nowait(message)
+        self._paused[queue] = aside
+        self._count(aside, -1)
+
+    def resume(self, queue: MessageQueue) -> None:
+        """Hand out the messages of a queue again. Nothing changes where it is not paused."""
+        aside = self._paused.pop(queue, None)
+        if aside:
+            self.put(aside)
+
+    def discard(self, queue: MessageQueue) -> None:
+        """Drop what waits of a queue whose messages are lost; it is not paused any more."""
+        self._paused.pop(queue, None)  # of those that are not set aside, `get` looks at each
 
     def close(self) -> None:
         """Drop what nobody has got yet, and tell those who wait that there will be nothing more."""
         self._closed = True
+        self._paused.clear()
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._waiting.put_nowait(None)
 
-    def _update_room(self) -> None:
-        if self.messages < self._max_messages and self.bytes < self._max_bytes:
+    def _count(self, messages: Iterable[ReceivedMessage], sign: int) -> None:
+        for message in messages:
+            self.messages += sign
+            self.bytes += sign * message.stored_size
+        if self.messages < self.max_messages and self.bytes < self.max_bytes:
             self._room.set()
         else:
             self._room.clear()

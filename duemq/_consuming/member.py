@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +19,8 @@ from typing import Final
 from duemq._consuming.allocation import allocate_averagely
 from duemq._consuming.group import BrokerOffsets, GroupApi
 from duemq._consuming.inbox import Inbox
+from duemq._consuming.lanes import OrderedInbox
+from duemq._consuming.locks import QueueLocks
 from duemq._consuming.offsets import OffsetStore
 from duemq._consuming.reader import FIRST, LAST, QueueReader, Start
 from duemq._consuming.subscription import ALL_TAGS, Subscription, make_subscription
@@ -29,7 +31,7 @@ from duemq._net.routes import Route, Routes
 from duemq._net.single_flight import SingleFlight
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
-from duemq.errors import ClosedError, DueMQError, NoRouteError
+from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError
 from duemq.messages import RETRY_PREFIX, MessageQueue
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.errors import ProtocolError
@@ -41,6 +43,12 @@ from duemq.protocol.requests.signature import Signer
 
 _FROM_WHERE: Final = {FIRST: "CONSUME_FROM_FIRST_OFFSET", LAST: "CONSUME_FROM_LAST_OFFSET"}
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
+
+Listener = Callable[[frozenset[MessageQueue]], Awaitable[object]]
+"""Is told of queues that a member gets, or gives away."""
+
+Target = MessageQueue | str
+"""A queue, or a topic: all its queues."""
 
 log = logging.getLogger("duemq.consumer")
 
@@ -55,6 +63,12 @@ class MemberConfig:
     start: Start
     max_reconsume_times: int
     max_ahead: int
+    max_cached_messages: int
+    max_cached_bytes: int
+    ordered: bool
+    close_timeout: float
+    on_assigned: Listener | None
+    on_revoked: Listener | None
     local_offsets: OffsetStore | None
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
     intervals: Intervals = field(default_factory=Intervals)
@@ -109,21 +123,29 @@ class Starts:
         stored = await asyncio.gather(*(self._offsets.load(queue) for queue in queues))
         if any(offset is not None for offset in stored):
             return {}
-        begins = await asyncio.gather(*(self._position(queue) for queue in queues))
+        begins = await asyncio.gather(*(self.position(queue, self._start) for queue in queues))
         return dict(zip(queues, begins, strict=True))
 
-    async def _position(self, queue: MessageQueue) -> int:
-        if isinstance(self._start, int):
-            return await self._api.offset_at(queue, self._start)
-        return await self._api.end_offset(queue)
+    async def position(self, queue: MessageQueue, start: Start) -> int:
+        """Return the offset that a start means in a queue now. Raises what the requests for offsets raise."""
+        if isinstance(start, int):
+            return await self._api.offset_at(queue, start)
+        return await (self._api.first_offset(queue) if start == FIRST else self._api.end_offset(queue))
 
 
 class Member:
-    """Reads this member's share of the queues into `inbox`."""
+    """Reads this member's share of the queues into its inbox.
 
-    def __init__(self, config: MemberConfig, inbox: Inbox) -> None:
+    Which queues it has is changed by one task only, the rebalance; what replaces a queue's reader leaves that alone.
+    """
+
+    def __init__(self, config: MemberConfig) -> None:
         self._config = config
-        self._inbox = inbox
+        self._ordered_inbox: OrderedInbox | None = None
+        if config.ordered:
+            self._ordered_inbox = OrderedInbox(config.max_cached_messages, config.max_cached_bytes)
+        self.inbox: Inbox = self._ordered_inbox or Inbox(config.max_cached_messages, config.max_cached_bytes)
+        """What was read and is not finished."""
         self._client = Client(
             config.nameserver,
             codec=config.codec,
@@ -140,7 +162,15 @@ class Member:
         self._allocated: set[str] = set()
         self._starts = Starts(config.start, self._client.routes, self._offsets, self._api)
         self._complaints = Complaints(log)
+        self._locks: QueueLocks | None = None
+        if config.ordered and not config.broadcasting:
+            self._locks = QueueLocks(self._api, config.intervals, config.monotonic, self._complaints)
+        self._paused: set[Target] = set()
+        """Queues and topics that the caller paused."""
+        self._held_back: set[MessageQueue] = set()
+        """Queues that are about to be taken or given away: nothing of them is handed out."""
         self._tasks = Tasks()
+        self._lock_tasks = Tasks()
         self._stopped = False
         self._announce = False
         self._change = asyncio.Event()
@@ -163,15 +193,19 @@ class Member:
         self._change.set()
 
     async def start(self) -> None:
-        """Join the group. Raises the errors of a failing name server; waits for a topic that does not exist."""
+        """Join the group. Raises the errors of a failing name server, and can be tried again then; waits for a topic
+        that does not exist."""
         try:
             await self._client.start()
             await self._look_up_topics()
         except BaseException:
-            await self._client.close()
+            await self._client.stop()
             raise
-        self._tasks.start(self._rebalance_forever(), "duemq rebalance")
-        self._tasks.start(self._commit_forever(), "duemq commits")
+        intervals = self._config.intervals
+        self._tasks.supervise(self._rebalance_forever, "duemq rebalance", intervals)
+        self._tasks.supervise(self._commit_forever, "duemq commits", intervals)
+        if self._locks is not None:
+            self._lock_tasks.supervise(self._renew_locks_forever, "duemq locks", intervals)
 
     async def stop_reading(self) -> None:
         """Keep the queues, but read nothing more of them."""
@@ -180,17 +214,63 @@ class Member:
         await self._tasks.close()
 
     async def leave(self) -> None:
-        """Store the offsets, tell the brokers, and end all connections. Does not raise."""
+        """Give the queues away: store the offsets, tell the brokers, and end all connections. Does not raise."""
+        queues = frozenset(self._readers)
         try:
+            await self._tell(self._config.on_revoked, "on_revoked", queues)
             await self.commit()
+            await self._lock_tasks.close()
+            if self._locks is not None:
+                await self._locks.unlock(queues)
             await self._api.leave()
         finally:
+            await self._lock_tasks.close()
             await self._client.close()
 
+    def pause(self, targets: Collection[Target]) -> None:
+        """See `PushConsumer.pause`."""
+        self._paused.update(targets or self._subscriptions)
+        self._apply_pauses(self._readers)
+
+    def resume(self, targets: Collection[Target]) -> None:
+        """See `PushConsumer.resume`."""
+        if not targets:
+            self._paused.clear()
+        for target in targets:
+            self._paused.discard(target)
+            if isinstance(target, str):
+                self._paused -= {each for each in self._paused if _topic_of(each) == target}
+            elif target.topic in self._paused:
+                # The other queues of a topic that was paused as a whole stay paused.
+                self._paused.discard(target.topic)
+                self._paused |= {queue for queue in self._readers if queue.topic == target.topic and queue != target}
+        self._apply_pauses(self._readers)
+
+    async def seek(self, target: Target, position: Start | None, offset: int | None) -> None:
+        """See `PushConsumer.seek`. `position`: "first", "last", or a time in ms since the epoch."""
+        topic = _topic_of(target)
+        if topic not in self._subscriptions:
+            raise ArgumentError(f"{topic} is not subscribed to")
+        await self._client.routes.find(topic)
+        while topic not in self._allocated and not any(queue.topic == topic for queue in self._readers):
+            self._check_running()
+            self._progress.clear()
+            await self._progress.wait()
+        self._check_running()
+        queues = [queue for queue in self._readers if target in (queue, queue.topic)]
+        if not queues and isinstance(target, MessageQueue):
+            raise ArgumentError(f"{target} is another member's now, or does not exist: see `assignment`")
+        if offset is not None:
+            found = [offset] * len(queues)
+        else:
+            assert position is not None
+            found = list(await asyncio.gather(*(self._starts.position(queue, position) for queue in queues)))
+        await self._go_elsewhere(dict(zip(queues, found, strict=True)), "as this consumer's seek says")
+
     @property
-    def queues(self) -> frozenset[MessageQueue]:
-        """The queues that this member has now."""
-        return frozenset(self._readers)
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that this member has now, without those of the retry topic."""
+        return frozenset(queue for queue in self._readers if not queue.topic.startswith(RETRY_PREFIX))
 
     @property
     def committed(self) -> dict[MessageQueue, int]:
@@ -201,8 +281,7 @@ class Member:
     async def caught_up(self) -> None:
         """See `PushConsumer.caught_up`."""
         while not self._is_caught_up():
-            if self._stopped:
-                raise ClosedError("the consumer is closed")
+            self._check_running()
             self._progress.clear()
             await self._progress.wait()
 
@@ -256,7 +335,7 @@ class Member:
                 complete = False
                 self._complaints.raise_(f"waiting for {topic}", str(error))
             else:
-                await self._update(topic, mine)
+                complete = await self._update(topic, mine) and complete
                 self._allocated.add(topic)
                 self._complaints.resolve(f"waiting for {topic}")
         self._progress.set()
@@ -271,25 +350,111 @@ class Member:
         members = await self._api.members(route)
         return allocate_averagely(route.read_queues, members, self._client.client_id)
 
-    async def _update(self, topic: str, mine: Iterable[MessageQueue]) -> None:
+    async def _update(self, topic: str, mine: Iterable[MessageQueue]) -> bool:
+        """Give away and take queues of a topic. Gives whether this member has all that are its own now: another one may
+        still hold the lock of one."""
         wanted = set(mine)
-        async with self._moving:
-            await self._catch_up_with_group()
-            had = {queue for queue in self._readers if queue.topic == topic}
-            if wanted == had:
-                return
-            log.info("%s now reads %d queues of %s, before %d", self._config.group, len(wanted), topic, len(had))
-            for queue in had - wanted:
-                await self._drop(queue)
-            for queue in sorted(wanted - had):
-                self._add(queue)
+        had = {queue for queue in self._readers if queue.topic == topic}
+        lost = had - wanted
+        if self._locks is not None:
+            lost |= {queue for queue in had if self._readers[queue][0].dropped}
+        if lost:
+            await self._give_away(frozenset(lost))
+        news = wanted - (had - lost)
+        if news and self._locks is not None:
+            news = await self._locks.lock(news)
+        if news:
+            await self._take(frozenset(news))
+        has = (had - lost) | news
+        if has != had:
+            log.info("%s now reads %d queues of %s, before %d", self._config.group, len(has), topic, len(had))
+        return has == wanted
 
-    def _add(self, queue: MessageQueue) -> None:
+    async def _give_away(self, queues: frozenset[MessageQueue]) -> None:
+        self._held_back |= queues
+        self._apply_pauses(queues)
+        try:
+            busy = await self._wait_until_idle(queues)
+            await self._tell(self._config.on_revoked, "on_revoked", queues)
+            async with self._moving:
+                await self._catch_up_with_group()
+                for queue in queues:
+                    await self._drop(queue)
+        finally:
+            self._held_back -= queues
+        if self._locks is not None:
+            if busy:
+                # The next member would overtake the handler: it gets the queue when the lock has expired.
+                log.warning("handlers of %s have not ended: its lock is left to expire", ", ".join(map(str, busy)))
+            self._locks.forget(busy)
+            await self._locks.unlock(queues - busy)
+
+    async def _wait_until_idle(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Wait until an ordered consumer's handlers of queues have ended, of which nothing more is handed out. Gives
+        the queues of those that take longer than `close_timeout`."""
+        inbox = self._ordered_inbox
+        if inbox is None:
+            return set()
+        try:
+            async with asyncio.timeout(self._config.close_timeout):
+                for queue in queues:
+                    await inbox.idle(queue)
+        except TimeoutError:
+            return {queue for queue in queues if not inbox.is_idle(queue)}
+        return set()
+
+    async def _take(self, queues: frozenset[MessageQueue]) -> None:
+        self._held_back |= queues
+        try:
+            async with self._moving:
+                for queue in sorted(queues):
+                    self._add(queue)
+            self._progress.set()
+            await self._tell(self._config.on_assigned, "on_assigned", queues)
+        finally:
+            self._held_back -= queues
+            self._apply_pauses(queues)
+
+    async def _tell(self, listener: Listener | None, name: str, queues: frozenset[MessageQueue]) -> None:
+        """Tell a listener of queues. It must not hold up the group: what it raises, or takes too long for, is
+        logged."""
+        queues = frozenset(queue for queue in queues if not queue.topic.startswith(RETRY_PREFIX))
+        if listener is None or not queues:
+            return
+        try:
+            async with asyncio.timeout(self._config.close_timeout):
+                await listener(queues)
+        except TimeoutError:
+            log.warning("%s did not return within %g s, and was cancelled", name, self._config.close_timeout)
+        except Exception:
+            # The caller's own affair, whatever it is: the queues go where they belong.
+            log.exception("%s failed", name)
+
+    async def _renew_locks_forever(self) -> None:
+        assert self._locks is not None
+        while True:
+            await asyncio.sleep(self._config.intervals.lock)
+            await self._locks.lock(list(self._readers))
+            if any(reader.dropped for reader, _ in self._readers.values()):
+                self._change.set()  # the rebalance gives these queues away, and asks for their locks again
+
+    def _apply_pauses(self, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            if queue not in self._readers:
+                continue
+            reader, _ = self._readers[queue]
+            if queue in self._paused or queue.topic in self._paused or queue in self._held_back:
+                reader.pause()
+            else:
+                reader.resume()
+
+    def _add(self, queue: MessageQueue, begin: int | None = None) -> None:
+        locks = self._locks
         reader = QueueReader(
             queue,
             api=self._api,
             offsets=self._offsets,
-            inbox=self._inbox,
+            inbox=self.inbox,
             subscription=lambda: self._subscriptions[queue.topic],
             start=lambda: self._starts.find(queue),
             broadcasting=self._config.broadcasting,
@@ -300,14 +465,21 @@ class Member:
             overtaken=self._overtaken,
             complaints=self._complaints,
             max_ahead=self._config.max_ahead,
+            ordered=self._config.ordered,
+            max_reconsume_times=self._config.max_reconsume_times,
+            is_locked=None if locks is None else lambda: locks.holds(queue),
+            begin=begin,
         )
-        self._readers[queue] = reader, self._tasks.start(reader.run(), f"duemq reader {queue}")
+        task = self._tasks.supervise(reader.run, f"duemq reader {queue}", self._config.intervals)
+        self._readers[queue] = reader, task
+        self._apply_pauses((queue,))
 
     async def _drop(self, queue: MessageQueue) -> None:
         reader, task = self._readers.pop(queue)
         offset = reader.offset_to_commit(even_unchanged=False)
         reader.dropped = True
         task.cancel()
+        self.inbox.discard(queue)
         if offset is not None:
             await self._save({queue: offset})
 
@@ -342,6 +514,9 @@ class Member:
         queue = reader.queue
         if queue not in self._readers or self._readers[queue][0] is not reader:
             return
+        if self._locks is not None and not self._locks.holds(queue):
+            self._change.set()  # the rebalance asks for its lock before it is read again
+            return
         log.warning(
             "%s had heard nothing of %s for over %g s, and the group has gone on without it: reading on from the "
             "group's offset",
@@ -350,7 +525,9 @@ class Member:
             self._config.intervals.expiry,
         )
         _, task = self._readers.pop(queue)
+        reader.dropped = True
         task.cancel()
+        self.inbox.discard(queue)
         self._add(queue)
 
     async def _look_up_topics(self) -> None:
@@ -370,6 +547,10 @@ class Member:
         except DueMQError as error:
             # A broker that cannot be asked now is asked again when its queues are read.
             log.debug("where to begin with %s is not known yet: %s", topic, error)
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise ClosedError("the consumer is closed")
 
     def _is_caught_up(self) -> bool:
         return self._allocated >= set(self._subscriptions) and all(
@@ -398,21 +579,20 @@ class Member:
             if queue in self._readers:
                 self._readers[queue][0].committed(offset)
 
-    async def _go_elsewhere(self, offsets: dict[MessageQueue, int]) -> None:
-        """Continue at other offsets in the queues of this member, as an administrator asked. Messages that are read and
-        not finished are dropped."""
+    async def _go_elsewhere(self, offsets: dict[MessageQueue, int], why: str) -> None:
+        """Continue at other offsets in the queues of this member. Messages that are read and not finished are
+        dropped."""
         async with self._moving:
             mine = {queue: offset for queue, offset in offsets.items() if queue in self._readers}
             for queue in mine:
                 reader, task = self._readers.pop(queue)
                 reader.dropped = True
                 task.cancel()
-            await self._save(mine)
+                self.inbox.discard(queue)
             for queue, offset in sorted(mine.items()):
-                log.info(
-                    "%s now reads %s from offset %d on, as an administrator said", self._config.group, queue, offset
-                )
-                self._add(queue)
+                log.info("%s now reads %s from offset %d on, %s", self._config.group, queue, offset, why)
+                self._add(queue, offset)
+            await self._save(mine)
 
     # --- the brokers' side ----------------------------------------------------------------------------------------
 
@@ -443,4 +623,8 @@ class Member:
         if header.group != self._config.group or self._stopped:
             return
         offsets = {MessageQueue(at.topic, at.broker_name, at.queue_id): offset for at, offset in table.items()}
-        self._tasks.start(self._go_elsewhere(offsets), "duemq reset of offsets")
+        self._tasks.start(self._go_elsewhere(offsets, "as an administrator said"), "duemq reset of offsets")
+
+
+def _topic_of(target: Target) -> str:
+    return target if isinstance(target, str) else target.topic

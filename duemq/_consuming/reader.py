@@ -14,7 +14,7 @@ from duemq._consuming.subscription import Subscription
 from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
-from duemq.errors import DueMQError
+from duemq.errors import ArgumentError, DelayError, DueMQError
 from duemq.messages import MessageQueue, ReceivedMessage
 
 log = logging.getLogger("duemq.consumer")
@@ -25,13 +25,17 @@ Start = Literal["first", "last"] | int
 FIRST: Final = "first"
 LAST: Final = "last"
 
+DEAD_LETTER: Final = -1
+"""The delay level that has a message moved to the dead letters."""
+
 
 class QueueReader:
     """Pulls a queue and puts the messages into the inbox.
 
     `subscription` is asked for before each pull, since it may change; `start` for the offset at which to begin where
-    the group has none. `progressed` is called when something was read or finished, `overtaken`, with this reader, when
-    it ends because the group has gone on without it. `monotonic` is in seconds.
+    the group has none; `begin` is that offset whatever the group has, or None. `progressed` is called when something
+    was read or finished, `overtaken`, with this reader, when it ends because the group has gone on without it.
+    `monotonic` is in seconds. `is_locked`, of an ordered consumer, tells whether no other member can have the queue.
 
     A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
     gives its queues to other members, and perhaps back later. So a reader that has not heard from the broker for long
@@ -54,13 +58,21 @@ class QueueReader:
         overtaken: Callable[[QueueReader], None],
         complaints: Complaints,
         max_ahead: int,
+        ordered: bool,
+        max_reconsume_times: int,
+        is_locked: Callable[[], bool] | None,
+        begin: int | None,
     ) -> None:
         self._max_ahead = max_ahead
         self._not_too_far_ahead = asyncio.Event()
         self.queue = queue
-        self.dropped = False
-        """Whether another member has the queue now, or had it meanwhile: its messages are neither handled nor committed
-        any more."""
+        self._dropped = False
+        self._ordered = ordered
+        self._max_reconsume_times = max_reconsume_times
+        self._is_locked = is_locked
+        self._begin = begin
+        self._may_read = asyncio.Event()
+        self._may_read.set()
         self._api = api
         self._offsets = offsets
         self._inbox = inbox
@@ -79,6 +91,28 @@ class QueueReader:
         """When the broker last told something of this queue."""
         self._end: int | None = None
         self._hold = False
+
+    @property
+    def dropped(self) -> bool:
+        """Whether another member has the queue now, or had it meanwhile: its messages are neither handled nor committed
+        any more."""
+        if self._is_locked is not None and not self._dropped and not self._is_locked():
+            self._dropped = True
+        return self._dropped
+
+    @dropped.setter
+    def dropped(self, dropped: bool) -> None:
+        self._dropped = dropped
+
+    def pause(self) -> None:
+        """Read nothing more until `resume`."""
+        self._may_read.clear()
+        self._inbox.pause(self.queue)
+
+    def resume(self) -> None:
+        """Read on."""
+        self._may_read.set()
+        self._inbox.resume(self.queue)
 
     @property
     def caught_up(self) -> bool:
@@ -129,23 +163,68 @@ class QueueReader:
             message.settled = True
             self._finish(message)
 
-    async def retry(self, message: ReceivedMessage, level: int) -> None:
+    async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
         """See `ReceivedMessage.retry`."""
         if message.settled:
+            return
+        if self._ordered:
+            await self._retry_in_place(message, level, delay_ms)
             return
         message.settled = True
         if self._broadcasting:
             log.warning("dropping %r: a broadcasting consumer has no retries", message)
-        elif not self.dropped:
+            self._finish(message)
+            return
+        if delay_ms is not None and not self.dropped:
+            try:
+                level = await self._api.retry_level(self.queue, delay_ms)
+            except DelayError:
+                message.settled = False
+                raise
+            except DueMQError as error:
+                self._keep(message, error, delay_ms)
+                return
+        await self._send_back(message, level, delay_ms or 0)
+
+    async def dead_letter(self, message: ReceivedMessage) -> None:
+        """See `ReceivedMessage.dead_letter`."""
+        if message.settled:
+            return
+        message.settled = True
+        if self._broadcasting:
+            log.warning("dropping %r: a broadcasting consumer has no dead letters", message)
+            self._finish(message)
+            return
+        await self._send_back(message, DEAD_LETTER, 0)
+
+    async def _retry_in_place(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
+        if level:
+            raise ArgumentError("an ordered consumer tries a message again in its place: give delay=, and no level")
+        if 0 <= self._max_reconsume_times <= message.reconsume_times:
+            await self.dead_letter(message)
+            return
+        message.settled = True
+        if self.dropped:
+            self._finish(message)
+            return
+        pause = self._intervals.retry_in_place if delay_ms is None else delay_ms / 1000
+        self._inbox.put_again(message, message.again(message.tries + 1), pause)
+
+    async def _send_back(self, message: ReceivedMessage, level: int, delay_ms: int) -> None:
+        if not self.dropped:
             try:
                 await self._api.send_back(message, level)
             except DueMQError as error:
-                pause = self._intervals.retry_here
-                log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
-                message.settled = False
-                asyncio.get_running_loop().call_later(pause, self._inbox.put_again, message)
+                self._keep(message, error, delay_ms)
                 return
         self._finish(message)
+
+    def _keep(self, message: ReceivedMessage, error: DueMQError, delay_ms: int) -> None:
+        """Have a message that cannot be sent back handled again here, after `delay_ms` at least."""
+        pause = max(self._intervals.retry_here, delay_ms / 1000)
+        log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
+        # A new object: the present one is settled for those who have it.
+        self._inbox.put_again(message, message.again(message.tries), pause)
 
     def _finish(self, message: ReceivedMessage) -> None:
         self._inbox.release(message)
@@ -188,7 +267,8 @@ class QueueReader:
             self._tracker = OffsetTracker(offset)
             self._heard_at = self._monotonic()
         await self._wait_for_the_slowest(self._tracker)
-        await self._inbox.wait_for_room()
+        await self._inbox.wait_for_room(self.queue)
+        await self._may_read.wait()
         await self._pull(self._tracker)
 
     async def _wait_for_the_slowest(self, tracker: OffsetTracker) -> None:
@@ -237,6 +317,8 @@ class QueueReader:
         self._inbox.put(wanted)
 
     async def _find_start(self) -> int:
+        if self._begin is not None:
+            return self._begin
         stored = await self._offsets.load(self.queue)
         if stored is not None:
             self._committed = stored

@@ -74,7 +74,15 @@ class Client:
     async def start(self) -> None:
         """Make sure that a name server answers, and begin to send heartbeats. Raises what `NameServers.ask` does."""
         await self._nameservers.check(timeout=self.intervals.connect_timeout)
-        self.tasks.start(self._keep_up(), "duemq heartbeats")
+        self.tasks.supervise(self._keep_up, "duemq heartbeats", self.intervals)
+        self.tasks.supervise(self._look_for_silence, "duemq looks for silent brokers", self.intervals)
+
+    async def stop(self) -> None:
+        """End the background tasks and all connections; the client can be started again."""
+        await self.tasks.close()
+        for pool in (self._brokers, self._nameserver_pool):
+            for address in pool.addresses:
+                pool.drop(address)
 
     async def close(self) -> None:
         """End the background tasks and all connections."""
@@ -143,6 +151,13 @@ class Client:
             await self.routes.refresh()
             await self.beat(self._brokers.addresses)
 
+    async def _look_for_silence(self) -> None:
+        """Ask brokers for a sign of life that have told nothing for some time though something is asked of them: a
+        machine that is gone, or a process that hangs, closes no connection."""
+        while True:
+            await asyncio.sleep(self.intervals.silence)
+            await self.beat(self._brokers.silent(self.intervals.silence))
+
     async def _connect(self, address: str) -> Connection:
         return await connect(
             address,
@@ -176,6 +191,13 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
+    def supervise(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, intervals: Intervals
+    ) -> asyncio.Task[None]:
+        """Run `work` until it returns or `close` is called. Whatever it fails with is logged, and it begins anew after
+        a pause."""
+        return self.start(_insist(work, name, intervals), name)
+
     async def close(self) -> None:
         """Cancel all and wait until they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -187,6 +209,24 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("the task %s failed", task.get_name(), exc_info=task.exception())
+
+
+async def _insist(work: Callable[[], Coroutine[Any, Any, None]], name: str, intervals: Intervals) -> None:
+    loop, failures = asyncio.get_running_loop(), 0
+    while True:
+        begin = loop.time()
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            # Of this task; or only of something that the work waited for.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            log.exception("the task %s failed, and begins anew", name)
+        except Exception:
+            log.exception("the task %s failed, and begins anew", name)
+        failures = failures + 1 if loop.time() - begin < intervals.longest_pause else 1
+        await asyncio.sleep(intervals.pause(failures))
 
 
 def typed_header(answer: Command, header_type: type[H], address: str) -> H:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import re
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Final, Literal, cast, get_args
@@ -32,6 +33,14 @@ MAX_IN_FLIGHT: Final = 16_384
 """Most requests of one connection that wait for their answers; a further one waits for its turn."""
 
 DEFAULT_PORT: Final = 9876
+
+_KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""An idle connection to a machine that is gone ends after 25 s; while something is asked, `Client` looks itself."""
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
@@ -58,11 +67,18 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._end_reason: tuple[type[ConnectionLostError | PeerError], str] | None = None
         self._lost = asyncio.Event()
+        self._heard_at = asyncio.get_running_loop().time()
+        """When the peer last sent something, in seconds of the loop's clock."""
 
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent."""
         return self._transport is not None and self._end_reason is None
+
+    @property
+    def silence(self) -> float:
+        """How long ago the peer sent something, in seconds, while a request waits for an answer; 0 where none does."""
+        return asyncio.get_running_loop().time() - self._heard_at if self._pending else 0.0
 
     async def request(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> Command:
         """Send a request and wait for the answer, whatever its code. `timeout` in seconds.
@@ -132,9 +148,14 @@ class Connection(asyncio.Protocol):
         """Keep the transport."""
         # The cast is needed since uvloop's transports are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            for level, option, value in _KEEP_ALIVE:
+                connected.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         """Cut the data into frames, and pass on the responses and requests in them."""
+        self._heard_at = asyncio.get_running_loop().time()
         for frame in self._frames.receive_data(data):
             try:
                 command = frame_codec.decode(frame)

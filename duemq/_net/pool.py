@@ -41,6 +41,14 @@ class Pool:
         """Addresses to which there is a connection now."""
         return [address for address, connection in self._connections.items() if connection.is_open]
 
+    def silent(self, seconds: float) -> list[str]:
+        """Addresses of open connections over which nothing has come for some time, though something is asked."""
+        return [
+            address
+            for address, connection in self._connections.items()
+            if connection.is_open and connection.silence > seconds
+        ]
+
     def drop(self, address: str) -> None:
         """Close the connection to an address, so that the next use opens a new one."""
         connection = self._connections.pop(address, None)

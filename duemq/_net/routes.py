@@ -117,6 +117,9 @@ class NameServers:
             try:
                 answer = await (await self._connection(address, share)).request(code, header, timeout=share)
             except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+                if isinstance(error, RequestTimeoutError):
+                    # It may be gone without having closed the connection.
+                    self._pool.drop(address)
                 if attempt == count - 1:
                     raise
                 log.warning("%s; asking the next name server", error)

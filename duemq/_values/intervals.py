@@ -49,6 +49,18 @@ class Intervals:
     retry_here: float = 5.0
     """Time until a message is handled again that could be neither handled nor sent back to the broker."""
 
+    retry_in_place: float = 1.0
+    """Time until an ordered consumer handles a message again that was handled without success."""
+
+    lock: float = 20.0
+    """Time between renewals of the locks on an ordered consumer's queues."""
+
+    lock_life: float = 30.0
+    """Time after its renewal for which a lock counts. The broker's lasts for 60 s."""
+
+    silence: float = 5.0
+    """Time without a word from a broker of which something is asked, until it is asked for a sign of life."""
+
     def pause(self, failures: int) -> float:
         """Return the seconds to wait after a number of failures in a row, counted from 1."""
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 20))

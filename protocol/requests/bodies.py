@@ -125,6 +125,12 @@ class LockBatch(msgspec.Struct, rename="camel", gc=False):
     mq_set: list[MessageQueue] | None = None
 
 
+class LockedQueues(msgspec.Struct, gc=False):
+    """Body of the answer to LOCK_BATCH_MQ (41): those of the queues that the client holds now."""
+
+    queues: list[MessageQueue] | None = msgspec.field(name="lockOKMQSet", default=None)
+
+
 def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
     """Encode the body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to INVOKE_BROKER_TO_RESET_OFFSET (222):
     the queue offset at which a group is to go on, for each queue. `as_list`: in the form that the C++ client reads."""

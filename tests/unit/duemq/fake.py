@@ -77,6 +77,7 @@ class FakeBroker:
     queues: dict[tuple[str, int], list[StoredMessage]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     members: list[str] = field(default_factory=list)
+    locks: dict[tuple[str, str, int], str] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     overrides: dict[int, Handler] = field(default_factory=dict)
     connections: list[FakeConnection] = field(default_factory=list)
@@ -209,6 +210,19 @@ class FakeBroker:
     def list_members(self, request: Request) -> Answer:
         return success(body=fastjson.dumps({"consumerIdList": self.members}))
 
+    def lock(self, request: Request) -> Answer:
+        held = []
+        for key, client, queue in locked(request):
+            if self.locks.setdefault(key, client) == client:
+                held.append(queue)
+        return success(body=fastjson.dumps({"lockOKMQSet": held}))
+
+    def unlock(self, request: Request) -> Answer:
+        for key, client, _ in locked(request):
+            if self.locks.get(key) == client:
+                del self.locks[key]
+        return success()
+
     def send(self, request: Request) -> Answer:
         header = request.send_header()
         stored = self.append(
@@ -280,6 +294,8 @@ HANDLERS: dict[int, Callable[[FakeBroker, Request], Answer | Awaitable[Answer]]]
     RequestCode.HEART_BEAT: FakeBroker.heartbeat,
     RequestCode.UNREGISTER_CLIENT: FakeBroker.unregister,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: FakeBroker.list_members,
+    RequestCode.LOCK_BATCH_MQ: FakeBroker.lock,
+    RequestCode.UNLOCK_BATCH_MQ: FakeBroker.unlock,
     RequestCode.SEND_MESSAGE_V2: FakeBroker.send,
     RequestCode.SEND_BATCH_MESSAGE: FakeBroker.send_batch,
     RequestCode.PULL_MESSAGE: FakeBroker.pull,
@@ -346,6 +362,13 @@ class FakeConnection(asyncio.Protocol):
     def send(self, command: Command, header_codec: int) -> None:
         if not self.transport.is_closing():
             self.transport.write(codec.encode(command, header_codec))
+
+
+def locked(request: Request) -> list[tuple[tuple[str, str, int], str, dict[str, Any]]]:
+    """Of each queue of a request for locks: group, topic and queue id; the client; and the queue as it was written."""
+    body = fastjson.loads(request.body)
+    group, client = body["consumerGroup"], body["clientId"]
+    return [((group, each["topic"], each["queueId"]), client, each) for each in body["mqSet"]]
 
 
 def success(header: Header | None = None, body: bytes = b"") -> Command:

@@ -62,7 +62,7 @@ async def test_messages_of_all_queues_are_received_and_committed_when_acknowledg
     async with make_consumer(broker) as consumer:
         messages = await take(consumer, 3)
         assert bodies(messages) == [b"a", b"b", b"c"]
-        assert consumer.queues == {MessageQueue("demo", "broker-a", number) for number in range(4)}
+        assert consumer.assignment == {MessageQueue("demo", "broker-a", number) for number in range(4)}
         for message in messages:
             await message.ack()
         await consumer.caught_up()
@@ -286,11 +286,11 @@ async def test_queues_are_shared_and_taken_over_when_a_member_leaves(broker: Fak
     broker.members.append(LAST_MEMBER)
     async with make_consumer(broker) as consumer:
         await broker.until(lambda: len(broker.requests_of(PULL)) >= 4)
-        assert {queue.queue_id for queue in consumer.queues} == {0, 1}
+        assert {queue.queue_id for queue in consumer.assignment} == {0, 1}
         broker.members.pop(0)
         broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
         await broker.until(lambda: bool(pulls(broker, 3)))
-        assert {queue.queue_id for queue in consumer.queues} == {0, 1, 2, 3}
+        assert {queue.queue_id for queue in consumer.assignment} == {0, 1, 2, 3}
 
 
 async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages_are_lost(broker: FakeBroker) -> None:
@@ -302,7 +302,7 @@ async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages
         broker.members.append(LAST_MEMBER)
         broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
         await broker.until(lambda: broker.offsets.get(("g", "demo", 1)) == 1)
-        assert {queue.queue_id for queue in consumer.queues} == {0}
+        assert {queue.queue_id for queue in consumer.assignment} == {0}
         assert second.lost
         broker.offsets["g", "demo", 1] = 3  # commits of the new owner
         await second.ack()
@@ -390,7 +390,7 @@ async def test_an_offset_of_before_a_stop_is_not_stored_over_a_newer_one(broker:
         await broker.until(lambda: any(each.code == LOAD for each in broker.requests[since:]))
         if moves:
             async with asyncio.timeout(10):
-                while consumer.queues:
+                while consumer.assignment:
                     await asyncio.sleep(0)
         else:
             await broker.until(lambda: len(pulls(broker)) >= 3)
@@ -490,7 +490,7 @@ async def test_while_the_group_cannot_be_asked_the_queues_stay(broker: FakeBroke
         asked = len(broker.requests_of(MEMBERS))
         broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
         await broker.until_requests(MEMBERS, asked + 2)
-        assert len(consumer.queues) == 4
+        assert len(consumer.assignment) == 4
 
 
 async def test_a_member_that_leaves_says_so_after_its_commits(broker: FakeBroker) -> None:

@@ -21,7 +21,10 @@ class Settled:
     async def ack(self, message: ReceivedMessage) -> None:
         raise AssertionError
 
-    async def retry(self, message: ReceivedMessage, level: int) -> None:
+    async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
+        raise AssertionError
+
+    async def dead_letter(self, message: ReceivedMessage) -> None:
         raise AssertionError
 
 

@@ -1,0 +1,153 @@
+"""The tasks that call a consumer's handler: so many at once, each with the next message."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+
+from duemq._consuming.inbox import Inbox
+from duemq._net.client import Tasks
+from duemq._values.intervals import Intervals
+from duemq.messages import ReceivedMessage
+
+Handler = Callable[[ReceivedMessage], Awaitable[object]]
+
+log = logging.getLogger("duemq.consumer")
+
+
+class _Worker:
+    """One task and the message that it handles now."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.message: ReceivedMessage | None = None
+        self.since = 0.0
+        """When its time began, in seconds of the loop's clock."""
+        self.times_late = 0
+        """How often it was cancelled, since the time of its handler was over."""
+
+
+class Workers:
+    """Calls `on_message` with the messages of `inbox`, `concurrency` at once.
+
+    A handler that has not returned after `timeout` seconds is cancelled, and its message is tried again. None: it may
+    take any time. One timer watches all handlers.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        on_message: Handler,
+        inbox: Inbox,
+        *,
+        concurrency: int,
+        timeout: float | None,
+        intervals: Intervals,
+    ) -> None:
+        self._group = group
+        self._on_message = on_message
+        self._inbox = inbox
+        self._timeout = timeout
+        self._intervals = intervals
+        self._workers = [_Worker() for _ in range(concurrency)]
+        self._tasks = Tasks()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to take messages."""
+        for worker in self._workers:
+            worker.task = self._tasks.supervise(
+                lambda worker=worker: self._work(worker),  # type: ignore[misc]
+                f"duemq {self._group}",
+                self._intervals,
+            )
+        if self._timeout is not None:
+            self._watch()
+
+    async def end(self, timeout: float) -> None:
+        """Wait until the handlers have returned, whose inbox is closed; cancel those that have not within `timeout`
+        seconds."""
+        # A handler may have called the consumer's close: it cannot be waited for.
+        tasks = [worker.task for worker in self._workers if worker.task is not None]
+        running = {task for task in tasks if task is not asyncio.current_task() and not task.done()}
+        if running:
+            _, late = await asyncio.wait(running, timeout=timeout)
+            if late:
+                log.warning(
+                    "%d handlers did not end within %g s; their messages will be delivered again", len(late), timeout
+                )
+                for task in late:
+                    task.cancel()
+                await asyncio.wait(late)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _work(self, worker: _Worker) -> None:
+        loop = asyncio.get_running_loop()
+        while (message := await self._inbox.get()) is not None:
+            worker.message, worker.since = message, loop.time()
+            try:
+                succeeded = await self._succeeds(worker, message)
+            finally:
+                worker.message = None
+            if succeeded:
+                await message.ack()
+            else:
+                await message.retry()
+
+    async def _succeeds(self, worker: _Worker, message: ReceivedMessage) -> bool:
+        succeeded = False
+        try:
+            result = self._on_message(message)
+            if not inspect.isawaitable(result):
+                raise TypeError(f"the handler {self._on_message!r} returned {result!r} in place of something to await")
+            await result
+        except asyncio.CancelledError:
+            # Of this worker, by `close`; or by `_watch`; or only of something that the handler waited for.
+            was_late = _forget_cancelling(worker) > 0
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            if not was_late:
+                log.warning("the handler failed at %r: something that it waited for was cancelled", message)
+        except Exception:
+            # The handler's own affair, whatever it is: the message is tried again.
+            log.warning("the handler failed at %r", message, exc_info=True)
+        else:
+            succeeded = True
+        _forget_cancelling(worker)
+        return succeeded
+
+    def _watch(self) -> None:
+        """Cancel the handlers whose time is over, and look again when that of the next one may be."""
+        assert self._timeout is not None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        first = now + self._timeout
+        for worker in self._workers:
+            if worker.message is None:
+                continue
+            if worker.since + self._timeout <= now:
+                self._end_late(worker, worker.message)
+                worker.since = now
+            first = min(first, worker.since + self._timeout)
+        self._timer = loop.call_at(first, self._watch)
+
+    def _end_late(self, worker: _Worker, message: ReceivedMessage) -> None:
+        if not worker.times_late:
+            log.warning("the handler did not end within %g s at %r: cancelling it", self._timeout, message)
+        worker.times_late += 1
+        if worker.task is not None:
+            worker.task.cancel()
+
+
+def _forget_cancelling(worker: _Worker) -> int:
+    """Take back what `Workers._watch` did to the current task; return how often that was."""
+    times, worker.times_late = worker.times_late, 0
+    task = asyncio.current_task()
+    for _ in range(times):
+        if task is not None:
+            task.uncancel()
+    return times
