@@ -83,12 +83,13 @@ class FakeBroker:
     connections: list[FakeConnection] = field(default_factory=list)
     brokers: list[FakeBroker] = field(default_factory=list)
     physical_offset: int = 0
+    port: int = 0
 
     async def __aenter__(self) -> Self:
         self.changed = asyncio.Condition()
         self.tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
-        self.server = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", 0)
+        self.server = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", self.port)
         self.address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         self.brokers = self.brokers or [self]
         return self
