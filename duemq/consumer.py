@@ -230,7 +230,7 @@ class PushConsumer:
         await self._closed.wait()
 
     async def receive(self) -> ReceivedMessage:
-        """The next message, which then has to be settled with its `ack` or `retry`.
+        """The next message, which then has to be settled with its `ack`, `retry` or `dead_letter`.
 
         May be cancelled without losing a message. Raises ClosedError once the consumer is closed, and where it has a
         handler.

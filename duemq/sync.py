@@ -31,6 +31,9 @@ from duemq import admin as _admin
 from duemq import consumer as _consumer
 from duemq import messages as _messages
 from duemq import producer as _producer
+from duemq._consuming.member import Listener as _AsyncListener
+from duemq._consuming.member import Target
+from duemq._values.times import Span
 from duemq.errors import ArgumentError, ClosedError
 
 __all__ = ["Admin", "Producer", "PushConsumer", "ReceivedMessage"]
@@ -147,8 +150,11 @@ if TYPE_CHECKING:
         def ack(self) -> None:  # type: ignore[override]
             """The message is consumed."""
 
-        def retry(self, level: int = 0) -> None:  # type: ignore[override]
+        def retry(self, level: int = 0, *, delay: Span | None = None) -> None:  # type: ignore[override]
             """Deliver the message again later."""
+
+        def dead_letter(self) -> None:  # type: ignore[override]
+            """Give the message up."""
 
 else:
 
@@ -174,15 +180,22 @@ else:
             """See `duemq.ReceivedMessage.retry`."""
             return _worker().run(self._message.retry(*args, **options))
 
+        def dead_letter(self):
+            """See `duemq.ReceivedMessage.dead_letter`."""
+            return _worker().run(self._message.dead_letter())
+
 
 Handler = Callable[[ReceivedMessage], object]
+Listener = Callable[[frozenset[_messages.MessageQueue]], object]
 
 
 class PushConsumer(_Facade[_consumer.PushConsumer]):
     """Receives messages; see `duemq.PushConsumer`, whose arguments it has.
 
     `on_message` is an ordinary function, which is called in threads, for up to `concurrency` messages at once. Without
-    a handler, call `receive` or loop over the consumer.
+    a handler, call `receive` or loop over the consumer. A handler that takes longer than `handler_timeout` cannot be
+    ended: its message is retried, and its thread is busy until it returns. `on_assigned` and `on_revoked` are ordinary
+    functions, too.
     """
 
     def __init__(
@@ -191,6 +204,8 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
         on_message: Handler | None = None,
         *,
         concurrency: int = _DEFAULT_CONCURRENCY,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
         **options: Any,
     ) -> None:
         self._threads: ThreadPoolExecutor | None = None
@@ -204,17 +219,34 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(threads, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
 
-        self._inner = _consumer.PushConsumer(group, call, concurrency=concurrency, **options)
+        self._inner = _consumer.PushConsumer(
+            group,
+            call,
+            concurrency=concurrency,
+            on_assigned=_in_thread("on_assigned", on_assigned),
+            on_revoked=_in_thread("on_revoked", on_revoked),
+            **options,
+        )
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
         """See `duemq.PushConsumer.subscribe`."""
+        _run(self._inner.subscribe, topic, tags)
 
-        async def subscribe() -> None:
-            self._inner.subscribe(topic, tags)
+    def pause(self, *targets: Target) -> None:
+        """See `duemq.PushConsumer.pause`."""
+        _run(self._inner.pause, *targets)
 
-        _worker().run(subscribe())
+    def resume(self, *targets: Target) -> None:
+        """See `duemq.PushConsumer.resume`."""
+        _run(self._inner.resume, *targets)
+
+    @property
+    def assignment(self) -> frozenset[_messages.MessageQueue]:
+        """See `duemq.PushConsumer.assignment`."""
+        return _run(lambda: self._inner.assignment)
 
     start = _waiting(_consumer.PushConsumer.start)
+    seek = _waiting(_consumer.PushConsumer.seek)
     commit = _waiting(_consumer.PushConsumer.commit)
     caught_up = _waiting(_consumer.PushConsumer.caught_up)
     wait_closed = _waiting(_consumer.PushConsumer.wait_closed)
@@ -231,8 +263,8 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
         self.close()
 
     def receive(self, timeout: float | None = None) -> ReceivedMessage:
-        """Return the next message, which then has to be settled with its `ack` or `retry`. Raises TimeoutError if none
-        comes within `timeout` seconds, and what `duemq.PushConsumer.receive` raises."""
+        """Return the next message, which then has to be settled with its `ack`, `retry` or `dead_letter`. Raises
+        TimeoutError if none comes within `timeout` seconds, and what `duemq.PushConsumer.receive` raises."""
 
         async def receive() -> _messages.ReceivedMessage:
             async with asyncio.timeout(timeout):
@@ -257,6 +289,27 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
             except ClosedError:
                 return
             yield message
+
+
+def _run(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in the event loop, and return its result."""
+
+    async def run() -> T:
+        return call(*args, **kwargs)
+
+    return _worker().run(run())
+
+
+def _in_thread(name: str, listener: Listener | None) -> _AsyncListener | None:
+    if listener is None:
+        return None
+    if not callable(listener):
+        raise ArgumentError(f"{name}={listener!r} is no function")
+
+    async def call(queues: frozenset[_messages.MessageQueue]) -> None:
+        await asyncio.to_thread(listener, queues)
+
+    return call
 
 
 def _iterate(items: AsyncIterator[T]) -> Iterator[T]:

@@ -50,8 +50,7 @@ class OrderedInbox(Inbox):
 
     async def wait_for_room(self, queue: MessageQueue) -> None:
         """Wait until the queue has less than its share."""
-        lane = self._lane(queue)
-        while not self._has_room(lane):
+        while not self._has_room(lane := self._lane(queue)):
             lane.room.clear()
             await lane.room.wait()
 
