@@ -131,6 +131,8 @@ class RequestCode(IntEnum):
     """duemq's own: cancels messages that wait, gives them another time, or delivers them now."""
     REPORT_BRIDGE = 30006
     """duemq's own: tells the figures of an MQTT bridge, for brokerStatus."""
+    CHANGE_RECURRING = 30007
+    """duemq's own: pauses, resumes or removes a recurring message."""
 
 
 class ResponseCode(IntEnum):

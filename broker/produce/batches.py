@@ -12,7 +12,7 @@ from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import SendAnswers
 from duemq.broker.produce.message import read_request
 from duemq.broker.produce.send_topics import SendTopics
-from duemq.broker.produce.staging import HOST_FLAGS
+from duemq.broker.produce.staging import BROKERS_FLAGS
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.topics import RETRY_PREFIX
@@ -83,7 +83,7 @@ class BatchHandlers:
                     header.born_timestamp,
                     connection.born_host,
                     flag,
-                    header.sys_flag & ~HOST_FLAGS,
+                    header.sys_flag & ~BROKERS_FLAGS,
                     header.reconsume_times or 0,
                 )
             )

@@ -22,7 +22,7 @@ from duemq.broker.produce.message import DelayRequest, Due, NewMessage, as_store
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
-from duemq.broker.produce.staging import HOST_FLAGS, TIMER_NAMES, Staging
+from duemq.broker.produce.staging import BROKERS_FLAGS, TIMER_NAMES, Staging
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.tables.topics import RETRY_PREFIX, Topic
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode
@@ -30,6 +30,7 @@ from duemq.protocol.frames.frame import JSON
 from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.properties import tags_code_of
 from duemq.protocol.records.record import FLAG_TRANSACTION
+from duemq.protocol.records.recurrence import recurs
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, out_ms
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
 from duemq.scheduler.levels.service import LevelQueues
@@ -39,7 +40,7 @@ from duemq.storage.errors import NotInMemory
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore
 
-_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
+_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | BROKERS_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 _DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 _CHECKSUM: Final = checksum.NAME
@@ -247,6 +248,9 @@ class SendHandlers:
             # Timer properties of a retry are left over from the message's first delivery.
             text = properties.without_all(text, TIMER_NAMES)
         asked = read_request(text)
+        if asked.recurrence is None and recurs(text):
+            # A client sends on a message that recurred.
+            text = properties.without_all(text, (*properties.RECURRENCE, properties.TIMER_REPLACE))
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
             raise self._topics.half_message_refused()
         if asked.replace_key is not None:

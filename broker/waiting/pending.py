@@ -20,9 +20,11 @@ from duemq.broker.net.router import Answer, Router, outcome_of
 from duemq.broker.net.slices import Slices
 from duemq.broker.waiting.recall import TimerHandlers
 from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
-from duemq.protocol.records import properties
+from duemq.protocol.records import properties, recurrence
 from duemq.protocol.records.message_id import parse_offset_message_id
+from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.bodies import (
     ChangedMessage,
     ChangedMessages,
@@ -30,9 +32,11 @@ from duemq.protocol.requests.bodies import (
     DueCounts,
     PendingMessage,
     PendingPage,
+    PendingRecurrence,
 )
 from duemq.protocol.requests.headers import ChangePending, DueCurve, ListPending, Request, response
 from duemq.scheduler.pending import Pending, Place, Selection, Waiting
+from duemq.scheduler.recurring.records import is_recurring
 from duemq.scheduler.timers.config import Cancelled, Refusal
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.service import Timers
@@ -288,13 +292,14 @@ def _check_action(header: ChangePending) -> None:
 
 def _selection(header: ListPending | ChangePending) -> Selection:
     """Return the messages that a request selects. An empty text counts as absent, as in the binary header."""
-    return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms)
+    recurring = isinstance(header, ListPending) and header.recurring
+    return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms, recurring)
 
 
 def _selection_to_change(header: ChangePending) -> Selection:
     """As `_selection`, but require a topic and at least one more criterion. Raises Refused."""
     selection = _selection(header)
-    if selection.topic is None or selection[1:] == (None, None, None):
+    if selection.topic is None or (selection.key, selection.begin_ms, selection.end_ms) == (None, None, None):
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
             f"{header.action} failed: give msgId, or topic and at least one of key, beginMs, endMs",
@@ -318,4 +323,14 @@ def _described(found: Waiting) -> PendingMessage:
         len(message.body),
         message.born_timestamp,
         message.store_timestamp,
+        _recurrence_of(message),
     )
+
+
+def _recurrence_of(message: StoredMessage) -> PendingRecurrence | None:
+    if not is_recurring(message):
+        return None
+    try:
+        return PendingRecurrence(*recurrence.read(message.properties_text))
+    except TimerIllegal:
+        return PendingRecurrence()

@@ -126,7 +126,8 @@ class CancelMessage(Header):
 class ListPending(Header):
     """LIST_PENDING (30003, duemq's own): messages that wait. What is None selects by nothing; `key` is one of KEYS, or
     the UNIQ_KEY; times are ms since the epoch, `end_ms` not included. `limit`: most messages of a page; `cursor` is of
-    the answer before, for the next page. `count_only`: how many there are, instead of the messages."""
+    the answer before, for the next page. `count_only`: how many there are, instead of the messages. `recurring`: only
+    recurring messages."""
 
     topic: str | None = None
     key: str | None = None
@@ -135,6 +136,7 @@ class ListPending(Header):
     limit: Int32 = 100
     cursor: str | None = None
     count_only: bool = False
+    recurring: bool = False
 
 
 class ReportBridge(Header):
@@ -166,6 +168,15 @@ class ChangePending(Header):
     begin_ms: Int64 | None = None
     end_ms: Int64 | None = None
     delay_ms: Int64 | None = None
+
+
+class ChangeRecurring(Header):
+    """CHANGE_RECURRING (30007, duemq's own). `action`: pause, resume or remove; `name`: the key of the topic's
+    recurring message."""
+
+    topic: str
+    name: str
+    action: str
 
 
 # --- receiving ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ _REPLACED: Final = (
     properties.TIMER_ROLL_TIMES,
     properties.TIMER_FIRST_ID,
     properties.TIMER_FROM_LEVEL,
+    properties.TIMER_PAUSED,
     properties.REAL_TOPIC,
     properties.REAL_QID,
 )
@@ -84,21 +85,31 @@ class TimerRecords:
         )
         self._topics.staged(offset, topic)
 
-    def again(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_as_promised: bool = False) -> int:
+    def again(
+        self,
+        message: StoredMessage,
+        due_ms: int,
+        now_ms: int,
+        *,
+        is_as_promised: bool = False,
+        is_paused: bool = False,
+    ) -> int:
         """Append a waiting message again, to wait in the wheel until `due_ms`. Return the physical offset of the new
         record. `is_as_promised`: whether that is the time promised to its sender, by a delay level if it has one.
-        Raises StoreError."""
+        `is_paused`: whether the message recurs and is paused from now on. Raises StoreError."""
         before, origin = message.properties_text, message.physical_offset
         topic = properties.get(before, properties.REAL_TOPIC) or ""
         times = properties.get(before, properties.TIMER_ROLL_TIMES) or "0"
         level = properties.get(before, properties.TIMER_FROM_LEVEL)
         if message.topic == SCHEDULE_TOPIC:
             level = str(message.queue_id + 1)
+        was_paused = properties.get(before, properties.TIMER_PAUSED) == "true"
         added = {
             properties.TIMER_DELIVER_MS: str(due_ms),
             properties.TIMER_ROLL_TIMES: str(int(times) + 1 if times.isdecimal() else 1),
             properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
             properties.TIMER_FROM_LEVEL: level or "" if is_as_promised else "",
+            properties.TIMER_PAUSED: "true" if is_paused or (is_as_promised and was_paused) else "",
             properties.TIMER_FIRST_ID: timer_properties.first_id_value(given_id(message), origin),
             properties.REAL_TOPIC: topic,
             properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",

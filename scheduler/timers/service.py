@@ -33,7 +33,9 @@ import structlog
 from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler.delivery.batches import Batches, Kind
+from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.recurring.records import Recurring, is_recurring
 from duemq.scheduler.retry import Retry
 from duemq.scheduler.timers.changes import TimerChanges
 from duemq.scheduler.timers.checkpoint import TimerCheckpoint
@@ -125,7 +127,6 @@ class Timers:
         self._wake = wake
         self._wake_later = wake_later or wake
         self._read_cold = read_cold
-        self._batches = Batches(store)
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
         """The queue in which messages are staged, with the deliver time as tags code and as prepared-transaction
         offset."""
@@ -133,13 +134,16 @@ class Timers:
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
         self._slots = slots = Slots(store, topics, lambda: self.config, self._read_ahead)
+        self._catch_up = catch_up = CatchUp(store, slots, read_cold)
+        self.policies = Policies(real_topics.with_policies, catch_up.judge)
+        moves = Moves()
+        self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves)
+        self._batches = Batches(store, self._recurring.stage_next)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
         ids = TimerIds(store, slots.log, enqueuer)
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
-        self._catch_up = catch_up = CatchUp(store, slots, read_cold)
-        self.policies = Policies(real_topics.with_policies, catch_up.judge)
-        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
+        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
         """Cancels, reschedules and replaces waiting messages."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
@@ -411,6 +415,8 @@ class Timers:
                 message = self._store.message_at(physical, size)
                 if message is not None:
                     self._records.stage_deletion(message, due_of(message) or now_ms, now_ms)
+                    if is_recurring(message):
+                        self._recurring.stage_next(message, now_ms)
             self._store.appender.commit()
         except BaseException:
             self._store.appender.roll_back()
