@@ -20,6 +20,7 @@ from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined
 from duemq.storage.durability.health import Verdict
 from duemq.storage.errors import StoreError
 from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, Records
+from duemq.storage.log.origins import MAX_RECURRING
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, Range
 from duemq.storage.store import MessageStore
@@ -33,9 +34,6 @@ log = structlog.get_logger(__name__)
 
 BATCH_BYTES: Final = 256 * 1024
 """Most bytes of records in one batch, unless a single record is larger. A batch of that size takes no more than a few
-ms."""
-MAX_RECURRING: Final = 32
-"""Most recurring messages in one batch: the time of each next delivery takes up to some 60 us to compute, seldom 2
 ms."""
 WARM_BYTES: Final = 4 * 1024 * 1024
 """Approximate number of bytes that a thread reads ahead if records are not in memory any more."""

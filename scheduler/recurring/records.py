@@ -1,8 +1,8 @@
 """Recurring messages: when one is delivered or dropped, the record for its next delivery is staged in the same batch.
 
-So there is always exactly one waiting record, whenever the broker is killed. The batch is in the commitlog as a whole
-or not at all; the delivered copy names the record that it delivers; and the next record is a message of the timer
-topic's queue like any other.
+The delivered copy names the record that it delivers, and the next record is a message of the timer topic's queue like
+any other. A power cut may leave the first part of the last batch, with a delivery and without the next record, which
+the start then makes (`left_out`). So there is always exactly one waiting record.
 
 See `protocol.records.recurrence` for the properties, and `recurring.times` for the times.
 """
@@ -26,13 +26,17 @@ from duemq.scheduler.timers.config import OVERDUE_MS
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.topics import TimerTopics
-from duemq.storage.queues.consume_queue import ConsumeQueue
+from duemq.storage.log.origins import Origins
+from duemq.storage.log.scan import ScannedRecord
+from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
 
 PAUSED_MS: Final = 10 * 366 * 86_400_000
 """How far ahead a paused message waits, in ms: as far as any message may."""
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
+_DELETE_KEY: Final = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 _REPLACED: Final = (
     checksum.NAME,
     *properties.TIMERS,
@@ -73,7 +77,8 @@ class Recurring:
         self._moves = moves
 
     def stage_next(self, message: StoredMessage, now_ms: int) -> None:
-        """Stage the record for the delivery after the one for which `message` waited; nothing if that was the last one.
+        """Stage the record for the delivery after that of `message`, which is the record that waited for it, or the
+        delivered copy; nothing if that was the last one.
         `Appender.begin` comes before, `commit` after. Does nothing but log an error if the properties have become
         wrong, for example since this machine does not know the time zone. Raises StoreError."""
         text = message.properties_text
@@ -96,7 +101,7 @@ class Recurring:
         waits_ms = max(due_ms, stored_ms)
         added = {
             properties.TIMER_COUNT: str(found.left - 1) if found.left is not None else "",
-            properties.UNIQ_KEY: _unique_key(properties.get(text, properties.UNIQ_KEY) or "", due_ms),
+            properties.UNIQ_KEY: _next_unique_key(properties.get(text, properties.UNIQ_KEY)),
             properties.TIMER_DELIVER_MS: str(due_ms),
             properties.TIMER_OUT_MS: str(out_ms(waits_ms)),
             properties.REAL_TOPIC: topic,
@@ -112,7 +117,7 @@ class Recurring:
             message.born_timestamp,
             message.born_host,
             message.flag,
-            message.sys_flag,
+            message.sys_flag | FLAG_RECURS,
             message.reconsume_times,
             waits_ms,
         )
@@ -138,6 +143,23 @@ def _due_of(message: StoredMessage) -> int:
     return int(value) if is_time else message.store_timestamp
 
 
-def _unique_key(before: str, due_ms: int) -> str:
-    """Return the UNIQ_KEY of the next record: each delivery is a message of its own."""
-    return hashlib.blake2b(f"{before} {due_ms}".encode(), digest_size=16).hexdigest().upper()
+def _next_unique_key(before: str | None) -> str:
+    """Return the UNIQ_KEY of the record behind the one with the key `before`: each delivery is a message of its own,
+    and a start can tell whether a delivery has its next record."""
+    return hashlib.blake2b((before or "").encode(), digest_size=16).hexdigest().upper()
+
+
+def left_out(origins: Origins) -> list[int]:
+    """Return the physical offsets of the records, ascending, at the end of the commitlog that deliver or drop recurring
+    messages and whose next records are missing, perhaps since there is none."""
+    keys = [properties.get(each.properties.decode(), properties.UNIQ_KEY) for each in origins.last_recurring]
+    known = set(keys)
+    return [
+        each.physical_offset
+        for each, key in zip(origins.last_recurring, keys, strict=True)
+        if _is_followed(each) and _next_unique_key(key) not in known
+    ]
+
+
+def _is_followed(each: ScannedRecord) -> bool:
+    return each.topic != _TIMER_TOPIC or _DELETE_KEY in each.properties

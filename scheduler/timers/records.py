@@ -6,6 +6,7 @@ from typing import Final
 
 from duemq.protocol.records import checksum, properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.topics import TimerTopics
@@ -59,8 +60,9 @@ class TimerRecords:
             self._appender.roll_back()
             raise
 
-    def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """Stage the record of `delete`: the caller's `Appender.commit` writes the record."""
+    def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_followed: bool = False) -> None:
+        """Stage the record of `delete`: the caller's `Appender.commit` writes the record. `is_followed`: whether the
+        message recurs and goes on, by a record in the same batch."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -81,6 +83,7 @@ class TimerRecords:
             properties.tags_code(_DELETE_TAG),
             stored_ms,
             appender.store_host,
+            sys_flag=FLAG_RECURS if is_followed else 0,
             prepared_transaction_offset=message.physical_offset or ORIGIN_ZERO,
         )
         self._topics.staged(offset, topic)

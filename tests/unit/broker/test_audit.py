@@ -80,7 +80,10 @@ async def test_what_is_recorded(secured: UnboundBroker) -> None:
     recorded = {code for code, permission in permissions.items() if is_recorded(code, permission)}
     others = {code for code in permissions if 3000 <= code < 3100}  # those of ACL 2.0
     assert recorded - others == CHANGES
-    assert all(permissions[code].role >= Role.OPERATE for code in recorded - {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING})
+    assert all(
+        permissions[code].role >= Role.OPERATE
+        for code in recorded - {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING}
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)
