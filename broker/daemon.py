@@ -55,6 +55,7 @@ from duemq.broker.net.router import Router
 from duemq.broker.net.slices import Slices
 from duemq.broker.produce.answers import SendAnswers
 from duemq.broker.produce.batches import BatchHandlers
+from duemq.broker.produce.message import of_broker
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send import SendHandlers
@@ -455,12 +456,13 @@ class Broker:
             router,
             guard,
         )
-        staging = Staging(store, levels, timers, config.cluster_name)
+        added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
+        staging = Staging(store, levels, timers, added)
         send_topics = SendTopics(self.settings, topics, held)
         when_ready = WhenReady(topics, store.appender, router, clock, reads)
         answers = SendAnswers(config, store.appender.store_host)
         retries = Retries(topics, groups)
-        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits)
+        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits, added)
         replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, reads)
         send = SendHandlers(
             store, send_topics, retries, levels, timers, staging, when_ready, batches, replacements, answers, reads
