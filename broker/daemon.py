@@ -56,6 +56,7 @@ from duemq.broker.net.slices import Slices
 from duemq.broker.produce.answers import SendAnswers
 from duemq.broker.produce.batches import BatchHandlers
 from duemq.broker.produce.key_turns import KeyTurns
+from duemq.broker.produce.message import of_broker
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send import SendHandlers
@@ -457,12 +458,13 @@ class Broker:
             router,
             guard,
         )
-        staging = Staging(store, levels, timers, config.cluster_name)
+        added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
+        staging = Staging(store, levels, timers, added)
         send_topics = SendTopics(self.settings, topics, held)
         when_ready = WhenReady(topics, store.appender, router, clock, reads)
         answers = SendAnswers(config, store.appender.store_host)
         retries = Retries(topics, groups)
-        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits)
+        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits, added)
         key_turns = KeyTurns(store, timers, clock, reads)
         replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, key_turns)
         send = SendHandlers(

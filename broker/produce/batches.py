@@ -37,7 +37,10 @@ class BatchHandlers:
         when_ready: WhenReady,
         answers: SendAnswers,
         limits: Limits,
+        added: str,
     ) -> None:
+        """`added`: the properties that the broker adds to new messages, see `message.of_broker`."""
+        self._added = properties.parse(added)
         self._settings = settings
         self._appender = appender
         self._topics = topics
@@ -112,11 +115,9 @@ class BatchHandlers:
 
     def _common_properties(self, text: str) -> str:
         """Return the properties that each message of a batch is stored with besides its own: those of the request, and
-        CLUSTER. They come last, and therefore win over properties of the same name in a message. All this is as in
-        RocketMQ, which also keeps WAIT in both."""
-        common = properties.parse(text)
-        common[properties.CLUSTER] = self._settings.config.cluster_name
-        return properties.format_properties(common)
+        those of the broker. They come last, and therefore win over properties of the same name in a message, as in
+        RocketMQ."""
+        return properties.format_properties({**properties.parse(text), **self._added})
 
 
 def _part_properties(text: str, common: str) -> bytes:

@@ -19,7 +19,7 @@ from duemq.protocol.records.recurrence import Recurrence
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.storage.queues.consume_queue import ConsumeQueue
 
-_WAIT_TRUE: Final = "\x02WAIT\x01true\x02"
+_OF_BROKER: Final = (properties.CLUSTER, properties.MSG_REGION, properties.TRACE_ON)
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 
 
@@ -157,18 +157,26 @@ def _recurrence_of(text: str, *, is_delayed: bool) -> Recurrence:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
 
 
-def as_stored(text: str, cluster: str) -> str:
-    """Return the properties of a send in the form of records: without WAIT, which is meant only for the broker, and
-    with the property `cluster` (name and value) last, as in RocketMQ."""
-    if _WAIT_TRUE in text:
-        text = text.replace(_WAIT_TRUE, properties.PROPERTY_END, 1)
-    elif "WAIT\x01" in text:
-        text = properties.without(text, properties.WAIT)
-    if "CLUSTER\x01" in text:
-        text = properties.without(text, properties.CLUSTER)
+def of_broker(cluster: str, region: str, *, is_traced: bool) -> str:
+    """Return the text of the properties that the broker adds to each message, as RocketMQ 5.3 does. A 5.x consumer
+    sends no trace of a message without MSG_REGION."""
+    return properties.format_properties(
+        {
+            properties.CLUSTER: cluster,
+            properties.MSG_REGION: region,
+            properties.TRACE_ON: "true" if is_traced else "false",
+        }
+    )
+
+
+def as_stored(text: str, added: str) -> str:
+    """Return the properties of a send in the form of records: with those of `of_broker` last. WAIT stays, as in
+    RocketMQ 5."""
+    if "CLUSTER\x01" in text:  # another broker has added them before
+        text = properties.without_all(text, _OF_BROKER)
     if text and text[-1] != properties.PROPERTY_END:
-        return f"{text}\x02{cluster}"
-    return f"{text}{cluster}"
+        return f"{text}\x02{added}"
+    return f"{text}{added}"
 
 
 def _level_of(text: str) -> int:

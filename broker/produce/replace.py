@@ -134,7 +134,7 @@ class Replacements:
         else:
             due, text = self._staging.by_timer(text, now_ms)
         due = due and due._replace(key=key_hash(key))
-        message = sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._staging.cluster))
+        message = sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._staging.added))
         changes = self._timers.changes
         places = changes.to_replace(topic.name, key, now_ms)
         answers: list[Answer] = []

@@ -79,7 +79,7 @@ class SendHandlers:
         self._levels = levels
         self._timers = timers
         self._staging = staging
-        self._cluster = staging.cluster
+        self._added = staging.added
         self._when_ready = when_ready
         self._batches = batches
         self._replacements = replacements
@@ -117,7 +117,7 @@ class SendHandlers:
         if _DELAY in text:
             return self._send_level(connection, request, topic, text)
         body = request.body
-        property_bytes = as_stored(text, self._cluster).encode()
+        property_bytes = as_stored(text, self._added).encode()
         appender = self._appender
         if len(body) > appender.max_body_size or len(property_bytes) > self._max_properties or 0 in property_bytes:
             appender.check(body, property_bytes)
@@ -166,7 +166,7 @@ class SendHandlers:
         # The due time computed from a delay is passed on to consumers, as an explicit time is.
         told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
-            f"{as_stored(text, self._cluster)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"
+            f"{as_stored(text, self._added)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"
             f"\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}"
         ).encode()
         if (
@@ -209,7 +209,7 @@ class SendHandlers:
         queue_id = header.queue_id
         now_ms = appender.store_timestamp if appender.has_begun else appender.begin(request.now_ms)
         property_bytes = (
-            f"{as_stored(text, self._cluster)}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
+            f"{as_stored(text, self._added)}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
         if (
             len(body) > appender.max_body_size
@@ -291,4 +291,4 @@ class SendHandlers:
                 due, text = self._staging.by_timer(text, request.now_ms)
             else:
                 due, text = self._reads.at_once(self._staging.by_timer, text, request.now_ms)
-        return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._cluster))
+        return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._added))

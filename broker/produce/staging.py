@@ -38,9 +38,9 @@ client's sysflag says."""
 class Staging:
     """Stages messages that may have to wait, see `storage.log.append`."""
 
-    def __init__(self, store: MessageStore, levels: LevelQueues, timers: Timers, cluster_name: str) -> None:
-        self.cluster = f"{properties.CLUSTER}{properties.NAME_END}{cluster_name}"
-        """The property CLUSTER of new messages, see `as_stored`."""
+    def __init__(self, store: MessageStore, levels: LevelQueues, timers: Timers, added: str) -> None:
+        """`added`: the properties that the broker adds to new messages, see `message.of_broker`."""
+        self.added = added
         self._store = store
         self._appender = store.appender
         self._levels = levels

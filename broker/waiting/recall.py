@@ -111,7 +111,7 @@ class TimerHandlers:
             result = await self._recall_place(handle, handle.place)
         else:
             result = await self._recall_key(connection, handle, request.now_ms)
-        if result in _NOT_RECALLED:
+        if result in _NOT_RECALLED and not self._settings.config.recall_always_succeeds:
             answer = response(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
         else:
             answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))

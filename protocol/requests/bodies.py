@@ -353,6 +353,13 @@ class TopicConfig(msgspec.Struct, rename="camel", gc=False):
         return {**fields, "attributes": self.attributes} if self.attributes else fields
 
 
+class GroupAttributes(msgspec.Struct, rename="camel", gc=False):
+    """The part of 5.x's body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP that changes attributes: +name or -name, with
+    values."""
+
+    attributes: dict[str, str] | None = None
+
+
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):
     """A consumer group as a broker keeps it."""
 

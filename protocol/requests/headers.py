@@ -480,6 +480,24 @@ class KVKey(Header):
     key: str
 
 
+class BrokerName(Header):
+    """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str
+
+
+class WipedTopics(Header):
+    """Answer to WIPE_WRITE_PERM_OF_BROKER: the number of the broker's topics."""
+
+    wipe_topic_count: Int32
+
+
+class WritableTopics(Header):
+    """Answer to ADD_WRITE_PERM_OF_BROKER: the number of the broker's topics."""
+
+    add_topic_count: Int32
+
+
 class KVEntry(Header):
     """PUT_KV_CONFIG (100)."""
 

@@ -100,15 +100,18 @@ class Process:
 
     async def stop(self, timeout: float = 60) -> int:
         """Ask the process to end (SIGTERM), wait until it has, and return its exit code."""
-        if self._child is None or self._child.returncode is not None:
-            return await self._finish()
-        self._signal(signal.SIGTERM)
+        if self.running:
+            self._signal(signal.SIGTERM)
+        return await self.ended(timeout)
+
+    async def ended(self, timeout: float = 60) -> int:
+        """Wait until the process has ended, and return its exit code."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._finish()
         except TimeoutError:
             await self.kill()
-            raise PeerError(f"{self.name} did not stop within {timeout:.0f} s; see {self.output}") from None
+            raise PeerError(f"{self.name} did not end within {timeout:.0f} s; see {self.output}") from None
 
     async def kill(self) -> None:
         """End the process with SIGKILL; only what it had written by then stays."""

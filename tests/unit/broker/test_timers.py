@@ -231,6 +231,20 @@ async def test_each_message_of_a_list_has_its_outcome(
     assert [message_id for message_id, _ in told] == [*ids[:4], ids[4].lower()]
 
 
+@pytest.mark.parametrize("result", Cancelled)
+async def test_a_recall_always_succeeds_where_programs_want_that(
+    peer: Peer,
+    waiting: tuple[StoredMessage, str],
+    monkeypatch: pytest.MonkeyPatch,
+    broker: UnboundBroker,
+    result: Cancelled,
+) -> None:
+    await change(peer, recallAlwaysSucceeds="true")
+    let_say(monkeypatch, broker.timers, result)
+    answer = await peer.ask(recall(waiting[1]))
+    assert (answer.code, answer.ext["msgId"]) == (ResponseCode.SUCCESS, "U1")
+
+
 async def test_an_id_of_another_broker_cancels_nothing_here(
     broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any]
 ) -> None:
