@@ -16,6 +16,7 @@ from duemq.protocol.records import batch, record
 from duemq.protocol.records.message_id import pack_host, parse_offset_message_id
 from duemq.protocol.records.properties import MAX_BYTES, java_hash
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.protocol.requests.headers import SendMessageResponse, decode_ext
 from duemq.storage.clock import ManualClock
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
@@ -153,7 +154,7 @@ async def test_a_client_does_not_say_what_kind_of_host_it_has(
     ]
     for command in commands:
         for message in stored(broker, await peer.ask(command)):
-            assert message.sys_flag == sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6)
+            assert message.sys_flag == sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6 | FLAG_RECURS)
     data = broker.store.log.read(0, broker.store.log.end)
     assert len(record.decode_all(data or b"")) == 5
 
