@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     __version__: str
     """The version of the installed package."""
 
+    from duemq._values.retries import Retries
     from duemq.admin import Admin
     from duemq.consumer import PushConsumer
     from duemq.errors import (
@@ -46,12 +47,13 @@ if TYPE_CHECKING:
         NotSupportedError,
         PeerError,
         RequestTimeoutError,
+        SendManyError,
         SubscriptionError,
         TopicNotFoundError,
         UnavailableError,
     )
+    from duemq.handles import MessageHandle
     from duemq.messages import (
-        CancelResult,
         ChangedMessage,
         ChangeResult,
         Changes,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
         MessageQueue,
         PendingMessage,
         ReceivedMessage,
+        SendOutcome,
         SendResult,
         SendStatus,
     )
@@ -73,7 +76,6 @@ __all__ = [
     "BrokerError",
     "BrokerFailureError",
     "BusyError",
-    "CancelResult",
     "ChangeResult",
     "ChangedMessage",
     "Changes",
@@ -86,6 +88,7 @@ __all__ = [
     "GroupNotFoundError",
     "IllegalOperationError",
     "Message",
+    "MessageHandle",
     "MessageQueue",
     "MessageRejectedError",
     "NoPermissionError",
@@ -98,6 +101,9 @@ __all__ = [
     "PushConsumer",
     "ReceivedMessage",
     "RequestTimeoutError",
+    "Retries",
+    "SendManyError",
+    "SendOutcome",
     "SendResult",
     "SendStatus",
     "SubscriptionError",
@@ -107,10 +113,11 @@ __all__ = [
 ]
 
 _MODULES = {
+    "_values.retries": ("Retries",),
+    "handles": ("MessageHandle",),
     "admin": ("Admin",),
     "consumer": ("PushConsumer",),
     "messages": (
-        "CancelResult",
         "ChangedMessage",
         "ChangeResult",
         "Changes",
@@ -119,6 +126,7 @@ _MODULES = {
         "MessageQueue",
         "PendingMessage",
         "ReceivedMessage",
+        "SendOutcome",
         "SendResult",
         "SendStatus",
     ),
@@ -144,6 +152,7 @@ _MODULES = {
         "NotSupportedError",
         "PeerError",
         "RequestTimeoutError",
+        "SendManyError",
         "SubscriptionError",
         "TopicNotFoundError",
         "UnavailableError",

@@ -101,8 +101,8 @@ class Bridge:
         stack.push_async_callback(producer.close)
         await self._insist(producer.start)
         admin = Admin(nameserver, _intervals=self._intervals, **self._access)
-        await self._insist(admin.__aenter__)
-        stack.push_async_exit(admin)
+        stack.push_async_callback(admin.close)
+        await self._insist(admin.start)
 
         ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
         outbound: dict[str, ToMqtt] = {}

@@ -187,7 +187,7 @@ def test_cancel_says_what_became_of_each(
     table = [BrokerData({0: broker.address}, broker.name, "c")]
     told = [{"msgId": each, "result": outcome} for each, outcome in zip(IDS, outcomes, strict=True)]
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
-    broker.on(RequestCode.CANCEL_MESSAGE, success(body=fastjson.dumps(told)))
+    broker.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
     result = run("cancel", *IDS)
     assert (result.exit_code, result.stderr) == (code, "")
     assert result.stdout.splitlines() == [f"{each} {line}" for each, line in zip(IDS, lines, strict=True)]
@@ -207,7 +207,6 @@ def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
 ) -> None:
     here = f"7F000001{int(known.address.rpartition(':')[2]):08X}0000000000000042"
     told = [{"msgId": each, "result": "NEVER_EXISTED"} for each in (GONE, here)]
-    known.on(RequestCode.CANCEL_MESSAGE, success(body=fastjson.dumps(told)))
     known.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
     result = run(*command, GONE, here)
     assert (result.exit_code, result.stderr) == (1, "")
@@ -221,10 +220,10 @@ def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
 def test_cancel_says_how_to_go_on_where_there_is_no_answer_in_time(
     known: FakeBroker, run: Callable[..., Result]
 ) -> None:
-    known.on(RequestCode.CANCEL_MESSAGE, None)
+    known.on(RequestCode.CHANGE_PENDING, None)
     result = run("cancel", IDS[0], "--timeout", "50ms")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "to CANCEL_MESSAGE within 0.05 s. The same command again tells what became of each" in result.stderr
+    assert "to CHANGE_PENDING within 0.05 s. The same command again tells what became of each" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", "0" * 32, "0" * 33]])
