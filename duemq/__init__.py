@@ -1,7 +1,8 @@
 """A client for duemq, the broker for delayed messages, and for any broker that speaks RocketMQ's remoting protocol.
 
     async with Producer("127.0.0.1:9876") as producer:
-        await producer.send("orders", b"remember", delay="1h30m")
+        result = await producer.send("orders", b"remember", delay="1h30m")
+        await producer.reschedule(result.handle, delay="2h")  # or cancel, or deliver_now
 
     async with PushConsumer("billing", nameserver="127.0.0.1:9876") as consumer:
         consumer.subscribe("orders")

@@ -183,17 +183,19 @@ class Producer(Changing):
             return
         self._closed = True
         try:
-            async with asyncio.timeout(self._timeout if timeout is None else timeout):
-                await self._window.empty()
-        except TimeoutError:
-            log.warning("the producer is closed with %d sends on their way", self._window.count)
-        header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
-        for address in self._client.broker_addresses:
             try:
-                await self._client.call(address, RequestCode.UNREGISTER_CLIENT, header, timeout=1.0)
-            except DueMQError as error:
-                log.debug("no goodbye: %s", error)
-        await self._client.close()
+                async with asyncio.timeout(self._timeout if timeout is None else timeout):
+                    await self._window.empty()
+            except TimeoutError:
+                log.warning("the producer is closed with %d sends on their way", self._window.count)
+            header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
+            for address in self._client.broker_addresses:
+                try:
+                    await self._client.call(address, RequestCode.UNREGISTER_CLIENT, header, timeout=1.0)
+                except DueMQError as error:
+                    log.debug("no goodbye: %s", error)
+        finally:
+            await self._client.close()
 
     # --- sending --------------------------------------------------------------------------------------------------
 

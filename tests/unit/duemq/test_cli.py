@@ -21,13 +21,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from duemq import cli
+from duemq import MessageHandle, cli
 from duemq.cli.shared import moment
-from duemq.protocol.codes import RequestCode
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
-from tests.unit.duemq.fake import FakeBroker, success
+from tests.unit.duemq.fake import FakeBroker, failure, success
 
 SEND = RequestCode.SEND_MESSAGE_V2
 
@@ -195,6 +195,21 @@ def test_cancel_says_what_became_of_each(
     assert [json.loads(line) for line in as_json.stdout.splitlines()] == [
         {"id": each, "result": outcome} for each, outcome in zip(IDS, outcomes, strict=True)
     ]
+
+
+def test_cancel_takes_the_handle_that_send_prints(known: FakeBroker, run: Callable[..., Result]) -> None:
+    handle = json.loads(run("send", "demo", "hello", "--level", "2", "--json").stdout)["handle"]
+    named = MessageHandle.parse(handle).offset_message_id
+    told = [{"msgId": named, "result": "CANCELLED"}]
+    known.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
+    for command in (["cancel"], ["pending", "cancel"]):
+        result = run(*command, handle)
+        assert (result.exit_code, result.stdout) == (0, f"{named} is cancelled\n")
+    assert {request.ext["msgId"] for request in known.requests_of(RequestCode.CHANGE_PENDING)} == {named}
+    known.on(RequestCode.CHANGE_PENDING, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+    refused = run("cancel", handle)
+    assert refused.exit_code == 1
+    assert "is no duemq broker, and to cancel a message without a recall handle" in refused.stderr
 
 
 GONE = "7F00000100002A9F0000000000000042"
