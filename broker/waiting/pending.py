@@ -80,12 +80,10 @@ _OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
 
 
 class _Found(NamedTuple):
-    """A message to change: its id, and the physical offset of its record, None if that is still to be looked up.
-    `unique_key`: the UNIQ_KEY that it has to have, None if that does not matter."""
+    """A message to change: its id, and the physical offset of its record, None if that is still to be looked up."""
 
     message_id: str
     place: int | None = None
-    unique_key: str | None = None
 
 
 class PendingHandlers:
@@ -230,12 +228,7 @@ class PendingHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed: name messages or select them, not both")
         for message_id in ids:
             parse_offset_message_id(message_id)
-        if header.uniq_key is None:
-            return map(_Found, ids)
-        keys = header.uniq_key.split(",")
-        if len(keys) != len(ids):
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(keys)} uniqKeys for {len(ids)} ids")
-        return (_Found(message_id, None, key) for message_id, key in zip(ids, keys, strict=True))
+        return map(_Found, ids)
 
     async def _change_selected(self, selection: Selection, header: ChangePending, done: ChangedMessages) -> None:
         """Change the messages of a selection: some are looked for and then changed, repeatedly. Raises Refused,
@@ -258,9 +251,7 @@ class PendingHandlers:
                 done.messages.append(ChangedMessage(found.message_id, outcome))
 
     async def _change_one(self, found: _Found, header: ChangePending) -> ChangeOutcome:
-        place = found.place
-        if place is None:
-            place = await self._waiting.place_of(found.message_id, found.unique_key)
+        place = found.place if found.place is not None else await self._waiting.place_of(found.message_id)
         if place is None:
             return "NEVER_EXISTED"
 

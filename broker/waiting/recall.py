@@ -168,16 +168,13 @@ class TimerHandlers:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
-    async def place_of(self, message_id: str, unique_key: str | None = None) -> int | None:
-        """Return the physical offset in an id, None if the id is from another broker or store. `unique_key`: the
-        UNIQ_KEY of the message, if it is known: a store that was here before may have given the same id to another
-        message. Raises RemoteProtocolError."""
+    async def place_of(self, message_id: str) -> int | None:
+        """Return the physical offset in an id, None if the id is from another broker or store. Raises
+        RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
         message = await self._record_of(physical_offset)
-        if message is not None and unique_key is not None and message.get_property(properties.UNIQ_KEY) != unique_key:
-            return None
         # After a store has moved, ids of older messages contain its old address, which each record also holds.
         known = (
             given_id(message)

@@ -229,20 +229,14 @@ class _Change:
         results |= {name: ChangeResult.BROKER_UNKNOWN for name in nowhere if is_of_none(name, addresses)}
         return results
 
-    async def _ids_at(
-        self, address: str, ids: list[str], unique_keys: list[str] | None = None
-    ) -> dict[str, ChangeResult]:
-        """Change messages by their ids. `unique_keys`: of each, so that no other message is changed which has the same
-        id, in a store that took the place of the one before."""
+    async def _ids_at(self, address: str, ids: list[str]) -> dict[str, ChangeResult]:
         results = dict[str, ChangeResult]()
         for first in range(0, len(ids), MOST_IDS):
-            last = first + MOST_IDS
             part = headers.ChangePending(
                 self._header.action,
                 self._header.deliver_ms,
-                ",".join(ids[first:last]),
+                ",".join(ids[first : first + MOST_IDS]),
                 delay_ms=self._header.delay_ms,
-                uniq_key=None if unique_keys is None else ",".join(unique_keys[first:last]),
             )
             answer = await self._ask(address, part)
             results.update((message.msg_id, ChangeResult(message.result)) for message in answer.messages)
@@ -252,10 +246,7 @@ class _Change:
         ids = [handle.offset_message_id for handle in handles]
         can_recall = self._header.action == _CANCEL and all(handle.recall_handle is not None for handle in handles)
         try:
-            keys = [handle.message_id for handle in handles]
-            # A caller's own message ids may have commas, with which the list of them could not be read.
-            checked = None if any("," in key for key in keys) else keys
-            return dict.fromkeys(ids, ChangeResult.NEVER_EXISTED) | await self._ids_at(address, ids, checked)
+            return dict.fromkeys(ids, ChangeResult.NEVER_EXISTED) | await self._ids_at(address, ids)
         except NotSupportedError:
             if not can_recall:
                 raise self._not_supported(

@@ -156,8 +156,7 @@ class DueCurve(Header):
 class ChangePending(Header):
     """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver; for reschedule, `deliver_ms`: the
     new time, or `delay_ms`: from when the broker gets this on. Which messages: `msg_id`, offset message ids joined by
-    commas, or the others, as in ListPending. `uniq_key`: the UNIQ_KEY of each message in `msg_id`, joined by commas: a
-    message that has another one is none that is meant."""
+    commas, or the others, as in ListPending."""
 
     action: str
     deliver_ms: Int64 | None = None
@@ -167,7 +166,6 @@ class ChangePending(Header):
     begin_ms: Int64 | None = None
     end_ms: Int64 | None = None
     delay_ms: Int64 | None = None
-    uniq_key: str | None = None
 
 
 # --- receiving ---------------------------------------------------------------------------------------------------

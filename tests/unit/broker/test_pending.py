@@ -226,26 +226,6 @@ async def test_messages_are_cancelled_by_id(known: UnboundBroker, peer: Peer, lo
     assert (await told(peer, change("cancel", stays)))["counts"] == {"ALREADY_DELIVERED": 1}
 
 
-@pytest.mark.parametrize("by_level", [False, True])
-async def test_a_message_that_has_another_key_is_not_meant(known: UnboundBroker, peer: Peer, by_level: bool) -> None:
-    """The id of a message is one of another message after its store was replaced: the key tells them apart."""
-    delay = "DELAY\x015" if by_level else f"TIMER_DELIVER_MS\x01{LATER_MS}"
-    named = []
-    for key in ("U1", "U2"):
-        await peer.ask(send("T", properties=f"UNIQ_KEY\x01{key}\x02{delay}"))
-        named.append(last(known).offset_message_id)
-    for action, more in (("reschedule", {"deliver_ms": LATER_MS + 5}), ("deliver", {}), ("cancel", {})):
-        other = await told(peer, change(action, *named, uniq_key="U0,U1", **more))
-        assert other["counts"] == {"NEVER_EXISTED": 2}, action
-    assert (await told(peer, change("reschedule", named[0], uniq_key="U1", deliver_ms=LATER_MS + 5)))["counts"] == {
-        "RESCHEDULED": 1
-    }
-    mixed = await told(peer, change("cancel", *named, uniq_key="U1,U1"))
-    assert [each["result"] for each in mixed["messages"]] == ["CANCELLED", "NEVER_EXISTED"]
-    assert await ids(peer) == named[1:]
-    assert "2 uniqKeys for 1 ids" in ((await peer.ask(change("cancel", named[0], uniq_key="U1,U2"))).remark or "")
-
-
 async def test_messages_get_another_time(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
     waiting = [await later(known, peer, text="UNIQ_KEY\x01U1\x02"), await level(known, peer, 5)]
     outcome = await told(peer, change("reschedule", *waiting, deliver_ms=NOW_MS + 5000))
