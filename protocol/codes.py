@@ -132,6 +132,9 @@ class RequestCode(IntEnum):
     REPORT_BRIDGE = 30006
     """duemq's own: tells the figures of an MQTT bridge, for brokerStatus."""
 
+    CHANGE_BY_HANDLE = 30010
+    """duemq's own: as CHANGE_PENDING, for the sender of the messages, who names them by their handles."""
+
 
 class ResponseCode(IntEnum):
     """How a request ended."""

@@ -1,7 +1,7 @@
 """Changes of messages that wait, by handle, id, key, topic and time: what `Producer` and `Admin` share.
 
-A duemq broker carries out all of them (CHANGE_PENDING). RocketMQ's brokers from 5.3 on cancel a message with a timer by
-its recall handle (RECALL_MESSAGE), and nothing else.
+A duemq broker carries out all of them: CHANGE_BY_HANDLE, and CHANGE_PENDING for what has no handle. RocketMQ's brokers
+from 5.3 on cancel a message with a timer by its recall handle (RECALL_MESSAGE), and nothing else.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from duemq._net.id_brokers import is_of_none
 from duemq._net.routes import PRIMARY
 from duemq._values import checks
 from duemq._values.times import Span, Time, span_ms, time_ms
-from duemq.errors import AccessDeniedError, ArgumentError, IllegalOperationError, NotSupportedError
+from duemq.errors import ArgumentError, IllegalOperationError, NotSupportedError
 from duemq.handles import MessageHandle, is_handle
 from duemq.messages import ChangedMessage, ChangeResult, Changes
 from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.records.properties import NAME_END
 from duemq.protocol.requests import bodies, headers
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ Which = MessageHandle | str
 
 MOST_IDS: Final = 1000
 """Most message ids that a broker takes in one request."""
+MOST_HANDLES: Final = 500
+"""Most handles that are sent in one request."""
 MOST_RECALLS: Final = 64
 """Most recalls under way at one broker."""
 
@@ -243,26 +246,41 @@ class _Change:
         return results
 
     async def _handles_at(self, address: str, handles: list[MessageHandle]) -> dict[str, ChangeResult]:
-        ids = [handle.offset_message_id for handle in handles]
-        can_recall = self._header.action == _CANCEL and all(handle.recall_handle is not None for handle in handles)
         try:
-            return dict.fromkeys(ids, ChangeResult.NEVER_EXISTED) | await self._ids_at(address, ids)
+            return await self._by_handle(address, handles)
         except NotSupportedError:
-            if not can_recall:
+            if self._header.action != _CANCEL:
+                raise self._not_supported(address, "a message that waits") from None
+            if any(handle.recall_handle is None for handle in handles):
                 raise self._not_supported(
                     address,
-                    "a message without a recall handle, which it gives from 5.3 on for a timer and not for a level"
-                    if self._header.action == _CANCEL
-                    else "a message that waits",
+                    "a message without a recall handle, which it gives from 5.3 on for a timer, not for a level",
                 ) from None
-        except AccessDeniedError:
-            # To change messages of anybody, an account has to be an operator's; a recall needs the right to send only.
-            if not can_recall:
-                raise
         turns = asyncio.Semaphore(MOST_RECALLS)
-        return dict(
-            zip(ids, await asyncio.gather(*(self._recall(address, each, turns) for each in handles)), strict=True)
-        )
+        results = await asyncio.gather(*(self._recall(address, each, turns) for each in handles))
+        return dict(zip((handle.offset_message_id for handle in handles), results, strict=True))
+
+    async def _by_handle(self, address: str, handles: list[MessageHandle]) -> dict[str, ChangeResult]:
+        """Change messages at a duemq broker. Raises NotSupportedError at any other."""
+        results = {handle.offset_message_id: ChangeResult.NEVER_EXISTED for handle in handles}
+        of_topic: dict[str, list[MessageHandle]] = {}
+        for handle in handles:
+            of_topic.setdefault(handle.topic, []).append(handle)
+        for topic, each in of_topic.items():
+            for first in range(0, len(each), MOST_HANDLES):
+                part = each[first : first + MOST_HANDLES]
+                header = headers.ChangeByHandle(
+                    self._header.action,
+                    topic,
+                    ",".join(handle.offset_message_id for handle in part),
+                    NAME_END.join(handle.message_id for handle in part),
+                    self._header.deliver_ms,
+                    self._header.delay_ms,
+                )
+                answer = await self._client.call(address, RequestCode.CHANGE_BY_HANDLE, header, timeout=self._timeout)
+                told = typed_body(answer, bodies.ChangedMessages, address)
+                results.update((message.msg_id, ChangeResult(message.result)) for message in told.messages)
+        return results
 
     async def _recall(self, address: str, handle: MessageHandle, turns: asyncio.Semaphore) -> ChangeResult:
         assert handle.recall_handle is not None

@@ -21,8 +21,8 @@ class Changing:
     recallMessageEnable=true; they do not look whether it still waits, or whether it was cancelled before. For anything
     else NotSupportedError is raised.
 
-    With access control, duemq's brokers take changes from accounts that may operate, and cancel by handle for those
-    that may send to the topic.
+    With access control, duemq's brokers take changes by handle from whoever may send to the topic, and all others from
+    accounts that may operate.
 
     `timeout`: for each request to a broker, in seconds; by default as of the object. A broker goes on with a change
     that it did not answer in time.

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import (
-    AccessDeniedError,
     Admin,
     ArgumentError,
     BrokerError,
@@ -34,7 +33,7 @@ from duemq.protocol.requests.headers import RecallMessageResponse
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, Request, failure, success
 
-CHANGE, RECALL = RequestCode.CHANGE_PENDING, RequestCode.RECALL_MESSAGE
+CHANGE, BY_HANDLE, RECALL = RequestCode.CHANGE_PENDING, RequestCode.CHANGE_BY_HANDLE, RequestCode.RECALL_MESSAGE
 NOT_SUPPORTED = failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 30005 not supported")
 X, Y, Z = "0" * 31 + "1", "0" * 31 + "2", "0" * 31 + "3"
 Pair = tuple[FakeBroker, FakeBroker]
@@ -60,10 +59,16 @@ def let_change(broker: FakeBroker, **known: str) -> None:
         return success(body=fastjson.dumps({"counts": {}, "messages": results}))
 
     broker.on(CHANGE, answer)
+    broker.on(BY_HANDLE, answer)
 
 
 def asked(broker: FakeBroker) -> list[dict[str, str]]:
-    return [request.ext for request in broker.requests_of(CHANGE)]
+    """The changes that a broker was asked for, in order."""
+    return [request.ext for request in broker.requests if request.code in (CHANGE, BY_HANDLE)]
+
+
+def by_handle(action: str, message_id: str) -> dict[str, str]:
+    return {"action": action, "topic": "t", "msgId": message_id, "uniqKey": "KEY" + message_id[-1]}
 
 
 @pytest.fixture
@@ -90,7 +95,7 @@ async def test_a_handle_is_changed_at_its_broker_and_nowhere_else(pair: Pair, ch
     assert await changer.cancel(timer(X, "b")) == Changes(
         {ChangeResult.CANCELLED: 1}, (ChangedMessage(X, ChangeResult.CANCELLED),)
     )
-    assert (asked(first), asked(second)) == ([], [{"action": "cancel", "msgId": X}])
+    assert (asked(first), asked(second)) == ([], [by_handle("cancel", X)])
 
 
 async def test_handles_texts_and_ids_go_together_and_results_are_in_their_order(pair: Pair, changer: Changer) -> None:
@@ -106,9 +111,10 @@ async def test_handles_texts_and_ids_go_together_and_results_are_in_their_order(
     assert changes.done == 2
     with pytest.raises(ValueError, match="3 messages, and not one"):
         _ = changes.result
-    wish = {"action": "reschedule", "delayMs": "7200000"}
-    assert asked(first) == [{**wish, "msgId": X}, {**wish, "msgId": Z}]
-    assert asked(second) == [{**wish, "msgId": Y}, {**wish, "msgId": Z}]
+    by_id = {"action": "reschedule", "delayMs": "7200000", "msgId": Z}
+    for broker, message_id in ((first, X), (second, Y)):
+        of_handle = {**by_handle("reschedule", message_id), "delayMs": "7200000"}
+        assert sorted(asked(broker), key=len) == [by_id, of_handle]
 
 
 async def test_the_broker_of_a_handle_may_have_another_name_now(pair: Pair, changer: Changer) -> None:
@@ -128,16 +134,18 @@ async def test_a_selection(pair: Pair, changer: Changer) -> None:
     assert asked(pair[1]) == [{"action": "cancel", "topic": "t", "key": "k", "beginMs": "5000", "endMs": "7000"}]
 
 
-async def test_a_sender_without_the_right_to_operate_recalls(pair: Pair, changer: Changer) -> None:
+async def test_many_handles_go_in_several_requests_by_their_topics(pair: Pair, changer: Changer) -> None:
     first, _ = pair
-    first.on(CHANGE, failure(ResponseCode.NO_PERMISSION, "User:me has no permission to access Cluster:c"))
-    first.on(RECALL, success(RecallMessageResponse("KEY1")))
-    assert (await changer.cancel(timer(X))).result is ChangeResult.CANCELLED
-    with pytest.raises(AccessDeniedError):
-        await changer.cancel(level(Y))
-    with pytest.raises(AccessDeniedError):
-        await changer.deliver_now(timer(X))
-    assert len(first.requests_of(RECALL)) == 1
+    let_change(first, _1="CANCELLED")
+    many = [MessageHandle(f"t{number % 2}", "a", f"my, {number}", f"{number:031X}1") for number in range(1200)]
+    assert (await changer.cancel(many)).counts == {ChangeResult.CANCELLED: 1200}
+    sent = [
+        (each["topic"], message_id, key)
+        for each in asked(first)
+        for message_id, key in zip(each["msgId"].split(","), each["uniqKey"].split("\x01"), strict=True)
+    ]
+    assert sorted(sent) == sorted((each.topic, each.offset_message_id, each.message_id) for each in many)
+    assert [len(each["msgId"].split(",")) for each in asked(first)] == [500, 100, 500, 100]
 
 
 # --- at RocketMQ's brokers
@@ -146,7 +154,7 @@ async def test_a_sender_without_the_right_to_operate_recalls(pair: Pair, changer
 async def test_rocketmq_cancels_by_the_recall_handle(pair: Pair, changer: Changer) -> None:
     first, second = pair
     let_change(second, _2="ALREADY_CANCELLED")
-    first.on(CHANGE, NOT_SUPPORTED)
+    first.on(BY_HANDLE, NOT_SUPPORTED)
     first.on(RECALL, success(RecallMessageResponse("KEY1")))
     changes = await changer.cancel([timer(X), timer(Y, "b")])
     assert [each.result for each in changes.messages] == [ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED]
@@ -169,7 +177,7 @@ async def test_what_a_broker_says_of_a_recall(
     pair: Pair, changer: Changer, remark: str, result: ChangeResult | None
 ) -> None:
     first, _ = pair
-    first.on(CHANGE, NOT_SUPPORTED)
+    first.on(BY_HANDLE, NOT_SUPPORTED)
     first.on(RECALL, failure(ResponseCode.ILLEGAL_OPERATION, remark))
     if result is None:
         with pytest.raises(IllegalOperationError):
@@ -181,6 +189,7 @@ async def test_what_a_broker_says_of_a_recall(
 async def test_what_rocketmq_cannot_do_is_an_error_that_says_so(pair: Pair, changer: Changer) -> None:
     for broker in pair:
         broker.on(CHANGE, NOT_SUPPORTED)
+        broker.on(BY_HANDLE, NOT_SUPPORTED)
         broker.on(RECALL, success(RecallMessageResponse("KEY")))
     for work, what in (
         (changer.cancel(level(X)), "to cancel a message without a recall handle"),
@@ -218,7 +227,7 @@ async def test_only_an_open_client_changes(pair: Pair, kind: type[Changer]) -> N
 
 async def test_a_failure_at_one_broker_is_not_passed_over(pair: Pair, changer: Changer) -> None:
     first, second = pair
-    first.on(CHANGE, failure(ResponseCode.SYSTEM_BUSY, "searches wait already"))
+    first.on(BY_HANDLE, failure(ResponseCode.SYSTEM_BUSY, "searches wait already"))
     let_change(second, _2="CANCELLED")
     with pytest.raises(BrokerError, match="searches wait"):
         await changer.cancel([timer(X), timer(Y, "b")])

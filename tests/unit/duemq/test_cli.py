@@ -201,12 +201,12 @@ def test_cancel_takes_the_handle_that_send_prints(known: FakeBroker, run: Callab
     handle = json.loads(run("send", "demo", "hello", "--level", "2", "--json").stdout)["handle"]
     named = MessageHandle.parse(handle).offset_message_id
     told = [{"msgId": named, "result": "CANCELLED"}]
-    known.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
+    known.on(RequestCode.CHANGE_BY_HANDLE, success(body=fastjson.dumps({"counts": {}, "messages": told})))
     for command in (["cancel"], ["pending", "cancel"]):
         result = run(*command, handle)
         assert (result.exit_code, result.stdout) == (0, f"{named} is cancelled\n")
-    assert {request.ext["msgId"] for request in known.requests_of(RequestCode.CHANGE_PENDING)} == {named}
-    known.on(RequestCode.CHANGE_PENDING, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+    assert {request.ext["msgId"] for request in known.requests_of(RequestCode.CHANGE_BY_HANDLE)} == {named}
+    known.on(RequestCode.CHANGE_BY_HANDLE, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
     refused = run("cancel", handle)
     assert refused.exit_code == 1
     assert "is no duemq broker, and to cancel a message without a recall handle" in refused.stderr

@@ -30,7 +30,7 @@ async def test_a_users_code(broker: FakeBroker) -> None:
     table = [BrokerData({0: broker.address}, broker.name, "c")]
     told = {"counts": {"CANCELLED": 1}, "messages": [{"msgId": "0" * 32, "result": "CANCELLED"}]}
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
-    broker.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps(told)))
+    broker.on(RequestCode.CHANGE_BY_HANDLE, success(body=fastjson.dumps(told)))
     broker.on(RequestCode.LIST_PENDING, success(body=fastjson.dumps({"messages": [], "cursor": None, "counted": 0})))
     async with (
         Producer(broker.address, retries=Retries(times=1), _intervals=INTERVALS) as producer,
