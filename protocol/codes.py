@@ -134,6 +134,9 @@ class RequestCode(IntEnum):
     CHANGE_RECURRING = 30007
     """duemq's own: pauses, resumes or removes a recurring message."""
 
+    CHANGE_BY_HANDLE = 30010
+    """duemq's own: as CHANGE_PENDING, for the sender of the messages, who names them by their handles."""
+
 
 class ResponseCode(IntEnum):
     """How a request ended."""

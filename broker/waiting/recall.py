@@ -168,13 +168,16 @@ class TimerHandlers:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
-    async def place_of(self, message_id: str) -> int | None:
-        """Return the physical offset in an id, None if the id is from another broker or store. Raises
+    async def place_of(self, message_id: str, owner: tuple[str, str] | None = None) -> int | None:
+        """Return the physical offset in an id, None if the id is from another broker or store. `owner`: topic and
+        UNIQ_KEY of the message, if they are known: None is returned if the record is another message's. Raises
         RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
         message = await self._record_of(physical_offset)
+        if message is not None and owner is not None and owner != _owner_of(message):
+            return None
         # After a store has moved, ids of older messages contain its old address, which each record also holds.
         known = (
             given_id(message)
@@ -230,3 +233,8 @@ class TimerHandlers:
     def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Return the number of waiting messages of each topic."""
         return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))
+
+
+def _owner_of(message: StoredMessage) -> tuple[str, str | None]:
+    """Return the topic that a message is for, and its UNIQ_KEY."""
+    return message.get_property(properties.REAL_TOPIC) or message.topic, message.get_property(properties.UNIQ_KEY)

@@ -179,6 +179,20 @@ class ChangeRecurring(Header):
     action: str
 
 
+class ChangeByHandle(Header):
+    """CHANGE_BY_HANDLE (30010, duemq's own): `action`, `deliver_ms` and `delay_ms` as in ChangePending. Which messages:
+    those of the topic with the offset message ids in `msg_id`, joined by commas, and the UNIQ_KEYs in `uniq_key`, in
+    the same order, joined by the character 1, which no property has. A message with another key or topic is none that
+    is meant: a store that was here before may have given it the same id."""
+
+    action: str
+    topic: str
+    msg_id: str
+    uniq_key: str
+    deliver_ms: Int64 | None = None
+    delay_ms: Int64 | None = None
+
+
 # --- receiving ---------------------------------------------------------------------------------------------------
 
 PULL_COMMIT_OFFSET: Final = 1

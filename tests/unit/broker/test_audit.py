@@ -45,6 +45,7 @@ CHANGES = {
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
     RequestCode.RECALL_MESSAGE,
     RequestCode.CHANGE_RECURRING,
+    RequestCode.CHANGE_BY_HANDLE,
     RequestCode.CANCEL_MESSAGE,
     RequestCode.CHANGE_PENDING,
     RequestCode.MOVE_CLOCK,
@@ -84,7 +85,7 @@ async def test_what_is_recorded(secured: UnboundBroker) -> None:
     assert recorded - others == CHANGES
     assert all(
         permissions[code].role >= Role.OPERATE
-        for code in recorded - {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING}
+        for code in recorded - {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING, RequestCode.CHANGE_BY_HANDLE}
     )
 
 
@@ -153,6 +154,9 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
         request(RequestCode.DELETE_KV_CONFIG, headers.KVKey("n", "k")),
         request(RequestCode.CHANGE_PENDING, headers.ChangePending("cancel", topic="T")),
         request(RequestCode.CANCEL_MESSAGE, headers.CancelMessage("7F00000100002A9F0000000000000000")),
+        request(
+            RequestCode.CHANGE_BY_HANDLE, headers.ChangeByHandle("cancel", "T", "7F00000100002A9F0000000000000000", "K")
+        ),
         request(RequestCode.RECALL_MESSAGE, headers.RecallMessage("T", "handle")),
         request(RequestCode.CHANGE_RECURRING, headers.ChangeRecurring("T", "name", "pause")),
         request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, headers.ResetOffset("T", "readers", 0)),
