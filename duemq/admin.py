@@ -19,7 +19,7 @@ from duemq._values import checks
 from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
 from duemq._values.times import Span, Time, span_ms
 from duemq.errors import ArgumentError, ClosedError, NotSupportedError, PeerError
-from duemq.messages import DueCurve, PendingMessage
+from duemq.messages import DueCurve, PendingMessage, Recurrence, RecurringResult
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies, headers
 from duemq.protocol.requests.bodies import HeartbeatData
@@ -117,7 +117,10 @@ class Admin(Changing):
     ) -> AsyncGenerator[PendingMessage, None]:
         """The messages that wait, broker after broker; those with a timer before those with a level. What is sent,
         delivered or changed meanwhile may be among them or not."""
-        header = headers.ListPending(topic, key, *range_ms(topic, key, begin, end), PAGE)
+        async for message in self._list(headers.ListPending(topic, key, *range_ms(topic, key, begin, end), PAGE)):
+            yield message
+
+    async def _list(self, header: headers.ListPending) -> AsyncGenerator[PendingMessage, None]:
         are_supported = False
         addresses = await self._addresses()
         for address in addresses:
@@ -138,6 +141,40 @@ class Admin(Changing):
                     raise PeerError(address, "a list that does not go on")
                 header.cursor = page.cursor
                 page = await self._page(address, header)
+
+    async def recurring(
+        self, topic: str | None = None, *, name: str | None = None
+    ) -> AsyncGenerator[PendingMessage, None]:
+        """The messages that recur (`Producer.schedule`), each as it waits for its next delivery."""
+        header = headers.ListPending(topic, name, *range_ms(topic, name, None, None), PAGE, recurring=True)
+        async for message in self._list(header):
+            yield message
+
+    async def pause_recurring(self, topic: str, name: str) -> RecurringResult:
+        """Have a recurring message wait until it is resumed, ten years at most. Deliveries until then are left out."""
+        return await self._change_recurring(topic, name, "pause")
+
+    async def resume_recurring(self, topic: str, name: str) -> RecurringResult:
+        """Have a paused recurring message go on with its next delivery."""
+        return await self._change_recurring(topic, name, "resume")
+
+    async def remove_recurring(self, topic: str, name: str) -> RecurringResult:
+        """End a recurring message: it is not delivered any more."""
+        return await self._change_recurring(topic, name, "remove")
+
+    async def _change_recurring(self, topic: str, name: str, action: str) -> RecurringResult:
+        checks.check_topic(topic)
+        header = headers.ChangeRecurring(topic, name, action)
+
+        async def ask(address: str) -> RecurringResult:
+            answer = await self._client.call(address, RequestCode.CHANGE_RECURRING, header, timeout=self._timeout)
+            return RecurringResult(typed_body(answer, bodies.ChangedRecurring, address).result)
+
+        results, errors = await self._of_all(ask)
+        found = [each for each in results if each is not RecurringResult.NOT_FOUND]
+        if not found:
+            raise_first(errors)  # the message may be at a broker that could not be asked
+        return found[0] if found else RecurringResult.NOT_FOUND
 
     async def _page(self, address: str, header: headers.ListPending) -> bodies.PendingPage:
         answer = await self._client.call(address, RequestCode.LIST_PENDING, header, timeout=self._timeout)
@@ -242,4 +279,17 @@ def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
         body_size=message.body_size,
         born_time_ms=message.born_ms,
         store_time_ms=message.store_ms,
+        recurrence=_recurrence(message.recurrence) if message.recurrence is not None else None,
+    )
+
+
+def _recurrence(found: bodies.PendingRecurrence) -> Recurrence:
+    return Recurrence(
+        every_ms=found.every_ms or None,
+        cron=found.cron or None,
+        zone=found.zone,
+        start_ms=found.start_ms,
+        end_ms=found.end_ms,
+        count=found.count,
+        is_paused=found.is_paused,
     )

@@ -99,6 +99,36 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence:
+    """When a message is delivered again and again, see `Producer.schedule`. Times in ms since the epoch."""
+
+    every_ms: int | None
+    """The time between two deliveries; None with `cron`."""
+    cron: str | None
+    """A cron expression; None with `every_ms`."""
+    zone: str
+    """The time zone of the cron expression."""
+    start_ms: int | None
+    end_ms: int | None
+    """Nothing is delivered before the one and after the other."""
+    count: int | None
+    """How many deliveries are left; None where their number has no limit."""
+    is_paused: bool
+
+
+class RecurringResult(StrEnum):
+    """What became of a recurring message that was to be changed."""
+
+    PAUSED = "PAUSED"
+    RESUMED = "RESUMED"
+    REMOVED = "REMOVED"
+    UNCHANGED = "UNCHANGED"
+    """It was paused before, or it was not paused."""
+    NOT_FOUND = "NOT_FOUND"
+    """No message of the topic recurs with that name."""
+
+
+@dataclass(frozen=True, slots=True)
 class PendingMessage:
     """A message that waits at a broker. Times in ms since the epoch."""
 
@@ -120,6 +150,8 @@ class PendingMessage:
     """In bytes, as stored: it may be compressed."""
     born_time_ms: int
     store_time_ms: int
+    recurrence: Recurrence | None = None
+    """Of a message that is delivered again and again; its one key is its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from datetime import tzinfo
 from types import TracebackType
 from typing import Final, NamedTuple, Self, overload
 
@@ -30,13 +31,21 @@ from duemq._producing.window import Window
 from duemq._values import checks
 from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
 from duemq._values.retries import Retries
-from duemq._values.times import Clock, Span, Time, now_ms
+from duemq._values.times import Clock, Span, Time, now_ms, span_ms, time_ms
 from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError, PeerError, TopicNotFoundError
 from duemq.messages import Message, MessageQueue, SendOutcome, SendResult
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.records import batch
-from duemq.protocol.records.properties import UNIQ_KEY
+from duemq.protocol.records.properties import (
+    TIMER_COUNT,
+    TIMER_CRON,
+    TIMER_END,
+    TIMER_EVERY,
+    TIMER_START,
+    TIMER_ZONE,
+    UNIQ_KEY,
+)
 from duemq.protocol.requests import recall_handle as recall_handles
 from duemq.protocol.requests.bodies import HeartbeatData, ProducerData
 from duemq.protocol.requests.headers import (
@@ -432,6 +441,67 @@ class Producer(Changing):
                 yield outcome
         finally:
             await outcomes.aclose()
+
+    async def schedule(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        name: str,
+        every: Span | None = None,
+        cron: str | None = None,
+        zone: str | tzinfo | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        count: int | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Have the broker deliver a message again and again, until it is removed. It takes the place of the one of this
+        topic that has the same name, so a program may say at each start what it wants.
+
+            await producer.schedule("reports", b"nightly", name="nightly", cron="0 3 * * *", zone="Europe/Paris")
+
+        `name`: a text without blanks, the key of each delivered message. One of
+        `every`: a time of at least 1 s: seconds, a timedelta, or text such as "1h30m". The first delivery is at
+        `start`, or after that time;
+        `cron`: five fields, minute to day of the week, or six with the seconds in front, in the time zone `zone`: a
+        name such as "Europe/Paris" or a ZoneInfo; UTC by default.
+        `start`, `end`: nothing is delivered before the one and after the other: each a datetime with a time zone, or
+        seconds since the epoch. `count`: the number of deliveries.
+
+        Each delivery is a message of its own, once, whatever happens to the broker. After an outage the topic's policy
+        for catching up decides about missed ones. `Admin.recurring` lists them; `Admin.pause_recurring`,
+        `resume_recurring` and `remove_recurring` change them.
+
+        Needs a duemq broker. `tags`, `properties`, `retries`, `timeout` and errors as of `send`; MessageRejectedError
+        for a cron expression or a zone that the broker cannot read.
+        """
+        if (every is None) == (cron is None):
+            raise ArgumentError("give one of `every` and `cron`")
+        if count is not None and count < 1:
+            raise ArgumentError(f"count={count}; a message recurs at least once")
+        recurrence = {
+            TIMER_EVERY: f"{span_ms(every)}ms" if every is not None else None,
+            TIMER_CRON: cron,
+            TIMER_ZONE: str(zone) if zone is not None else None,
+            TIMER_START: str(time_ms(start)) if start is not None else None,
+            TIMER_END: str(time_ms(end)) if end is not None else None,
+            TIMER_COUNT: str(count) if count is not None else None,
+        }
+        given = {each: value for each, value in recurrence.items() if value is not None}
+        return await self.send(
+            topic,
+            body,
+            tags=tags,
+            keys=(name,),
+            properties={**(properties or {}), **given},
+            replace=True,
+            retries=retries,
+            timeout=timeout,
+        )
 
     async def send_batch(
         self,

@@ -254,6 +254,7 @@ class Producer(_Changing[_producer.Producer]):
         send = _waiting(_producer.Producer.send)
         send_oneway = _waiting(_producer.Producer.send_oneway)
     send_batch = _waiting(_producer.Producer.send_batch)
+    schedule = _waiting(_producer.Producer.schedule)
     recall = _waiting(_producer.Producer.recall)
 
     def send_many(
@@ -335,10 +336,17 @@ class Admin(_Changing[_admin.Admin]):
     close = _waiting(_admin.Admin.close)
     count = _waiting(_admin.Admin.count)
     due_curve = _waiting(_admin.Admin.due_curve)
+    pause_recurring = _waiting(_admin.Admin.pause_recurring)
+    resume_recurring = _waiting(_admin.Admin.resume_recurring)
+    remove_recurring = _waiting(_admin.Admin.remove_recurring)
 
     def pending(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
         """The messages that wait, one after the other; arguments as of `duemq.Admin.pending`."""
         return _iterate(self._inner.pending(*args, **options))
+
+    def recurring(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+        """The messages that recur, one after the other; arguments as of `duemq.Admin.recurring`."""
+        return _iterate(self._inner.recurring(*args, **options))
 
 
 if TYPE_CHECKING:

@@ -334,7 +334,7 @@ def _check_action(header: ChangePending | ChangeByHandle) -> None:
 
 def _selection(header: ListPending | ChangePending) -> Selection:
     """Return the messages that a request selects. An empty text counts as absent, as in the binary header."""
-    recurring = isinstance(header, ListPending) and header.recurring
+    recurring = isinstance(header, ListPending) and bool(header.recurring)
     return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms, recurring)
 
 

@@ -99,6 +99,25 @@ def pending_as_text(message: PendingMessage) -> str:
     return "  ".join(parts)
 
 
+def recurring_as_text(message: PendingMessage) -> str:
+    """Return the time of the next delivery, topic, [tag], name, and when the message recurs."""
+    found = message.recurrence
+    assert found is not None
+    parts = ["paused" if found.is_paused else local_time(message.due_time_ms), printable(message.topic)]
+    if message.tags:
+        parts.append(f"[{printable(message.tags)}]")
+    parts.append(printable(" ".join(message.keys)))
+    if found.every_ms is not None:
+        parts.append(f"every {format_duration(found.every_ms)}")
+    else:
+        parts.append(f"cron {printable(found.cron or '')!r} {printable(found.zone)}")
+    if found.count is not None:
+        parts.append(f"{found.count} times")
+    if found.end_ms is not None:
+        parts.append(f"until {local_time(found.end_ms)}")
+    return "  ".join(parts)
+
+
 def pending_as_json(message: PendingMessage) -> str:
     """Return all fields of a waiting message."""
     return _line(asdict(message))

@@ -86,11 +86,11 @@ def send(
     duemq send searches 'index 4711' --in 30s --key 4711 --replace
     date | duemq send log --level 3
     """
-    properties = dict(_split_pair(pair) for pair in pairs)
-    content = _read_body(body)
+    properties = dict(split_pair(pair) for pair in pairs)
+    content = read_body(body)
 
     async def work() -> None:
-        async with _producer(nameserver, codec, timeout, account, tls) as producer:
+        async with make_producer(nameserver, codec, timeout, account, tls) as producer:
             result = await producer.send(
                 topic,
                 content,
@@ -107,7 +107,8 @@ def send(
     run(work())
 
 
-def _read_body(body: str | None) -> bytes:
+def read_body(body: str | None) -> bytes:
+    """Return the body of a message to send: the argument BODY, or what standard input has."""
     if body is not None and body != "-":
         return body.encode()
     # Standard input that is closed is None.
@@ -116,7 +117,8 @@ def _read_body(body: str | None) -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls: Tls) -> Producer:
+def make_producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls: Tls) -> Producer:
+    """Return the producer of a command, which is not started yet."""
     return Producer(
         nameserver,
         group=GROUP,
@@ -128,7 +130,8 @@ def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls
     )
 
 
-def _split_pair(text: str) -> tuple[str, str]:
+def split_pair(text: str) -> tuple[str, str]:
+    """Return the name and the value of a property."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise click.UsageError(f"{text!r} is no NAME=VALUE")
@@ -269,7 +272,7 @@ def cancel(
     found: list[Changes] = []
 
     async def work() -> None:
-        async with _producer(nameserver, codec, timeout, account, tls) as producer:
+        async with make_producer(nameserver, codec, timeout, account, tls) as producer:
             found.append(await producer.cancel(ids))
 
     try:

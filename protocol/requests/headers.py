@@ -136,7 +136,7 @@ class ListPending(Header):
     limit: Int32 = 100
     cursor: str | None = None
     count_only: bool = False
-    recurring: bool = False
+    recurring: bool | None = None
 
 
 class ReportBridge(Header):
