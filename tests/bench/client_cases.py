@@ -17,7 +17,7 @@ from tests.peers.broker import Broker
 FIGURES: Mapping[str, Figure] = {
     "python_many": Figure("Python client, send_many of 1 KiB", "/s", True),
     "python_many_cpu_us": Figure("  client CPU a message", "us", False),
-    "python_single": Figure("Python client, sends of 1 KiB one by one, 256 under way", "/s", True),
+    "python_single": Figure("Python client, 1 KiB one by one, 256 under way", "/s", True),
     "python_single_cpu_us": Figure("  client CPU a message", "us", False),
     "python_each": Figure("Python client, send_each of 1 KiB", "/s", True),
     "python_each_growth_mib": Figure("  growth of the client's memory meanwhile, anonymous", "MiB", False),
