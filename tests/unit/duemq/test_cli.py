@@ -299,6 +299,7 @@ def test_what_waits_is_printed_line_by_line(known: FakeBroker, run: Callable[...
         "body_size": 5,
         "born_time_ms": 1,
         "store_time_ms": 2,
+        "recurrence": None,
     }
 
 
