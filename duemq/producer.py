@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from contextlib import aclosing
 from datetime import tzinfo
 from types import TracebackType
 from typing import Final, NamedTuple, Self, overload
@@ -434,13 +435,9 @@ class Producer(Changing):
         are taken; those on their way are stored or not, which nobody tells. At most `max_in_flight` messages are taken
         ahead of the loop, so a source may have no end. Raises as `send_many`, but no SendManyError.
         """
-        many = self._many(retries, timeout, gives_up=False)
-        outcomes = many.each(messages)
-        try:
+        async with aclosing(self._many(retries, timeout, gives_up=False).each(messages)) as outcomes:
             async for outcome in outcomes:
                 yield outcome
-        finally:
-            await outcomes.aclose()
 
     async def schedule(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 from duemq._producing.delay import DelaySpec
@@ -123,31 +124,31 @@ class Many:
         """See `Producer.send_many`."""
         outcomes: list[SendResult | DueMQError] = []
         failed: list[SendOutcome] = []
-        async for slots in self._done(source):
-            for slot in slots:
-                if slot.result is not None:
-                    outcomes.append(slot.result)
-                else:
-                    assert slot.error is not None
-                    assert slot.message is not None
-                    outcomes.append(slot.error)
-                    failed.append(SendOutcome(slot.message, error=slot.error))
+        async with aclosing(self._done(source)) as done:
+            async for slots in done:
+                for slot in slots:
+                    if slot.result is not None:
+                        outcomes.append(slot.result)
+                    else:
+                        assert slot.error is not None
+                        assert slot.message is not None
+                        outcomes.append(slot.error)
+                        failed.append(SendOutcome(slot.message, error=slot.error))
         if failed:
             raise SendManyError(outcomes, failed) from failed[0].error
         return [each for each in outcomes if isinstance(each, SendResult)]
 
     async def each(self, source: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[SendOutcome, None]:
         """See `Producer.send_each`."""
-        async for slots in self._done(source, keeps_messages=True):
-            for slot in slots:
-                assert slot.message is not None
-                yield SendOutcome(slot.message, slot.result, slot.error)
+        self._keeps_messages = True
+        async with aclosing(self._done(source)) as done:
+            async for slots in done:
+                for slot in slots:
+                    assert slot.message is not None
+                    yield SendOutcome(slot.message, slot.result, slot.error)
 
-    async def _done(
-        self, source: Iterable[Message] | AsyncIterable[Message], *, keeps_messages: bool = False
-    ) -> AsyncGenerator[list[_Slot], None]:
+    async def _done(self, source: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[list[_Slot], None]:
         """Yield messages of which it is known what became of them, in order."""
-        self._keeps_messages = keeps_messages
         feeding = asyncio.create_task(self._feed(source), name="duemq send_many")
         feeding.add_done_callback(lambda _: self._progress.set())
         try:

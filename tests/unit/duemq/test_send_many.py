@@ -318,9 +318,29 @@ async def test_who_leaves_the_loop_ends_the_source(broker: FakeBroker, producer:
         assert isinstance(outcome, SendOutcome)
         break
     await outcomes.aclose()
-    await ended.wait()
+    async with asyncio.timeout(5):
+        await ended.wait()
     await producer.flush()
     assert await producer.send("demo", b"x")
+
+
+async def test_a_call_that_is_cancelled_leaves_nothing_behind(broker: FakeBroker) -> None:
+    """What is on its way goes on; what is not is not sent, and holds no place."""
+    async with make_producer(broker, max_in_flight=2 * BATCH_MESSAGES) as producer:
+        queue = (await producer.send("demo", b"x")).queue
+        gate = Gate(broker, BATCH)
+        sending = asyncio.create_task(producer.send_many(messages(10 * BATCH_MESSAGES, queue=queue)))
+        await broker.until_requests(BATCH)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        gate.open()
+        async with asyncio.timeout(5):
+            await producer.flush()
+        assert len(batches(broker)) == 1, "the next batch of the queue waited for the first"
+        assert len(await producer.send_many(messages(3 * BATCH_MESSAGES))) == 3 * BATCH_MESSAGES
 
 
 async def test_a_closed_producer_sends_no_more(broker: FakeBroker, producer: Producer) -> None:
