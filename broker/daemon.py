@@ -276,7 +276,7 @@ class Broker:
         return os.path.dirname(os.path.abspath(file)) if file is not None else None
 
     def _topic_of_record(self, physical_offset: int) -> str | None:
-        message = self.store.message_at(physical_offset)
+        message = self.store.named_message_at(physical_offset)
         return topic_of_message(message) if message is not None else None
 
     def _read_tables(self) -> None:
