@@ -112,10 +112,15 @@ class ClientHandlers:
 
 
 def _lock_batch(request: Request[NoFields]) -> LockBatch:
+    """Return the body of a request. Raises Refused for names too long to keep."""
     body = bodies.decode_request(request.body, LockBatch)
-    if len(body.consumer_group) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
+    names = [body.consumer_group]
+    for queue in body.mq_set or ():
+        names += queue.topic, queue.broker_name
+    if max(map(len, names)) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"a group's name has at most {MAX_NAME_LENGTH} characters, a client id {MAX_CLIENT_ID_LENGTH}",
+            f"the name of a group, a topic or a broker has at most {MAX_NAME_LENGTH} characters, a client id "
+            f"{MAX_CLIENT_ID_LENGTH}",
         )
     return body

@@ -18,7 +18,7 @@ from duemq.broker.access.auth.store import RocksStore
 from duemq.broker.dump import __main__ as dump
 from duemq.broker.errors import AuthStoreError
 from duemq.broker.workers import Background
-from duemq.protocol.codes import ResponseCode
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS
 from duemq.protocol.requests import headers
@@ -223,6 +223,24 @@ async def test_topics_with_messages_of_all_topics_have_to_be_named(broker: Unbou
     assert (await told(peer, pull(of_all), USER))[0] == 16
     await done(peer, update_acl(USER[0], entry(f"Topic:{of_all}", "Sub")))
     assert (await peer.ask(signed(pull(of_all), USER))).code != 16
+
+
+async def test_a_name_longer_than_any_is_refused_and_not_kept(broker: UnboundBroker) -> None:
+    """Decisions are kept by name: a user that may use all topics cannot make the broker keep names of any length."""
+    peer = broker.connect()
+    await done(peer, update_acl(USER[0], entry("*", "All"), entry("Topic:*", "All")))
+    assert broker._auth is not None
+    allowed = broker._auth.users.by_name[USER[0]]._allowed
+    for command in (
+        send("T" * 256),
+        pull("T" * 256),
+        pull("T", group="g" * 256),
+        request(RequestCode.GET_MAX_OFFSET, headers.QueueOfTopic("T" * 256, 0)),
+        request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroup("g" * 256)),
+    ):
+        code, remark = await told(peer, command, USER)
+        assert (code, "longer than 255" in str(remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    assert not [key for key in allowed if "T" * 256 in str(key) or "g" * 256 in str(key)]
 
 
 async def test_the_address_of_each_request_counts(broker: UnboundBroker) -> None:
