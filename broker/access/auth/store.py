@@ -5,7 +5,9 @@ Each has the column families that RocketMQ's have, `default`, `kvDataVersion` an
 `model` has the keys and values. Each write is synced. Tables are written in format 5 of RocksDB, which RocketMQ's
 version reads. A lock of RocksDB keeps a second process out.
 
-They are read as a whole at the start; after that, memory has what they have.
+They are read as a whole at the start; after that, memory has what they have. What is damaged stops the start: users and
+denials must not be missing without anybody being told. RocksDB itself would end a reading early there, in a table file,
+and drop the rest of its log. Of the log only an unfinished write at its end is dropped, as a crash leaves it.
 
 Source: apache/rocketmq common/config/{ConfigRocksDBStorage,ConfigHelper}.java,
 auth/*/provider/Local*MetadataProvider.java at 5.3.3.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -32,6 +35,7 @@ _TABLE_FORMAT: Final = 5
 _MEMORY_BYTES: Final = 1024 * 1024
 """Size of what is not yet in a table file, at which one is made."""
 _MODE: Final = 0o700
+_DAMAGED: Final = "Corruption: "
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = "/LOCK: "
 
@@ -118,14 +122,19 @@ class _Database:
             ) from None
         self._library = rocksdict
         self._path = path
-        self._options = _options(rocksdict.Options, rocksdict.BlockBasedOptions, rocksdict.DBCompressionType)
+        self._options = _options(rocksdict)
         self._synced: WriteOptions = rocksdict.WriteOptions()
         self._synced.sync = True
         self._open()
 
     def items(self) -> Iterator[tuple[object, object]]:
-        """Yield all keys and values."""
-        yield from self._opened.items()
+        """Yield all keys and values. Raises AuthStoreError, also at the end if a part cannot be read."""
+        found = self._opened.iter()
+        found.seek_to_first()
+        while found.valid():
+            yield found.key(), found.value()
+            found.next()
+        _done(found.status, f"{self._path} cannot be read")
 
     def put(self, key: str, value: User | Acl) -> None:
         """Write a value, durably. Raises AuthStoreError."""
@@ -168,19 +177,18 @@ class _Database:
         return _done(work, f"{self._path} cannot be opened")
 
 
-def _options(
-    options_type: type[Options], tables_type: Callable[[], object], compression: object
-) -> Callable[[], Options]:
+def _options(library: ModuleType) -> Callable[[], Options]:
     def make() -> Options:
-        options = options_type(raw_mode=True)
+        options: Options = library.Options(raw_mode=True)
         options.create_if_missing(True)
         options.create_missing_column_families(True)
-        options.set_compression_type(compression.none())  # type: ignore[attr-defined]
+        options.set_compression_type(library.DBCompressionType.none())
+        options.set_wal_recovery_mode(library.DBRecoveryMode.tolerate_corrupted_tail_records())
         options.set_write_buffer_size(_MEMORY_BYTES)
         options.set_keep_log_file_num(1)
-        tables = tables_type()
-        tables.set_format_version(_TABLE_FORMAT)  # type: ignore[attr-defined]
-        options.set_block_based_table_factory(tables)  # type: ignore[arg-type]
+        tables = library.BlockBasedOptions()
+        tables.set_format_version(_TABLE_FORMAT)
+        options.set_block_based_table_factory(tables)
         return options
 
     return make
@@ -210,4 +218,9 @@ def _done(work: Callable[[], T], why: str) -> T:
     except Exception as error:  # the library's errors have no class of their own
         if _LOCKED in str(error):
             why = f"{why}: another broker is running on this store"
+        if _DAMAGED in str(error):
+            why = (
+                f"{why}: it is damaged. Put a copy of the whole directory back. To begin anew, with neither the users "
+                "nor the policies that it has, move it away: the next start makes the user of initAuthenticationUser"
+            )
         raise AuthStoreError(f"{why} ({error})") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest_asyncio
 import rocksdict
 import structlog
 
+from duemq.broker.access.auth.model import User, UserType, empty_acl
 from duemq.broker.access.auth.store import RocksStore
 from duemq.broker.dump import __main__ as dump
 from duemq.broker.errors import AuthStoreError
@@ -585,6 +587,53 @@ async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path)
         async with running(tmp_path, *ON):
             pass
     assert CANARY not in str(caught.value)
+
+
+def damage(directory: Path, kind: str) -> None:
+    """Change a bit in the middle of the largest file of a kind in a database."""
+    file = max(directory.glob(f"*.{kind}"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["sst", "log"])
+@pytest.mark.parametrize("database", ["users", "acls"])
+async def test_a_damaged_database_stops_each_start(tmp_path: Path, database: str, kind: str) -> None:
+    """One changed bit makes users unknown, among them perhaps the one of initAuthenticationUser, which must not be made
+    anew with its first password; and makes denials unknown."""
+    store, killed = tmp_path / "store", tmp_path / "killed"
+    async with running(store, *ON):
+        pass
+    config = RocksStore(str(store / "config"))
+    for number in range(200):
+        config.put_user(User(password=CANARY, user_type=UserType.NORMAL, username=f"user{number:03}"))
+        config.put_acl(empty_acl(f"user{number:03}"))
+    if kind == "sst":  # an open database has the changes since it was opened in its log
+        config.close()
+        RocksStore(str(store / "config")).close()
+    shutil.copytree(store, killed)
+    if kind == "log":
+        config.close()
+    damage(killed / "config" / database, kind)
+    for _ in range(2):  # the first start mends nothing, and makes no user
+        with pytest.raises(AuthStoreError, match=f"config/{database} cannot be .*it is damaged. Put a copy") as caught:
+            async with running(killed, *ON):
+                pass
+        assert CANARY not in str(caught.value)
+
+
+async def test_an_unfinished_write_at_the_end_of_the_log_is_dropped(tmp_path: Path) -> None:
+    config = RocksStore(str(tmp_path / "config"))
+    for number in range(20):
+        config.put_user(User(password=CANARY, user_type=UserType.NORMAL, username=f"user{number:03}"))
+    shutil.copytree(tmp_path / "config", tmp_path / "killed")
+    config.close()
+    (log,) = (tmp_path / "killed" / "users").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-5])
+    store = RocksStore(str(tmp_path / "killed"))
+    assert [user.username for user in store.load()[0]] == [f"user{number:03}" for number in range(19)]
+    store.close()
 
 
 # --- settings, logs, migration
