@@ -279,6 +279,13 @@ class Broker:
         message = self.store.named_message_at(physical_offset)
         return topic_of_message(message) if message is not None else None
 
+    def _is_account(self, name: str) -> bool:
+        """Whether there is an account or a user of a name."""
+        files, auth = self._acl_files, self._auth
+        return (files is not None and name in files.accounts.by_key) or (
+            auth is not None and name in auth.users.by_name
+        )
+
     def _read_tables(self) -> None:
         """Read all tables before anything in the store is changed: an unreadable table stops the start. Raises
         StoreFormatError, OSError."""
@@ -293,7 +300,7 @@ class Broker:
         self._recorder: Recorder | None = None
         if config.audit:
             self._audit = AuditLog(self.settings, config.audit_path, self._workers)
-            self._recorder = Recorder(self._audit, real_clock)
+            self._recorder = Recorder(self._audit, real_clock, self._is_account)
         created = self._recorder.created if self._recorder is not None else _ignore
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(
