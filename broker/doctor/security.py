@@ -14,6 +14,7 @@ from duemq.broker.access import acl_file
 from duemq.broker.doctor.findings import Finding, error, ok, warning
 from duemq.broker.errors import AclFileError, ConfigError
 from duemq.broker.net.tls import TlsMode
+from duemq.broker.regular_files import read_regular
 from duemq.broker.settings.config import BrokerConfig, check_exposure, credentials_of
 from duemq.broker.tls import contexts, options
 from duemq.broker.tls.options import Identity
@@ -82,8 +83,7 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
     for path in paths:
         yield from _permissions("accounts", str(path))
         try:
-            with open(path, "rb") as opened:
-                content = acl_file.parse(opened.read(acl_file.MAX_BYTES + 1), str(path))
+            content = acl_file.parse(read_regular(str(path), acl_file.MAX_BYTES + 1), str(path))
         except (AclFileError, OSError) as failure:
             yield error(about, str(failure), "mend the file: the broker does not start with it")
             continue
