@@ -463,8 +463,9 @@ async def test_wrong_policies_change_nothing(
     assert store.acls == {}
 
 
-async def test_who_may_change_users_is_no_super_user(broker: UnboundBroker) -> None:
-    """Whoever may change the cluster may make users, but neither make nor change a super user, nor see passwords."""
+async def test_who_may_change_users_is_no_super_user(broker: UnboundBroker, store: MemoryStore) -> None:
+    """Whoever may change the cluster may make users, but neither make nor change a super user or its policies, nor see
+    passwords."""
     peer = broker.connect()
     await done(peer, update_acl(USER[0], entry(f"Cluster:{broker.config.cluster_name}", "Update", "Get")))
     await done(peer, create_user(OTHER), account=USER)
@@ -473,8 +474,12 @@ async def test_who_may_change_users_is_no_super_user(broker: UnboundBroker) -> N
         (update_user(USER[0], userType="Super"), (1, "The super user can only be update by super user")),
         (update_user(SUPER[0], password="x"), (16, "The super user can only be update by super user")),
         (ask(3003, {"username": SUPER[0]}), (16, "The super user can only be update by super user")),
+        (update_acl(SUPER[0], entry("*", "All")), (16, "The super user can only be update by super user")),
+        (update_acl(SUPER[0], entry("*", "All"), code=3006), (16, "The super user can only be update by super user")),
+        (ask(3008, {"subject": f"User:{SUPER[0]}"}), (16, "The super user can only be update by super user")),
     ):
         assert await told(peer, command, USER) == answer
+    assert SUPER[0] not in store.acls
     for command in (ask(3004, {"username": OTHER[0]}), ask(3004, {"username": USER[0]}), ask(3005)):
         body = bytes((await peer.ask(signed(command, USER))).body)
         assert body
