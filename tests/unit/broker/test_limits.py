@@ -386,6 +386,33 @@ async def test_there_are_so_many_consumer_groups(broker: UnboundBroker, peer: Pe
     assert (await peer.ask(pull("T", group="h"))).code == 0
 
 
+@pytest.mark.parametrize(
+    ("setting", "more", "code"),
+    [
+        ("maxTopics", 3, ResponseCode.SYSTEM_ERROR),
+        ("maxQueues", 3, ResponseCode.SYSTEM_ERROR),
+        ("maxSubscriptionGroups", 3, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ],
+)
+async def test_of_a_heartbeat_that_is_refused_nothing_is_made(
+    broker: UnboundBroker, peer: Peer, setting: str, more: int, code: int
+) -> None:
+    topics, groups = list(broker.topics.table), list(broker.groups.table)
+    there = {"maxTopics": len(topics), "maxQueues": broker.topics._queues, "maxSubscriptionGroups": len(groups)}
+    await change(peer, **{setting: there[setting] + more})
+
+    def of(count: int) -> Command:
+        consumers = [ConsumerData(f"g{number}") for number in range(count)]
+        return request(RequestCode.HEART_BEAT, body=fastjson.dumps(HeartbeatData("c", None, consumers)))
+
+    await refused(peer, of(more + 1), code, f"{setting}={there[setting] + more}")
+    assert (list(broker.topics.table), list(broker.groups.table)) == (topics, groups)
+    assert not broker.clients.consumers
+    assert (await peer.ask(of(more))).code == 0
+    assert (await peer.ask(of(more))).code == 0, "what is there needs no room"
+    assert len(broker.groups.table) == len(groups) + more
+
+
 async def test_saving_a_table_costs_what_changed_in_it(broker: UnboundBroker, peer: Peer) -> None:
     """Saving a table encodes only its changed entries: thousands of topics must not be made into JSON for each new
     one."""
