@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
+import structlog
 
 from duemq.broker.access.auth.model import USER_PREFIX, Acl, User
 from duemq.broker.errors import AuthStoreError
@@ -38,6 +39,8 @@ _MODE: Final = 0o700
 _DAMAGED: Final = "Corruption: "
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = "/LOCK: "
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -109,7 +112,8 @@ class RocksStore:
 
 class _Database:
     """One database. On a full disk it is opened for reading only, so that the broker starts, and opened again before
-    the next change."""
+    the next change. After a change for which there was no space it is opened again too: RocksDB itself would go on
+    refusing changes for some seconds."""
 
     def __init__(self, path: str) -> None:
         """Raises AuthStoreError."""
@@ -125,11 +129,14 @@ class _Database:
         self._options = _options(rocksdict)
         self._synced: WriteOptions = rocksdict.WriteOptions()
         self._synced.sync = True
+        self._opened: Rdict | None = None
+        self._has_no_space = False
+        """Whether it has to be opened again before the next change."""
         self._open()
 
     def items(self) -> Iterator[tuple[object, object]]:
         """Yield all keys and values. Raises AuthStoreError, also at the end if a part cannot be read."""
-        found = self._opened.iter()
+        found = self._database().iter()
         found.seek_to_first()
         while found.valid():
             yield found.key(), found.value()
@@ -138,33 +145,46 @@ class _Database:
 
     def put(self, key: str, value: User | Acl) -> None:
         """Write a value, durably. Raises AuthStoreError."""
-        self._change(lambda: self._opened.put(key.encode(), msgspec.json.encode(value), write_opt=self._synced))
+        self._change(lambda: self._database().put(key.encode(), msgspec.json.encode(value), write_opt=self._synced))
 
     def delete(self, key: str) -> None:
         """Remove a value, durably. Raises AuthStoreError."""
-        self._change(lambda: self._opened.delete(key.encode(), write_opt=self._synced))
+        self._change(lambda: self._database().delete(key.encode(), write_opt=self._synced))
 
     def close(self) -> None:
         """Close it."""
-        self._opened.close()
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            try:
+                opened.close()
+            except Exception as error:  # it is closed; what could not be written was refused
+                log.warning("users_not_closed_cleanly", path=self._path, reason=str(error))
 
     def _change(self, work: Callable[[], None]) -> None:
-        if self._is_read_only:
-            self._opened.close()
+        if self._has_no_space or self._opened is None:
+            self.close()
             self._open()
-        if self._is_read_only:
+        if self._has_no_space:
             raise AuthStoreError(f"{self._path} cannot be written: there is no space left")
-        _done(work, f"{self._path} cannot be written")
+        try:
+            _done(work, f"{self._path} cannot be written")
+        except AuthStoreError as error:
+            self._has_no_space = _NO_SPACE in str(error)
+            raise
+
+    def _database(self) -> Rdict:
+        assert self._opened is not None, "changes open it again"
+        return self._opened
 
     def _open(self) -> None:
-        self._is_read_only = False
+        self._has_no_space = False
         try:
             self._opened = self._rdict()
         except AuthStoreError as error:
             if _NO_SPACE not in str(error) or not os.path.exists(os.path.join(self._path, "CURRENT")):
                 raise
             self._opened = self._rdict(self._library.AccessType.read_only())
-            self._is_read_only = True
+            self._has_no_space = True
 
     def _rdict(self, access: AccessType | None = None) -> Rdict:
         def work() -> Rdict:

@@ -579,6 +579,48 @@ async def test_on_a_full_disk_the_broker_starts_with_the_users_that_there_are(
         assert await told(broker.connect(), send("T"), OTHER) != (16, "User:other is not found.")
 
 
+async def test_after_a_full_disk_the_next_change_is_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB itself goes on refusing changes for seconds; then it also fails to close without an error."""
+    real, is_full = rocksdict.Rdict, False
+
+    class Full:
+        """A database whose log could not be written once."""
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self._real, self._has_failed = real(*arguments, **named), False
+
+        def put(self, *arguments: Any, **named: Any) -> None:
+            self._has_failed |= is_full
+            if self._has_failed:
+                raise Exception("IO error: No space left on device: While appending to file: 000004.log")
+            self._real.put(*arguments, **named)
+
+        def close(self) -> None:
+            self._real.close()
+            if self._has_failed:
+                raise Exception("IO error: Writer has previous error.")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    monkeypatch.setattr(rocksdict, "Rdict", Full)
+    store = RocksStore(str(tmp_path))
+    users = [User(password=CANARY, user_type=UserType.NORMAL, username=f"user{number}") for number in range(4)]
+    store.put_user(users[0])
+    is_full = True
+    for _ in range(2):
+        with pytest.raises(AuthStoreError, match="No space left"):
+            store.put_user(users[1])
+    is_full = False
+    store.put_user(users[2])
+    store.close()
+    store = RocksStore(str(tmp_path))
+    assert [user.username for user in store.load()[0]] == ["user0", "user2"]
+    store.close()
+
+
 async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path) -> None:
     async with running(tmp_path, *ON):
         pass
