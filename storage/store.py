@@ -7,6 +7,8 @@
 
 The store belongs to one thread, the broker's event loop. Work that waits for the disk is a job that a worker runs
 (`storage.durability.jobs`, `pull.ColdRead`).
+
+Keeps invariant 34 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -140,10 +140,8 @@ async def test_refusals_of_strangers_take_few_bytes_a_minute(
 ) -> None:
     """Whoever has no account chooses nothing that an entry has, and cannot fill the files within weeks: a field of 256
     characters takes 1536 bytes as JSON."""
-    peer, command = (
-        secured.connect(),
-        headers.CreateAccessConfig("\1" * 256, "\1" * 256, white_remote_address="\1" * 256),
-    )
+    peer, odd = secured.connect(), "\1" * 256
+    command = headers.CreateAccessConfig(odd, odd, white_remote_address=odd)
     for _ in range(80):
         for _ in range(MAX_REFUSALS_A_SECOND):
             refused = request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, command, b"\1" * 1000)
