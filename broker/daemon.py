@@ -279,8 +279,15 @@ class Broker:
         return os.path.dirname(os.path.abspath(file)) if file is not None else None
 
     def _topic_of_record(self, physical_offset: int) -> str | None:
-        message = self.store.message_at(physical_offset)
+        message = self.store.named_message_at(physical_offset)
         return topic_of_message(message) if message is not None else None
+
+    def _is_account(self, name: str) -> bool:
+        """Whether there is an account or a user of a name."""
+        files, auth = self._acl_files, self._auth
+        return (files is not None and name in files.accounts.by_key) or (
+            auth is not None and name in auth.users.by_name
+        )
 
     def _read_tables(self) -> None:
         """Read all tables before anything in the store is changed: an unreadable table stops the start. Raises
@@ -296,7 +303,7 @@ class Broker:
         self._recorder: Recorder | None = None
         if config.audit:
             self._audit = AuditLog(self.settings, config.audit_path, self._workers)
-            self._recorder = Recorder(self._audit, real_clock)
+            self._recorder = Recorder(self._audit, real_clock, self._is_account)
         created = self._recorder.created if self._recorder is not None else _ignore
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(

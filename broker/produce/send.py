@@ -22,7 +22,7 @@ from duemq.broker.produce.message import DelayRequest, Due, NewMessage, as_store
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
-from duemq.broker.produce.staging import BROKERS_FLAGS, TIMER_NAMES, Staging
+from duemq.broker.produce.staging import BROKERS_FLAGS, TIMER_NAMES, Staging, check_deletes
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.tables.topics import RETRY_PREFIX, Topic
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode
@@ -291,4 +291,6 @@ class SendHandlers:
                 due, text = self._staging.by_timer(text, request.now_ms)
             else:
                 due, text = self._reads.at_once(self._staging.by_timer, text, request.now_ms)
+            if due is not None and due.deletes:
+                check_deletes(text, topic.name)
         return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._added))

@@ -209,3 +209,15 @@ def _with_real_queue(text: str, topic: str, queue_id: int) -> str:
         text = properties.without_all(text, (properties.REAL_TOPIC, properties.REAL_QID))
     separator = properties.PROPERTY_END if text and text[-1] != properties.PROPERTY_END else ""
     return f"{text}{separator}REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}"
+
+
+def check_deletes(text: str, topic: str) -> None:
+    """Check the message that a deleting one to a topic names (TIMER_DEL_UNIQKEY): it has to be of that topic, for which
+    the sender has a permission. Raises Refused."""
+    named, plus, _ = (properties.get(text, properties.TIMER_DEL_UNIQKEY) or "").partition("+")
+    if plus and named != topic:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"timer message illegal, a message to the topic {topic} cannot delete one of another topic: "
+            f"{properties.TIMER_DEL_UNIQKEY} is {topic}+ and the unique key of the message",
+        )

@@ -137,6 +137,22 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
     return latest
 
 
+def deleted_message(text: str) -> tuple[str, str] | None:
+    """Return the topic and unique key of the message that a deleting record names, by its properties; None where it
+    names none. TIMER_DEL_UNIQKEY is the topic, `+` and the unique key, or, of older versions of RocketMQ, only the
+    unique key. It counts for messages of the topic to which the record itself was sent (REAL_TOPIC), and no other:
+    that is the topic to which its sender may send."""
+    value, topic = properties.get(text, properties.TIMER_DEL_UNIQKEY), properties.get(text, properties.REAL_TOPIC)
+    if value is None or topic is None:
+        return None
+    return topic, deleted_key(value, topic)
+
+
+def deleted_key(value: str, topic: str) -> str:
+    """Return the unique key that a value of TIMER_DEL_UNIQKEY names among the messages of a topic."""
+    return value.removeprefix(f"{topic}+")
+
+
 def first_id(text: str, prepared_transaction_offset: int) -> str | None:
     """Return the id of a message's first record, by the properties of a record that was appended again; None where
     there is no valid one."""

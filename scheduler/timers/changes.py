@@ -98,11 +98,12 @@ class TimerChanges:
 
     # --- one message, by its place
 
-    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
+    def cancel(self, physical_offset: int, now_ms: int, named: tuple[str, str] | None = None) -> Cancelled | None:
         """Cancel a message that waits with a timer or a level. Return None, and do nothing, if the result depends on
-        `ids` and these are not complete. Raises StoreError, OSError."""
+        `ids` and these are not complete. `named`: the topic and UNIQ_KEY that the message must have; a message with
+        others counts as UNKNOWN. Raises StoreError, OSError."""
         return self._take_out(
-            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms)
+            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms), named
         )
 
     def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
@@ -116,18 +117,25 @@ class TimerChanges:
     def record_of(self, physical_offset: int) -> StoredMessage | None:
         """Return the record at a physical offset, or if it is gone the message's newest one, as far as `ids` know it;
         None without any. Raises OSError."""
-        message = self._store.message_at(physical_offset)
+        message = self._store.named_message_at(physical_offset)
         newest = self.ids.newest(physical_offset) if message is None else None
         return self._store.message_at(newest) if newest is not None else message
 
     def _take_out(
-        self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int, int | None], object]
+        self,
+        physical_offset: int,
+        now_ms: int,
+        append: Callable[[StoredMessage, int, int | None], object],
+        named: tuple[str, str] | None = None,
     ) -> Cancelled | None:
         """Withdraw a waiting message after `append` has written the record that replaces it. `append` is called with
         the message, its deliver time (for a message of a level: the present time), and the position of its unit in the
-        timer log, None without one. Raises StoreError, OSError."""
+        timer log, None without one. `named`: see `cancel`. Each record on the way to the one that is taken out is
+        compared, also the last: the first says by itself which message it belongs to. Raises StoreError, OSError."""
         while True:
-            message = self._store.message_at(physical_offset)
+            message = self._store.named_message_at(physical_offset)
+            if message is not None and named not in (None, _name_of(message)):
+                return Cancelled.UNKNOWN
             place = self._place_of(message, physical_offset, now_ms)
             if isinstance(place, _Place):
                 append(place.message, place.due_ms, int(place.waits["position"][0]))
@@ -424,3 +432,9 @@ class TimerChanges:
 
 def _is_paused(place: _Place) -> bool:
     return properties.get(place.message.properties_text, properties.TIMER_PAUSED) == "true"
+
+
+def _name_of(message: StoredMessage) -> tuple[str | None, str | None]:
+    """Return the topic and UNIQ_KEY of a waiting message."""
+    text = message.properties_text
+    return properties.get(text, properties.REAL_TOPIC), properties.get(text, properties.UNIQ_KEY)

@@ -471,7 +471,7 @@ async def test_a_change_that_the_disk_ends_midway_says_after_how_many(
     message_ids = [await later(known, peer) for _ in range(3)]
     cancel, done = known.timers.changes.cancel, list[int]()
 
-    def until_full(place: int, now_ms: int) -> Cancelled | None:
+    def until_full(place: int, now_ms: int, *_: object) -> Cancelled | None:
         if len(done) == 2:
             raise StoreFull("the disk is full")
         done.append(place)

@@ -352,6 +352,20 @@ async def test_without_the_timer_wheel_only_times_that_are_past_are_taken(tmp_pa
         assert "timerWheelEnable is false" in await refused(peer, command, ResponseCode.SYSTEM_ERROR)
 
 
+@pytest.mark.parametrize("named", ["Other+U1", "+U1", "T +U1", "t+U1", "%RETRY%T+U1"])
+@pytest.mark.parametrize("before", ["", "REAL_TOPIC\x01Other\x02"])
+async def test_a_mark_that_names_a_message_of_another_topic_is_refused(
+    broker: UnboundBroker, peer: Peer, named: str, before: str
+) -> None:
+    """A mark deletes messages of the topic to which it is sent, which is the one for which its sender has a
+    permission."""
+    text = f"{before}TIMER_DELIVER_MS\x01{LATER_MS}\x02TIMER_DEL_UNIQKEY\x01"
+    assert "of another topic" in await refused(peer, send("T", properties=text + named), ResponseCode.MESSAGE_ILLEGAL)
+    for own in ("T+U1", "T+U+1", "U1"):
+        message = await sent(broker, peer, send("T", properties=text + own))
+        assert (message.topic, message.get_property("REAL_TOPIC")) == (TIMER_TOPIC, "T")
+
+
 async def test_a_mark_that_deletes_a_message_needs_a_time_to_come(broker: UnboundBroker, peer: Peer) -> None:
     """A mark that deletes a message needs a time in the future: RocketMQ's clients may cancel a message by another one
     that says so and goes into the same slot."""
