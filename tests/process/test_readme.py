@@ -120,6 +120,15 @@ async def test_list_reschedule_and_cancel(tmp_path: Path) -> None:
     await broker.stop()
 
 
+async def test_messages_that_recur(tmp_path: Path) -> None:
+    broker = DuemqBroker(tmp_path / "broker")
+    await broker.start()
+    add, show = commands(chapter("Messages that recur"))
+    assert "sent " in await run(broker.nameserver, add)
+    assert "reports  nightly  cron '0 3 * * *' Europe/Paris\n" in await run(broker.nameserver, show)
+    await broker.stop()
+
+
 async def test_repair_a_store(tmp_path: Path) -> None:
     broker = DuemqBroker(tmp_path / "broker", store=tmp_path / "data")
     await broker.start()
