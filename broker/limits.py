@@ -10,7 +10,8 @@ from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
 
 MAX_NAME_LENGTH: Final = 255
-"""Length of a group's name, in characters."""
+"""Length of the name of a topic, a group or a broker that the broker keeps because a client names it, in
+characters."""
 MAX_CLIENT_ID_LENGTH: Final = 1024
 MAX_EXPRESSION_LENGTH: Final = 65_536
 """Length of a subscription's tag expression, in characters."""

@@ -4,14 +4,20 @@ and is called back in the event loop."""
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum, auto
-from typing import Final, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+import structlog
 
 from duemq.broker.errors import ConfigError
 from duemq.storage.durability.jobs import Lane
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -25,16 +31,22 @@ class Background(Enum):
     """All other reads from the disk."""
     TABLES = auto()
     """Writes of the JSON tables."""
+    ACCESS = auto()
+    """Reads and writes of files that are not in the store: accounts, certificates. They may be on a mount that hangs,
+    so nothing else waits for this lane, nor does the end of the process for long."""
 
 
-_THREADS: Final = {
+_THREADS: Final[dict[Lane | Background, int]] = {
     Lane.FLUSH: 1,
     Lane.FILES: 1,
     Lane.ALLOCATE: 1,
     Background.PULLS: 2,
     Background.READS: 2,
     Background.TABLES: 1,
+    Background.ACCESS: 1,
 }
+_LEAVE_SECONDS: Final = 5.0
+"""How long a stop waits for work of the lane ACCESS."""
 
 
 class Workers(Protocol):
@@ -49,7 +61,8 @@ class Workers(Protocol):
         """Run `work` in a lane; the future holds its result, or the error that kept it from running."""
 
     def stop(self) -> None:
-        """Wait until all started work is done; nothing may be started afterwards."""
+        """Wait until all started work is done, that of the lane ACCESS only for a while; nothing may be started
+        afterwards."""
 
 
 class ThreadWorkers:
@@ -61,12 +74,16 @@ class ThreadWorkers:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Raises ConfigError if the system does not give enough threads."""
         self._loop = loop
-        self._lanes = {
-            lane: ThreadPoolExecutor(count, thread_name_prefix=lane.name.lower()) for lane, count in _THREADS.items()
+        self._lanes: dict[Lane | Background, ThreadPoolExecutor] = {
+            lane: ThreadPoolExecutor(count, thread_name_prefix=lane.name.lower())
+            for lane, count in _THREADS.items()
+            if lane is not Background.ACCESS
         }
+        self._access = _Abandonable(Background.ACCESS.name.lower())
         try:
-            for lane, count in _THREADS.items():
-                _start_threads(self._lanes[lane], count)
+            for lane, pool in self._lanes.items():
+                _start_threads(pool, _THREADS[lane])
+            self._access.start()
         except RuntimeError as error:
             self.stop()
             raise ConfigError(
@@ -90,6 +107,8 @@ class ThreadWorkers:
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
         """See Workers."""
         try:
+            if lane is Background.ACCESS:
+                return asyncio.wrap_future(self._access.submit(work), loop=self._loop)
             return self._loop.run_in_executor(self._lanes[lane], work)
         except Exception as error:  # for example no memory: the future of the work must still be resolved
             failed: asyncio.Future[T] = self._loop.create_future()
@@ -100,6 +119,48 @@ class ThreadWorkers:
         """See Workers."""
         for lane in self._lanes.values():
             lane.shutdown(wait=True)
+        if not self._access.stop(_LEAVE_SECONDS):
+            log.warning("work_abandoned", reason="files of accounts or certificates cannot be read: a mount may hang")
+
+
+class _Abandonable:
+    """One thread that runs work in its order, and that the process need not wait for when it ends, unlike those of a
+    ThreadPoolExecutor."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError if the system gives none."""
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have work done, unless its future is cancelled before it begins, or the process ends."""
+        future: Future[T] = Future()
+        self._work.put((future, work))
+        return future
+
+    def stop(self, timeout: float) -> bool:
+        """Wait until all work is done, up to `timeout` s; return whether it is."""
+        self._work.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (next_one := self._work.get()) is not None:
+            future, work = next_one
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = work()
+            except BaseException as error:  # its place is with whoever awaits the work
+                set_outcome = partial(future.set_exception, error)
+            else:
+                set_outcome = partial(future.set_result, result)
+            set_outcome()
+            del next_one, future, work, set_outcome
 
 
 def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:

@@ -7,6 +7,8 @@
 
 The store belongs to one thread, the broker's event loop. Work that waits for the disk is a job that a worker runs
 (`storage.durability.jobs`, `pull.ColdRead`).
+
+Keeps invariant 34 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from duemq.storage.queues.check import Key, QueueCheck
 from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
 from duemq.storage.queues.consume_queue import (
     FOLLOWING,
+    MARK_SIZES,
     PADDING_SIZE,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
@@ -481,12 +484,30 @@ class MessageStore:
     def message_at(self, physical_offset: int, size: int | None = None) -> StoredMessage | None:
         """Return the message at a physical offset, or None where there is none (any more). May wait for the disk."""
         data = self.log.read(physical_offset, size) if size is not None else self.record_at(physical_offset)
-        if data is None:
+        return _decoded(data) if data is not None else None
+
+    def named_message_at(self, physical_offset: int) -> StoredMessage | None:
+        """Return the message at a physical offset that a client names; see `named_record_at`."""
+        data = self.named_record_at(physical_offset)
+        return _decoded(data) if data is not None else None
+
+    def named_record_at(self, physical_offset: int) -> bytes | None:
+        """Return the bytes of the record at a physical offset that a client names, or None where no record begins. May
+        wait for the disk.
+
+        The body of a message may be a whole record, made by its sender, with the physical offset at which it lies. So
+        only a record that its consume queue has counts: the unit at its queue offset has to have its physical offset
+        and its size, or a mark in place of the size. A record of a deleted topic has no unit any more, and is not
+        returned: nothing tells such a record from the inside of another. Consume queues lose no unit before the
+        commitlog loses the record."""
+        data = self.record_at(physical_offset)
+        message = _decoded(data) if data is not None else None
+        if data is None or message is None or message.queue_offset < 0:
             return None
-        try:
-            return record.decode(data)
-        except RecordError:
-            return None
+        queue = self.queue(message.topic, message.queue_id)
+        unit = queue.unit(message.queue_offset) if queue is not None else None
+        is_named = unit is not None and unit[0] == physical_offset and unit[1] in (len(data), *MARK_SIZES)
+        return data if is_named else None
 
     def store_timestamp_of(self, queue: ConsumeQueue, offset: int) -> int:
         """Return the store time of a message of a queue; -1 where there is none."""
@@ -519,3 +540,10 @@ class MessageStore:
                 dirty[queue] = queue.written_offset
             for watcher in queue.watchers:
                 watcher(queue)
+
+
+def _decoded(data: bytes) -> StoredMessage | None:
+    try:
+        return record.decode(data)
+    except RecordError:
+        return None

@@ -125,7 +125,7 @@ class _Reader:
 
     def read(self, text: bytes) -> AclFile:
         if len(text) > MAX_BYTES:
-            raise AclFileError(f"{self._source} has {len(text)} bytes, allowed are {MAX_BYTES}")
+            raise AclFileError(f"{self._source} has more than {MAX_BYTES} bytes, which is the most")
         loader = None
         try:
             loader = _Loader(text.decode())

@@ -30,6 +30,7 @@ from duemq.broker.access import acl_file
 from duemq.broker.access.accounts import Account, Accounts
 from duemq.broker.access.acl_file import AclFile, Table
 from duemq.broker.errors import AclFileError, ChangeRefused
+from duemq.broker.regular_files import read_regular
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.requests.bodies import DataVersion
 from duemq.storage.files import Files
@@ -108,7 +109,7 @@ class AclFiles:
         if self._is_looking:
             return
         self._is_looking = True
-        self._workers.run(Background.TABLES, self._look).add_done_callback(lambda work: self._looked(work.exception()))
+        self._workers.run(Background.ACCESS, self._look).add_done_callback(lambda work: self._looked(work.exception()))
 
     def _look(self) -> None:
         stamps = self._stamps()
@@ -189,14 +190,14 @@ class AclFiles:
 
     async def tables(self) -> list[Table]:
         """Return the files as tables, with secrets. Raises AclFileError, OSError."""
-        return await self._workers.run(Background.TABLES, lambda: [parsed(path).table for path in self._state.versions])
+        return await self._workers.run(Background.ACCESS, lambda: [parsed(path).table for path in self._state.versions])
 
     async def _change(self, change: Callable[[], None]) -> None:
         def run() -> None:
             change()
             self._use(self._read(self._stamps()), "accounts_changed")
 
-        await self._workers.run(Background.TABLES, run)
+        await self._workers.run(Background.ACCESS, run)
         self._tell_of_change()
 
     def _update_account(self, access_key: str, fields: Table) -> None:
@@ -265,8 +266,7 @@ def _fail(error: OSError) -> NoReturn:
 
 def parsed(path: str) -> AclFile:
     """Read a file. Raises AclFileError, OSError."""
-    with open(path, "rb") as file:
-        return acl_file.parse(file.read(acl_file.MAX_BYTES + 1), path)
+    return acl_file.parse(read_regular(path, acl_file.MAX_BYTES + 1), path)
 
 
 def _position(table: Table, access_key: str) -> int:

@@ -370,7 +370,7 @@ class AdminHandlers:
             offset = parse_offset_message_id(header.msg_id or "")[2]
         except RemoteProtocolError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        record = await self._reads.run(self._store.record_at, offset)
+        record = await self._reads.run(self._store.named_record_at, offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
         return await self._relay(request, {**header.to_ext(), "brokerName": self._settings.config.broker_name}, record)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import structlog
 
+from duemq.broker.regular_files import open_regular
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.frames import fastjson
@@ -57,15 +58,12 @@ class AuditLog:
         """Whether no more entries can be kept, because the files cannot be written."""
         return len(self._lines) >= MAX_KEPT
 
-    @property
-    def why_full(self) -> str:
-        """Why the files cannot be written."""
-        return self._why
-
-    def add(self, entry: Entry) -> None:
-        """Record an entry."""
-        self._lines.append(fastjson.dumps(entry) + b"\n")
+    def add(self, entry: Entry) -> int:
+        """Record an entry; return the bytes of its line."""
+        line = fastjson.dumps(entry) + b"\n"
+        self._lines.append(line)
         self.write()
+        return len(line)
 
     def write(self) -> None:
         """Have what waits written; to be called again after a failure."""
@@ -115,7 +113,7 @@ def _append(path: str, data: bytes, size: int, files: int) -> None:
     with suppress(FileNotFoundError):
         if os.path.getsize(path) >= size:
             _shift(path, files)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _MODE)
     try:
         before = os.fstat(descriptor).st_size
         view = memoryview(data)

@@ -3,16 +3,18 @@
     {"time":"2026-11-25T19:30:00.123Z","action":"UPDATE_AND_CREATE_TOPIC","code":17,"account":"administrator",
      "peer":"10.0.0.5:40000","topic":"orders","fields":{"perm":6,...},"result":0}
 
-`account` is the access key that the request names. A request that was refused for its account or its signature has it
-as the client says, which `result` and `remark` show. An entry never has bodies, values of the name server's key-value
-configuration, secret keys, passwords or signatures: of a header only fields of other names are taken, and of a body
-only what `_of_body` takes. `result` is RocketMQ's response code; "waits" if the answer waits for the disk.
+`account` is the access key that the request names, if there is such an account or user: another name may be a secret
+that was put into the wrong place. A request that was refused for its signature has it as the client says, which
+`result` and `remark` show. An entry never has bodies, values of the name server's key-value configuration, secret keys,
+passwords or signatures: of a header only fields of other names are taken, and of a body only what `_of_body` takes.
+`result` is RocketMQ's response code; "waits" if the answer waits for the disk.
 
 Topics and groups that a send or a heartbeat creates are recorded too. Registrations of brokers, which are repeated all
 the time, are recorded when they change something: a new broker, another address or account, another result.
 
-Refusals that anybody can cause, without an account, are limited to so many entries a second, so that nobody can push
-the others out of the files; an entry says how many were left out.
+Refusals for the account or the signature, which anybody can cause, have no fields, and are limited to so many entries a
+second and so many bytes a minute, so that nobody without an account can push other entries out of the files within
+weeks; an entry says how many were left out. Refusals for a permission or a role have limits of their own of that kind.
 
 Keeps invariants 31 and 33 of ARCHITECTURE.md.
 """
@@ -39,7 +41,9 @@ from duemq.protocol.requests.headers import Request
 from duemq.storage.clock import Clock
 from duemq.storage.errors import NotInMemory
 
-_CHANGES_WITHOUT_ROLE: Final = frozenset({RequestCode.RECALL_MESSAGE})
+_CHANGES_WITHOUT_ROLE: Final = frozenset(
+    {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING, RequestCode.CHANGE_BY_HANDLE}
+)
 _CHANGES_NOTHING: Final = frozenset({RequestCode.QUERY_DATA_VERSION, RequestCode.REPORT_BRIDGE})
 _MAX_TEXT: Final = 256
 """Characters of a field, a remark or a name that an entry takes."""
@@ -47,6 +51,12 @@ _MAX_NAMES: Final = 100
 """Properties that an entry takes."""
 _MAX_REGISTRATIONS: Final = 2000
 MAX_REFUSALS_A_SECOND: Final = 20
+MAX_REFUSAL_BYTES_A_MINUTE: Final = 16 * 1024
+"""At this rate, the ten files of 64 MiB last for four weeks."""
+_OF_STRANGERS: Final = ("account", "signature")
+"""The kinds of refusals that need no account."""
+_HEAD: Final = ("time", "action", "code", "account", "peer")
+"""What entries about strangers have, apart from the result."""
 _RESOURCES: Final = (("topic", "topic"), ("consumer_group", "group"), ("group_name", "group"), ("group", "group"))
 """Fields of headers that name a topic or a group."""
 _SECRET: Final = ("secret", "password", "signature", "value", "credential", "token")
@@ -72,17 +82,19 @@ def is_recorded(code: int, permission: Permission) -> bool:
 class Recorder:
     """Records the requests of one broker."""
 
-    def __init__(self, log: AuditLog, clock: Clock) -> None:
-        """`clock`: the machine's."""
+    def __init__(self, log: AuditLog, clock: Clock, is_account: Callable[[str], bool]) -> None:
+        """`clock`: the machine's. `is_account`: whether there is an account or a user of a name."""
         self._log = log
         self._clock = clock
+        self._is_account = is_account
         self.handling: str | None = None
         """The peer whose requests are handled now."""
         self._registrations: OrderedDict[tuple[str, str], tuple[str, ...]] = OrderedDict()
         """The last registrations, by broker name and address, with who made them and the result."""
-        self._second = 0
-        self._refusals = 0
-        """Refusals in that second."""
+        self._strangers = _Refusals()
+        """Refusals of requests without an account."""
+        self._accounts = _Refusals()
+        """Refusals of requests of accounts."""
 
     def recorded(self, code: int, handler: Handler, *, is_async: bool) -> Handler:
         """Return a handler whose requests are recorded. `handler`: with the check of what requests need."""
@@ -93,9 +105,9 @@ class Recorder:
                 try:
                     work = handler(connection, request)
                 except Exception as error:
-                    self._end_with(entry, error)
+                    self._end_with(entry, request, error)
                     raise
-                return _RecordedWork(work, self._recorded(entry, work))
+                return _RecordedWork(work, self._recorded(entry, request, work))
 
         else:
 
@@ -104,9 +116,9 @@ class Recorder:
                 try:
                     answer = handler(connection, request)
                 except Exception as error:
-                    self._end_with(entry, error)
+                    self._end_with(entry, request, error)
                     raise
-                self._end(entry, answer)
+                self._end(entry, request, answer)
                 return answer
 
         return recorded
@@ -118,41 +130,42 @@ class Recorder:
 
     # ---
 
-    async def _recorded(self, entry: Entry, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _recorded(self, entry: Entry, request: Request[Any], work: Coroutine[Any, Any, Any]) -> Any:
         try:
             answer = await work
         except Exception as error:
-            self._end_with(entry, error)
+            self._end_with(entry, request, error)
             raise
-        self._end(entry, answer)
+        self._end(entry, request, answer)
         return answer
 
     def _begin(self, code: int, connection: Peer, request: Request[Any]) -> Entry:
         """Return the entry of a request, as far as it is known before it is handled. Raises Refused if the log takes no
         more entries."""
         if self._log.is_full:
+            # Without the reason, which has a path: nobody has looked for an account yet. The broker's log has it.
             raise Refused(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"service not available now: the audit log cannot be written: {self._log.why_full}",
+                ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: the audit log cannot be written"
             )
         fields = getattr(request, "fields", None)
+        name = fields.access_key if fields is not None else ""
         entry: Entry = {
             "time": self._now(),
             "action": RequestCode(code).name,
             "code": code,
-            "account": fields.access_key[:_MAX_TEXT] if fields is not None and fields.access_key else None,
+            "account": name[:_MAX_TEXT] if self._is_account(name) else None,
             "peer": connection.peer,
         }
         header = _fields(request.header)
         for name, kind in _RESOURCES:
             if name in header:
                 entry[kind] = header.pop(name)
-        entry |= _of_body(code, request)
         if header:
             entry["fields"] = header
         return entry
 
-    def _end(self, entry: Entry, answer: Any) -> None:
+    def _end(self, entry: Entry, request: Request[Any], answer: Any) -> None:
+        entry |= _of_body(entry["code"], request)
         if isinstance(answer, bytes):
             (frame,) = FrameReader().receive_data(answer)
             answer = codec.decode(frame)
@@ -161,35 +174,41 @@ class Recorder:
         else:
             self._add(entry, "waits", None)
 
-    def _end_with(self, entry: Entry, error: Exception) -> None:
+    def _end_with(self, entry: Entry, request: Request[Any], error: Exception) -> None:
         if isinstance(error, NotNow | NotInMemory):
             return  # it is handled again
         if isinstance(error, AccessRefused):
-            second = int(self._clock.monotonic())
-            if second != self._second:
-                self._tell_left_out()
-                self._second, self._refusals = second, 0
-            self._refusals += 1
-            if self._refusals > MAX_REFUSALS_A_SECOND:
-                return
-            self._add(entry, error.code, error.reason)
-        elif isinstance(error, Refused):
+            self._add_refusal(entry, error)
+            return
+        entry |= _of_body(entry["code"], request)
+        if isinstance(error, Refused):
             self._add(entry, error.code, error.remark)
         else:
             self._add(entry, int(ResponseCode.SYSTEM_ERROR), str(error))
 
-    def _tell_left_out(self) -> None:
-        left_out = self._refusals - MAX_REFUSALS_A_SECOND
-        if left_out > 0:
-            self._log.add({"time": self._now(), "action": "refusals_left_out", "count": left_out})
-
-    def _add(self, entry: Entry, result: int | str, remark: str | None) -> None:
-        if entry["code"] == RequestCode.REGISTER_BROKER and not self._is_new(entry, result):
+    def _add_refusal(self, entry: Entry, error: AccessRefused) -> None:
+        """Record a refusal, unless there are too many of the kind."""
+        is_stranger = error.kind in _OF_STRANGERS
+        refusals = self._strangers if is_stranger else self._accounts
+        if not refusals.may_add(self._clock.monotonic()):
             return
+        if refusals.left_out:
+            refusals.size += self._log.add(
+                {"time": self._now(), "action": "refusals_left_out", "count": refusals.left_out}
+            )
+            refusals.left_out = 0
+        if is_stranger:
+            entry = {name: entry[name] for name in _HEAD}
+        refusals.size += self._add(entry, error.code, error.reason)
+
+    def _add(self, entry: Entry, result: int | str, remark: str | None) -> int:
+        """Add an entry, unless it is a repeated registration; return the bytes of its line."""
+        if entry["code"] == RequestCode.REGISTER_BROKER and not self._is_new(entry, result):
+            return 0
         entry["result"] = result
         if remark and result != ResponseCode.SUCCESS:
             entry["remark"] = remark[:_MAX_TEXT]
-        self._log.add(entry)
+        return self._log.add(entry)
 
     def _is_new(self, entry: Entry, result: int | str) -> bool:
         fields = entry.get("fields", {})
@@ -207,6 +226,30 @@ class Recorder:
     def _now(self) -> str:
         time = datetime.datetime.fromtimestamp(self._clock.now_ms() / 1000, datetime.UTC)
         return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _Refusals:
+    """Counts entries about refusals, to limit them."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        """Refusals without an entry since the last one with an entry."""
+        self.size = 0
+        """Bytes of the entries in the present minute."""
+        self._second = self._minute = self._count = 0
+
+    def may_add(self, now: float) -> bool:
+        """Count a refusal at a time, in seconds of the monotonic clock; return whether it gets an entry."""
+        second = int(now)
+        if second // 60 != self._minute:
+            self._minute, self.size = second // 60, 0
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        if self._count > MAX_REFUSALS_A_SECOND or self.size >= MAX_REFUSAL_BYTES_A_MINUTE:
+            self.left_out += 1
+            return False
+        return True
 
 
 class _RecordedWork(Coroutine[Any, Any, Any]):

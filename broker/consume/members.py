@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, LOCKS, Action, group, needs
@@ -49,6 +51,7 @@ class ClientHandlers:
         """Note the groups of a client. A consumer group's retry topic is created with its first heartbeat."""
         data = bodies.decode_request(request.body, HeartbeatData)
         self._clients.check(connection, data)
+        self._check_groups(data.consumer_data_set or ())
         connection.last_codec = request.codec
         quiet = []
         for consumer in data.consumer_data_set or ():
@@ -57,19 +60,29 @@ class ClientHandlers:
         self._clients.heartbeat(connection, data, request.language, request.version, quiet)
         return response(ResponseCode.SUCCESS)
 
+    def _check_groups(self, consumers: Sequence[ConsumerData]) -> None:
+        """Check that all consumer groups of a heartbeat, and their retry topics, are there or can be created: of one
+        that is refused nothing is made. Raises Refused."""
+        queues = {}
+        for consumer in consumers:
+            if not is_group_name(consumer.group_name):
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    "The specified group is blank, longer than 255 or contains characters other than %|a-zA-Z0-9_-",
+                )
+            name = f"{RETRY_PREFIX}{consumer.group_name}"
+            check_name(name)
+            queues[name] = self._groups.retry_queues(consumer.group_name)
+        self._groups.check_all(consumer.group_name for consumer in consumers)
+        self._topics.check_for_groups({name: count for name, count in queues.items() if count is not None})
+
     def _make_group(self, consumer: ConsumerData) -> bool:
         """Create a consumer group and its retry topic if missing; return whether its members want to be notified of
         changes. Raises Refused."""
-        if not is_group_name(consumer.group_name):
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                "The specified group is blank, longer than 255 or contains characters other than %|a-zA-Z0-9_-",
-            )
-        name = f"{RETRY_PREFIX}{consumer.group_name}"
-        check_name(name)
         group = self._groups.get(consumer.group_name)
         if group is None:
             return True
+        name = f"{RETRY_PREFIX}{consumer.group_name}"
         topic = self._topics.create_for_group(name, group.retry_queue_nums, 2 if consumer.unit_mode else 0)
         if not topic.is_saved:
             self._topics.save_later()
@@ -112,10 +125,15 @@ class ClientHandlers:
 
 
 def _lock_batch(request: Request[NoFields]) -> LockBatch:
+    """Return the body of a request. Raises Refused for names too long to keep."""
     body = bodies.decode_request(request.body, LockBatch)
-    if len(body.consumer_group) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
+    names = [body.consumer_group]
+    for queue in body.mq_set or ():
+        names += queue.topic, queue.broker_name
+    if max(map(len, names)) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"a group's name has at most {MAX_NAME_LENGTH} characters, a client id {MAX_CLIENT_ID_LENGTH}",
+            f"the name of a group, a topic or a broker has at most {MAX_NAME_LENGTH} characters, a client id "
+            f"{MAX_CLIENT_ID_LENGTH}",
         )
     return body

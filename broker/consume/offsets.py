@@ -114,7 +114,7 @@ class OffsetHandlers:
 
     def view(self, _: Connection, request: Request[ViewMessage]) -> Answer:
         """Return the record at a physical offset."""
-        record = self._store.record_at(request.header.offset)
+        record = self._store.named_record_at(request.header.offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {request.header.offset}")
         return response(ResponseCode.SUCCESS, body=record)

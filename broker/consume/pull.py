@@ -278,6 +278,8 @@ class PullHandlers:
         queue = self._store.ensure_queue(header.topic, header.queue_id)
         deadline = self._loop.time() + min(max(0.0, seconds), MAX_HOLD_SECONDS)
         request.body = b""
+        # Nothing is kept of a held pull that could be of any length and is not needed any more.
+        header.subscription = header.expression_type = request.language = None
         return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
 
     def _check_account(self, held: HeldPull) -> None:

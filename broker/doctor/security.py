@@ -14,14 +14,19 @@ from duemq.broker.access import acl_file
 from duemq.broker.doctor.findings import Finding, error, ok, warning
 from duemq.broker.errors import AclFileError, ConfigError
 from duemq.broker.net.tls import TlsMode
-from duemq.broker.settings.config import BrokerConfig, check_exposure, credentials_of
+from duemq.broker.regular_files import read_regular
+from duemq.broker.settings.config import BrokerConfig, check_exposure, credentials_of, free_codes
 from duemq.broker.tls import contexts, options
 from duemq.broker.tls.options import Identity
+from duemq.protocol.codes import RequestCode
 
 _KNOWN_SECRETS: Final = frozenset({"5Jx0v3n7QmZt2cYw", "b8TqKp4sVd6Lr1Hg", "12345678", "secretkey", "rocketmq"})
 """Of this project's documentation and of RocketMQ's examples."""
 _SHORT_SECRET: Final = 16
 _RENEW_DAYS: Final = 30
+_NAME_ADDRESSES: Final = "remove it, or write the addresses that are meant"
+_ROUTES: Final = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO})
+"""What RocketMQ's example of a white list has: routes, and the names and addresses of brokers."""
 _OTHERS: Final = stat.S_IRWXO
 
 
@@ -47,7 +52,7 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
         )
     else:
         if config.has_access_control:
-            yield ok(about, f"the broker listens on {config.host}, and requests need an account")
+            yield ok(about, f"the broker listens on {config.host}, and access control is on")
         else:
             yield warning(
                 about,
@@ -82,8 +87,7 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
     for path in paths:
         yield from _permissions("accounts", str(path))
         try:
-            with open(path, "rb") as opened:
-                content = acl_file.parse(opened.read(acl_file.MAX_BYTES + 1), str(path))
+            content = acl_file.parse(read_regular(str(path), acl_file.MAX_BYTES + 1), str(path))
         except (AclFileError, OSError) as failure:
             yield error(about, str(failure), "mend the file: the broker does not start with it")
             continue
@@ -105,12 +109,21 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
                     f"{path}: the secret key of {key} has {len(secret)} characters, which can be tried out",
                     "make another: openssl rand -base64 24",
                 )
-        for pattern in content.table.get(acl_file.WHITE_LIST) or []:
-            if str(pattern).strip() in ("*", "*.*.*.*"):
+        for pattern in content.white_lists:
+            if pattern.matches_all:
                 yield error(
                     about,
-                    f"{path}: globalWhiteRemoteAddresses has {pattern}: everybody may do everything without an account",
-                    "remove it, or write the addresses that are meant",
+                    f"{path}: globalWhiteRemoteAddresses has {pattern.text}: everybody may do everything without an "
+                    "account",
+                    _NAME_ADDRESSES,
+                )
+        for account in content.accounts:
+            if account.white_list.matches_all:
+                yield error(
+                    about,
+                    f"{path}: the account {account.access_key} has whiteRemoteAddress: {account.white_list.text}, so "
+                    "everybody who knows its access key, which is no secret, may do what it may, without a signature",
+                    _NAME_ADDRESSES,
                 )
     if count:
         yield ok(about, f"{count} accounts in {len(paths)} files")
@@ -144,6 +157,15 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
                 f"the secret key of {name} in the configuration has {len(secret)} characters, which can be tried out",
                 "make another: openssl rand -base64 24",
             )
+    free = free_codes(config) - _ROUTES
+    if free:
+        codes = ", ".join(map(str, sorted(free)))
+        yield error(
+            about,
+            f"everybody may make requests of the codes {codes} without an account: they are in authenticationWhitelist "
+            f"{'and in authorizationWhitelist' if config.authorization else 'and authorization is off'}",
+            "remove the codes, unless a firewall keeps all strangers away",
+        )
     if any(secrets) and file is not None:
         yield from _permissions(about, file)
     databases = [Path(config.store_root, "config", each) for each in ("users", "acls")]
@@ -156,7 +178,7 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
             "there is no user yet, and initAuthenticationUser makes none: nobody can use the broker",
             "run `duemq user init`",
         )
-    elif config.authorization:
+    elif config.authorization and not free:
         yield ok(about, "requests need a user, whose policies say what it may do")
 
 

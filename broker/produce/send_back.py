@@ -18,7 +18,12 @@ from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.topics import PERM_WRITE, Topic, Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.records import properties
-from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.record import (
+    FLAG_COMPRESSED,
+    FLAG_COMPRESSION_TYPE,
+    FLAG_MULTI_TAGS,
+    StoredMessage,
+)
 from duemq.protocol.requests.headers import ConsumerSendMsgBack, Request, response
 from duemq.storage.clock import Clock
 from duemq.storage.store import MessageStore
@@ -32,6 +37,9 @@ _NOT_FOR_RETRIES: Final = (
     properties.WAIT,
     *TIMER_NAMES,
 )
+_RETRY_FLAGS: Final = FLAG_COMPRESSED | FLAG_COMPRESSION_TYPE | FLAG_MULTI_TAGS
+"""The flags of a record that a retry keeps: those that tell how to read it. The flags of transactions would make it a
+record that no consume queue has."""
 
 
 class SendBackHandlers:
@@ -81,7 +89,7 @@ class SendBackHandlers:
             )
         if group.retry_queue_nums <= 0:
             return response(ResponseCode.SUCCESS)
-        message = await self._reads.run(self._store.message_at, header.offset)
+        message = await self._reads.run(self._store.named_message_at, header.offset)
         if message is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         limit = self._retries.limit(header.group, request.version, header.max_reconsume_times)
@@ -124,7 +132,7 @@ class SendBackHandlers:
             message.born_timestamp,
             message.born_host,
             message.flag,
-            message.sys_flag,
+            message.sys_flag & _RETRY_FLAGS,
             min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
         )
         self._staging.stage(again, self._clock.now_ms(), is_stored=True)

@@ -863,6 +863,14 @@ def codes_of(name: str, text: str) -> frozenset[int]:
     return frozenset(codes)
 
 
+def free_codes(config: BrokerConfig) -> frozenset[int]:
+    """Return the request codes that need no user with ACL 2.0. Raises ConfigError."""
+    free = codes_of("authenticationWhitelist", config.authentication_whitelist)
+    if config.authorization:  # a request that is not authenticated has no user whose policies could be asked
+        free &= codes_of("authorizationWhitelist", config.authorization_whitelist)
+    return free
+
+
 def credentials_of(name: str, text: str, keys: tuple[str, str]) -> tuple[str, str] | None:
     """Return a name and a secret of a setting in JSON, None without one. Raises ConfigError, which never repeats it."""
     if not text:

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 EXPIRE_MS: Final = 120_000
 """Milliseconds without a heartbeat after which a client is gone."""
 _MAX_KNOWN: Final = 256
+_MAX_LANGUAGE: Final = 32
+"""Characters of a client's language that are kept; RocketMQ's longest is UNKNOWN."""
 _ENTRY_CHARACTERS: Final = 256
 """Number of characters of a subscription that count as one more entry."""
 
@@ -40,7 +42,7 @@ class Client:
     def __init__(self, client_id: str, connection: Connection, language: str | None, version: int) -> None:
         self.client_id = client_id
         self.connection = connection
-        self.language = language or "OTHER"
+        self.language = (language or "OTHER")[:_MAX_LANGUAGE]
         self.version = version
         self.last_heartbeat = 0.0
         self.last_heartbeat_ms = 0
@@ -222,8 +224,19 @@ class Clients:
                 f"the group {consumer.group_name} subscribes to {len(subscriptions)} topics, and "
                 f"maxSubscriptionsPerGroup={self._limits.subscriptions}: use several groups, or raise that setting",
             )
+        words = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)
+        if max(len(word or "") for word in words) > MAX_NAME_LENGTH:
+            raise _over_limit(
+                f"the group {consumer.group_name}: consumeType, messageModel and consumeFromWhere have at most "
+                f"{MAX_NAME_LENGTH} characters"
+            )
         entries = 0
         for subscription in subscriptions:
+            if max(len(subscription.topic), len(subscription.expression_type or "")) > MAX_NAME_LENGTH:
+                raise _over_limit(
+                    f"the group {consumer.group_name}: the name of a topic, and expressionType, have at most "
+                    f"{MAX_NAME_LENGTH} characters"
+                )
             check_expression(subscription.sub_string, self._limits.tags)
             entries += Subscription(subscription).entries
         group = self.consumers.get(consumer.group_name)

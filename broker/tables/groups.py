@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -98,6 +98,21 @@ class Groups:
             self._saved.save()
         return group
 
+    def retry_queues(self, name: str) -> int | None:
+        """Return the number of queues of the retry topic of a group that there is, or that `get` would create; None for
+        others. Changes nothing."""
+        group = self.table.get(name)
+        if group is None and self._settings.config.auto_create_group:
+            group = SubscriptionGroupConfig(name)
+        return group.retry_queue_nums if group is not None else None
+
+    def check_all(self, names: Iterable[str]) -> None:
+        """Raise Refused if `get` would for one of some groups. Changes nothing."""
+        if self._settings.config.auto_create_group:
+            self._check_room(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, len({name for name in names if name not in self.table})
+            )
+
     def put(self, group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         """Add or change a group; durable only after `save`. Raises Refused if there are too many."""
         if group.group_name not in self.table:
@@ -136,9 +151,10 @@ class Groups:
         fields = {**self._unknown.get(name, {}), **msgspec.to_builtins(group)}
         self._json[name] = msgspec.Raw(fastjson.dumps(fields))
 
-    def _check_room(self, code: int) -> None:
+    def _check_room(self, code: int, more: int = 1) -> None:
+        """Raise Refused if so many groups more would be too many."""
         limit = self._limits.groups
-        if len(self.table) >= limit:
+        if more and len(self.table) + more > limit:
             raise LimitReached(
                 "maxSubscriptionGroups",
                 code,

@@ -5,7 +5,7 @@ Keeps invariant 8 of ARCHITECTURE.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from copy import copy
 from typing import Any, Final
 
@@ -315,6 +315,15 @@ class Topics:
         self._created("topic", name)
         return created
 
+    def check_for_groups(self, queues: Mapping[str, int]) -> None:
+        """Raise Refused if `create_for_group` would for one of some topics. `queues`: the number of queues of each, by
+        name. Changes nothing."""
+        topics = so_many = 0
+        for name, count in queues.items():
+            if name not in self.table:
+                self._check_room(None, count, ResponseCode.SYSTEM_ERROR, topics, so_many)
+                topics, so_many = topics + 1, so_many + count
+
     def put(self, config: TopicConfig) -> Topic:
         """Add or change a topic; durable only after `save`. Raises Refused if there are too many topics or queues."""
         topic = self.table.get(config.topic_name)
@@ -396,18 +405,23 @@ class Topics:
         self._store.limit_queues(config.topic_name, config.read_queue_nums)
         return topic
 
-    def _check_room(self, topic: Topic | None, queues: int, code: int) -> None:
-        """Raise Refused if a topic cannot be created (None), or cannot have this many queues."""
+    def _check_room(
+        self, topic: Topic | None, queues: int, code: int, topics_before: int = 0, queues_before: int = 0
+    ) -> None:
+        """Raise Refused if a topic cannot be created (None), or cannot have this many queues. `topics_before`,
+        `queues_before`: how many other ones are to be created before it."""
         limits = self._limits
         had = topic.queue_limit if topic is not None else 0
-        if topic is None and len(self.table) >= limits.topics:
-            limit, why = "maxTopics", f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
+        if topic is None and len(self.table) + topics_before >= limits.topics:
+            limit = "maxTopics"
+            why = f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
         elif queues > max(had, limits.queues_per_topic):
             limit = "maxQueuesPerTopic"
             why = f"{queues} queues, and maxQueuesPerTopic={limits.queues_per_topic}: use fewer"
-        elif queues > had and self._queues + queues - had > limits.queues:
+        elif queues > had and self._queues + queues_before + queues - had > limits.queues:
             limit = "maxQueues"
-            why = f"{queues} more queues than the {self._queues} there are, and maxQueues={limits.queues}: use fewer"
+            more = queues_before + queues
+            why = f"{more} more queues than the {self._queues} there are, and maxQueues={limits.queues}: use fewer"
         else:
             return
         raise LimitReached(limit, code, f"{why}, or raise that setting")

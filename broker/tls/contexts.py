@@ -22,6 +22,7 @@ import structlog
 
 from duemq.broker.errors import ConfigError
 from duemq.broker.net.tls import TlsMode
+from duemq.broker.regular_files import open_regular, read_regular
 from duemq.broker.settings.config import BrokerConfig
 from duemq.broker.tls import options as tls_options
 from duemq.broker.tls.options import Identity, TlsOptions
@@ -94,7 +95,7 @@ class TlsContexts:
             self._prepared(ConfigError("there is no tls.server.certPath, and tls.test.mode.enable=false"))
             return
         host = self._config.advertised_host
-        self._workers.run(Background.TABLES, lambda: self._make(host)).add_done_callback(
+        self._workers.run(Background.ACCESS, lambda: self._make(host)).add_done_callback(
             lambda work: self._prepared(work.exception())
         )
 
@@ -110,7 +111,7 @@ class TlsContexts:
         if self._is_looking or not self._state.stamps:
             return
         self._is_looking = True
-        self._workers.run(Background.TABLES, self._look).add_done_callback(lambda work: self._looked(work.exception()))
+        self._workers.run(Background.ACCESS, self._look).add_done_callback(lambda work: self._looked(work.exception()))
 
     def _look(self) -> None:
         stamps = _stamps(self._state.stamps)
@@ -255,14 +256,12 @@ def _trust(context: ssl.SSLContext, identity: Identity, prefix: str) -> None:
 
 
 def _is_encrypted(path: str) -> bool:
-    with open(path, "rb") as file:
-        return b"ENCRYPTED" in file.read(_KEY_BYTES)
+    return b"ENCRYPTED" in read_regular(path, _KEY_BYTES)
 
 
 def _check_readable(name: str, path: str) -> None:
     try:
-        with open(path, "rb"):
-            pass
+        os.close(open_regular(path))
     except OSError as error:
         raise ConfigError(f"{name}={path}: {error.strerror}") from None
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from duemq.broker.errors import ConfigError
 from duemq.broker.net.tls import TlsMode
+from duemq.broker.regular_files import open_regular
 from duemq.broker.settings import config_text
 from duemq.broker.settings.config import DEFAULT_TLS_FILE, FIELDS, BrokerConfig, parse_value
 
@@ -67,6 +68,10 @@ def read(config: BrokerConfig) -> TlsOptions:
     if path == DEFAULT_TLS_FILE and not os.access(path, os.R_OK):
         file = None
     if file:
+        try:
+            os.close(open_regular(file))
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
         values = config_text.read(file)
         known = {name: text for name, text in values.items() if name in _IN_FILE}
         warnings += [

@@ -108,7 +108,7 @@ class TimerHandlers:
         if handle.broker_name != self._settings.config.broker_name:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
         if handle.place is not None:
-            result = await self._recall_place(handle, handle.place)
+            result = await self._recall_place(handle, handle.place[0])
         else:
             result = await self._recall_key(connection, handle, request.now_ms)
         if result in _NOT_RECALLED and not self._settings.config.recall_always_succeeds:
@@ -118,19 +118,12 @@ class TimerHandlers:
             answer.ext["MSG_REGION"] = self._settings.config.region
         return self._router.answer_when_flushed(connection, request, answer)
 
-    async def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
-        """Cancel by a handle from duemq, which contains the record's physical offset."""
-        physical_offset, _ = place
+    async def _recall_place(self, handle: RecallHandle, physical_offset: int) -> Cancelled:
+        """Cancel by a handle from duemq, which contains the record's physical offset. A message with another topic or
+        UNIQ_KEY is unknown: the handle is from another store, which this broker had earlier, or made up."""
         if physical_offset >= self._store.log.end:
             return Cancelled.UNKNOWN
-        message = await self._record_of(physical_offset)
-        if message is not None and (
-            message.get_property(properties.REAL_TOPIC) != handle.topic
-            or message.get_property(properties.UNIQ_KEY) != handle.unique_key
-        ):
-            # The handle is from another store, which this broker had earlier.
-            return Cancelled.UNKNOWN
-        return await self._cancel(physical_offset)
+        return await self._cancel(physical_offset, (handle.topic, handle.unique_key))
 
     async def _recall_key(self, connection: Connection, handle: RecallHandle, now_ms: int) -> Cancelled:
         """Cancel by a handle from Apache's broker: the message is searched for in its slot. Raises Refused."""
@@ -142,7 +135,7 @@ class TimerHandlers:
             found = [each async for each in searching]
             physical_offset = found[0] if found else None
         if physical_offset is not None:
-            return await self._cancel(physical_offset)
+            return await self._cancel(physical_offset, (handle.topic, handle.unique_key))
         if not now_ms < handle.slot_ms < latest:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return Cancelled.UNKNOWN
@@ -168,13 +161,16 @@ class TimerHandlers:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
-    async def place_of(self, message_id: str) -> int | None:
-        """Return the physical offset in an id, None if the id is from another broker or store. Raises
+    async def place_of(self, message_id: str, owner: tuple[str, str] | None = None) -> int | None:
+        """Return the physical offset in an id, None if the id is from another broker or store. `owner`: topic and
+        UNIQ_KEY of the message, if they are known: None is returned if the record is another message's. Raises
         RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
         message = await self._record_of(physical_offset)
+        if message is not None and owner is not None and owner != _owner_of(message):
+            return None
         # After a store has moved, ids of older messages contain its old address, which each record also holds.
         known = (
             given_id(message)
@@ -192,8 +188,9 @@ class TimerHandlers:
             await self._learn_ids()
         return await self._reads.run(changes.record_of, physical_offset)
 
-    async def _cancel(self, physical_offset: int) -> Cancelled:
-        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms()))
+    async def _cancel(self, physical_offset: int, named: tuple[str, str] | None = None) -> Cancelled:
+        """See `TimerChanges.cancel`."""
+        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), named))
 
     async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
         """Return the outcome of a change of `TimerChanges`, repeated once the ids are known if it needs them."""
@@ -230,3 +227,8 @@ class TimerHandlers:
     def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Return the number of waiting messages of each topic."""
         return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))
+
+
+def _owner_of(message: StoredMessage) -> tuple[str, str | None]:
+    """Return the topic that a message is for, and its UNIQ_KEY."""
+    return message.get_property(properties.REAL_TOPIC) or message.topic, message.get_property(properties.UNIQ_KEY)

@@ -57,8 +57,8 @@ class Clients:
         """Start the producer and the admin client as soon as a name server answers. Raises ArgumentError."""
         self._open.push_async_callback(self.producer.close)
         await self._insist(self.producer.start, _STARTING)
-        await self._insist(self.admin.__aenter__, _STARTING)
-        self._open.push_async_exit(self.admin)
+        self._open.push_async_callback(self.admin.close)
+        await self._insist(self.admin.start, _STARTING)
 
     async def consumer(self, rule: Outbound, rules: int) -> PushConsumer:
         """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way.

@@ -50,6 +50,8 @@ TRANSACTION_COMMIT: Final = 2 << 2
 TRANSACTION_ROLLBACK: Final = 3 << 2
 FLAG_BORN_IPV6: Final = 1 << 4
 FLAG_STORE_IPV6: Final = 1 << 5
+FLAG_COMPRESSION_TYPE: Final = 7 << 8
+"""How a compressed body is compressed, since RocketMQ 5.0."""
 
 HEAD_IPV4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
 """Layout of all fields up to the body, for IPv4 hosts: the hot path packs this one."""

@@ -28,7 +28,7 @@ import numpy as np
 from duemq.protocol.records import properties
 from duemq.protocol.records.properties import NAME_END
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, head_for
-from duemq.protocol.records.timer_properties import PRECISION_MS
+from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_message
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.origins import Origins
@@ -161,22 +161,21 @@ class Deliveries(Origins):
 
     def _cancel(self) -> None:
         """Apply the records that cancel without an origin: each cancels only messages in its own slot."""
-        named = dict[tuple[str, int], None]()
+        named = set[tuple[tuple[str, str], int]]()
         for physical in self._deletes:
             record = read_record(self._log, physical, check_crc=False)
             if record is not None:
                 text = record.properties.decode("utf-8", "replace")
-                named[properties.get(text, properties.TIMER_DEL_UNIQKEY) or "", _slot(text)] = None
+                if (message := deleted_message(text)) is not None:
+                    named.add((message, _slot(text)))
         found = array("q")
         for physical in np.sort(self._waits_at).tolist() if named else ():
             record = read_record(self._log, physical, check_crc=False)
             if record is None or record.topic != _TIMER_TOPIC:
                 continue
             text = record.properties.decode("utf-8", "replace")
-            unique, slot = properties.get(text, properties.UNIQ_KEY) or "", _slot(text)
-            # Older versions of RocketMQ name the unique key alone.
-            topic = properties.get(text, properties.REAL_TOPIC)
-            if unique and ((f"{topic}+{unique}", slot) in named or (unique, slot) in named):
+            topic, unique = properties.get(text, properties.REAL_TOPIC), properties.get(text, properties.UNIQ_KEY)
+            if topic is not None and unique is not None and ((topic, unique), _slot(text)) in named:
                 found.append(physical)
         self.delivered += found + self._deletes
         self._deletes = array("q")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duemq.protocol.records import properties
+from duemq.protocol.records.timer_properties import deleted_message
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, seconds_of
 from duemq.scheduler.timers.search import LOOK_UNITS
 from duemq.scheduler.timers.second import picked, waits_of
@@ -99,15 +100,16 @@ class _Part:
 
 
 class Deleting:
-    """Takes out of a loaded second the messages that its deleting records name: by topic and unique key, or by the key
-    alone, as records of older brokers do."""
+    """Takes out of a loaded second the messages that its deleting records name, see
+    `timer_properties.deleted_message`."""
 
     def __init__(self, store: MessageStore, slots: Slots, second: Second) -> None:
         self._store = store
         self._slots = slots
         self._second = second
         self._deletes, second.deletes = second.deletes, []
-        self._keys: set[str | None] = set()
+        self._named: set[tuple[str, str] | None] = set()
+        """Topics and unique keys of the messages to take out."""
         self._waits: Waits | None = None
         self._at = 0
         """Number of deleting records that were read; then, number of messages that were looked at."""
@@ -118,7 +120,7 @@ class Deleting:
             if self._at < len(self._deletes):
                 text = self._text(*self._deletes[self._at])
                 if text is not None:
-                    self._keys.add(properties.get(text, properties.TIMER_DEL_UNIQKEY))
+                    self._named.add(deleted_message(text))
                 self._at += 1
                 return True
             self._waits, self._at = self._second.remaining(), 0
@@ -127,9 +129,8 @@ class Deleting:
         wait = self._waits[self._at : self._at + 1]
         physical, size = wait[["physical", "size"]][0].item()
         text = self._text(physical, size) or ""
-        key = properties.get(text, properties.UNIQ_KEY)
-        names = key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}"
-        if key is not None and not self._keys.isdisjoint(names):
+        topic, key = properties.get(text, properties.REAL_TOPIC), properties.get(text, properties.UNIQ_KEY)
+        if topic is not None and key is not None and (topic, key) in self._named:
             self._slots.delete(self._second.remove(wait))
         self._at += 1
         return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from duemq.protocol.records.timer_properties import PRECISION_MS
+from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_key
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.runs import Run
@@ -571,14 +571,18 @@ def _behind(store: StoreFiles, books: Books, found: Found) -> tuple[list[Waiting
 
 def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[Integers, Integers]]) -> Integers:
     """Return the physical offsets of messages that RocketMQ's deletions remove when the turn of their slot comes. A
-    deletion names topic and unique key, or only the unique key."""
-    named: set[tuple[int, str]] = set()
+    deletion names a message of its own topic, see `timer_properties.deleted_key`."""
+    named: set[tuple[int, str, str]] = set()
     for offsets, sizes in deletions:
         order = np.argsort(offsets)
         for records in at_offsets(store, offsets[order], sizes[order]):
             keys = records.property_strings("TIMER_DEL_UNIQKEY").to_pylist()
+            topics = records.property_strings("REAL_TOPIC").to_pylist()
+            slots = Roles(records).slot_second.tolist()
             named.update(
-                (slot, key) for slot, key in zip(Roles(records).slot_second.tolist(), keys, strict=True) if key
+                (slot, topic, deleted_key(key, topic))
+                for slot, key, topic in zip(slots, keys, topics, strict=True)
+                if key and topic
             )
     gone = [_NONE]
     for part in found if named else ():
@@ -588,7 +592,7 @@ def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[In
             uniques = records.property_strings("UNIQ_KEY").to_pylist()
             slots = Roles(records).slot_second.tolist()
             rows = [
-                u is not None and ((slot, f"{t}+{u}") in named or (slot, u) in named)
+                t is not None and u is not None and (slot, t, u) in named
                 for t, u, slot in zip(topics, uniques, slots, strict=True)
             ]
             gone.append(records.physical_offset[np.array(rows, np.bool_)])

@@ -138,7 +138,8 @@ class AuthHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(found) if found else b"")
 
     def _check_super(self, request: Request[Any], username: str) -> None:
-        """Refuse to change a super user for others. Raises Refused."""
+        """Refuse to change a super user, or its policies, which count if it becomes a normal one, for others. Raises
+        Refused."""
         subject = self._users.by_name.get(username)
         if subject is not None and subject.user.is_super and not _is_by_super(request):
             _refuse(_ONLY_SUPER.format("update"))
@@ -149,6 +150,7 @@ class AuthHandlers:
         """Add entries to the policies of a user, in place of those for the same resources."""
         info = bodies.decode_request(request.body, AclInfo)
         username = _subject(info.subject or request.header.subject)
+        self._check_super(request, username)
         policies = await _written(self._users.update_acl(username, info))
         log.info(
             "policies_changed",
@@ -167,6 +169,7 @@ class AuthHandlers:
         username, kind = _subject(header.subject), model.policy_type(header.policy_type)
         has_resource = bool(header.resource and header.resource.strip())
         resource = model.Resource.parse(header.resource or "") if has_resource else None
+        self._check_super(request, username)
         await _written(self._users.delete_acl(username, kind, resource))
         log.info(
             "policies_deleted", user=username, resource=header.resource, by=_name_of(request), peer=connection.peer

@@ -13,7 +13,7 @@ from duemq.broker.access.auth.authority import AuthAuthority
 from duemq.broker.access.auth.model import User, UserType
 from duemq.broker.access.auth.store import AuthStore
 from duemq.broker.access.auth.users import Authorization, Users
-from duemq.broker.settings.config import BrokerConfig, codes_of, credentials_of
+from duemq.broker.settings.config import BrokerConfig, codes_of, credentials_of, free_codes
 from duemq.broker.workers import Workers
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ def open_auth(
 
 
 def _opened(config: BrokerConfig, plain_directory: str | None, workers: Workers, store: AuthStore) -> Auth:
-    no_authentication = codes_of("authenticationWhitelist", config.authentication_whitelist)
+    free = free_codes(config)
     no_authorization = codes_of("authorizationWhitelist", config.authorization_whitelist)
     users = Users(store, workers, Authorization(config.cluster_name, no_authorization, is_on=config.authorization))
     made = [
@@ -68,6 +68,6 @@ def _opened(config: BrokerConfig, plain_directory: str | None, workers: Workers,
         log.info("users_made", users=added)
     if not users.supers:
         log.warning("no_super_user", help="set initAuthenticationUser to make one")
-    # A request that is not authenticated has no user whose policies could be asked.
-    free = no_authentication & no_authorization if config.authorization else no_authentication
+    if free:
+        log.info("codes_without_user", codes=sorted(free))
     return Auth(users, AuthAuthority(users, free, is_stateful=config.authentication_strategy.endswith(_STATEFUL)))

@@ -5,7 +5,9 @@ Each has the column families that RocketMQ's have, `default`, `kvDataVersion` an
 `model` has the keys and values. Each write is synced. Tables are written in format 5 of RocksDB, which RocketMQ's
 version reads. A lock of RocksDB keeps a second process out.
 
-They are read as a whole at the start; after that, memory has what they have.
+They are read as a whole at the start; after that, memory has what they have. What is damaged stops the start: users and
+denials must not be missing without anybody being told. RocksDB itself would end a reading early there, in a table file,
+and drop the rest of its log. Of the log only an unfinished write at its end is dropped, as a crash leaves it.
 
 Source: apache/rocketmq common/config/{ConfigRocksDBStorage,ConfigHelper}.java,
 auth/*/provider/Local*MetadataProvider.java at 5.3.3.
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
+import structlog
 
 from duemq.broker.access.auth.model import USER_PREFIX, Acl, User
 from duemq.broker.errors import AuthStoreError
@@ -32,8 +36,11 @@ _TABLE_FORMAT: Final = 5
 _MEMORY_BYTES: Final = 1024 * 1024
 """Size of what is not yet in a table file, at which one is made."""
 _MODE: Final = 0o700
+_DAMAGED: Final = "Corruption: "
 _NO_SPACE: Final = "No space left on device"
 _LOCKED: Final = "/LOCK: "
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -105,7 +112,8 @@ class RocksStore:
 
 class _Database:
     """One database. On a full disk it is opened for reading only, so that the broker starts, and opened again before
-    the next change."""
+    the next change. After a change for which there was no space it is opened again too: RocksDB itself would go on
+    refusing changes for some seconds."""
 
     def __init__(self, path: str) -> None:
         """Raises AuthStoreError."""
@@ -118,44 +126,65 @@ class _Database:
             ) from None
         self._library = rocksdict
         self._path = path
-        self._options = _options(rocksdict.Options, rocksdict.BlockBasedOptions, rocksdict.DBCompressionType)
+        self._options = _options(rocksdict)
         self._synced: WriteOptions = rocksdict.WriteOptions()
         self._synced.sync = True
+        self._opened: Rdict | None = None
+        self._has_no_space = False
+        """Whether it has to be opened again before the next change."""
         self._open()
 
     def items(self) -> Iterator[tuple[object, object]]:
-        """Yield all keys and values."""
-        yield from self._opened.items()
+        """Yield all keys and values. Raises AuthStoreError, also at the end if a part cannot be read."""
+        found = self._database().iter()
+        found.seek_to_first()
+        while found.valid():
+            yield found.key(), found.value()
+            found.next()
+        _done(found.status, f"{self._path} cannot be read")
 
     def put(self, key: str, value: User | Acl) -> None:
         """Write a value, durably. Raises AuthStoreError."""
-        self._change(lambda: self._opened.put(key.encode(), msgspec.json.encode(value), write_opt=self._synced))
+        self._change(lambda: self._database().put(key.encode(), msgspec.json.encode(value), write_opt=self._synced))
 
     def delete(self, key: str) -> None:
         """Remove a value, durably. Raises AuthStoreError."""
-        self._change(lambda: self._opened.delete(key.encode(), write_opt=self._synced))
+        self._change(lambda: self._database().delete(key.encode(), write_opt=self._synced))
 
     def close(self) -> None:
         """Close it."""
-        self._opened.close()
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            try:
+                opened.close()
+            except Exception as error:  # it is closed; what could not be written was refused
+                log.warning("users_not_closed_cleanly", path=self._path, reason=str(error))
 
     def _change(self, work: Callable[[], None]) -> None:
-        if self._is_read_only:
-            self._opened.close()
+        if self._has_no_space or self._opened is None:
+            self.close()
             self._open()
-        if self._is_read_only:
+        if self._has_no_space:
             raise AuthStoreError(f"{self._path} cannot be written: there is no space left")
-        _done(work, f"{self._path} cannot be written")
+        try:
+            _done(work, f"{self._path} cannot be written")
+        except AuthStoreError as error:
+            self._has_no_space = _NO_SPACE in str(error)
+            raise
+
+    def _database(self) -> Rdict:
+        assert self._opened is not None, "changes open it again"
+        return self._opened
 
     def _open(self) -> None:
-        self._is_read_only = False
+        self._has_no_space = False
         try:
             self._opened = self._rdict()
         except AuthStoreError as error:
             if _NO_SPACE not in str(error) or not os.path.exists(os.path.join(self._path, "CURRENT")):
                 raise
             self._opened = self._rdict(self._library.AccessType.read_only())
-            self._is_read_only = True
+            self._has_no_space = True
 
     def _rdict(self, access: AccessType | None = None) -> Rdict:
         def work() -> Rdict:
@@ -168,19 +197,18 @@ class _Database:
         return _done(work, f"{self._path} cannot be opened")
 
 
-def _options(
-    options_type: type[Options], tables_type: Callable[[], object], compression: object
-) -> Callable[[], Options]:
+def _options(library: ModuleType) -> Callable[[], Options]:
     def make() -> Options:
-        options = options_type(raw_mode=True)
+        options: Options = library.Options(raw_mode=True)
         options.create_if_missing(True)
         options.create_missing_column_families(True)
-        options.set_compression_type(compression.none())  # type: ignore[attr-defined]
+        options.set_compression_type(library.DBCompressionType.none())
+        options.set_wal_recovery_mode(library.DBRecoveryMode.tolerate_corrupted_tail_records())
         options.set_write_buffer_size(_MEMORY_BYTES)
         options.set_keep_log_file_num(1)
-        tables = tables_type()
-        tables.set_format_version(_TABLE_FORMAT)  # type: ignore[attr-defined]
-        options.set_block_based_table_factory(tables)  # type: ignore[arg-type]
+        tables = library.BlockBasedOptions()
+        tables.set_format_version(_TABLE_FORMAT)
+        options.set_block_based_table_factory(tables)
         return options
 
     return make
@@ -210,4 +238,9 @@ def _done(work: Callable[[], T], why: str) -> T:
     except Exception as error:  # the library's errors have no class of their own
         if _LOCKED in str(error):
             why = f"{why}: another broker is running on this store"
+        if _DAMAGED in str(error):
+            why = (
+                f"{why}: it is damaged. Put a copy of the whole directory back. To begin anew, with neither the users "
+                "nor the policies that it has, move it away: the next start makes the user of initAuthenticationUser"
+            )
         raise AuthStoreError(f"{why} ({error})") from None

@@ -37,6 +37,7 @@ from duemq.broker.access.auth.rules import Rules
 from duemq.broker.access.auth.store import AuthStore
 from duemq.broker.access.permission import Action, Permission
 from duemq.broker.errors import AuthStoreError, Refused
+from duemq.broker.limits import MAX_NAME_LENGTH
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.requests.auth_bodies import AclInfo
@@ -78,7 +79,8 @@ class Subject:
         self._authorization = authorization
         self._rules = Rules(acl)
         self._allowed: set[tuple[object, ...]] = set()
-        """What was allowed. It cannot become wrong, since neither the user nor its policies change."""
+        """What was allowed. It cannot become wrong, since neither the user nor its policies change. Names are at most
+        MAX_NAME_LENGTH characters long, so that their number bounds the memory."""
 
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
         """See `guard.Account`."""
@@ -112,6 +114,11 @@ class Subject:
         if key in self._allowed:
             return
         kind, name, actions = need
+        if len(name) > MAX_NAME_LENGTH:  # before anything is kept of it
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The specified {word(kind).lower()} is longer than {MAX_NAME_LENGTH} characters",
+            )
         has_to_be_named = kind is ResourceType.TOPIC and name in _OF_ALL_TOPICS
         decision = self._rules.decide(kind, name, actions, host, has_to_be_named=has_to_be_named)
         if decision is not Decision.ALLOW:

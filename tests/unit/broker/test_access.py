@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import random
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from duemq.protocol.requests import headers
 from tests.support.access import ACCOUNTS, ADMIN, CANARY, USER, signature, signed, write_accounts
 from tests.support.broker import UnboundBroker, running
 from tests.support.wire import pull, request, send
+from tests.unit.broker.test_topics import create
 
 DENIED = "org.apache.rocketmq.acl.common.AclException: "
 TOO_SHORT = "and secretKey=*** cannot be null and length should longer than 6"
@@ -60,7 +62,7 @@ async def looked(broker: UnboundBroker) -> None:
     """Have the broker look at the files, and wait until it has."""
     assert broker._acl_files is not None
     broker._acl_files.look()
-    await broker.lanes.run(Background.TABLES, lambda: None)
+    await broker.lanes.run(Background.ACCESS, lambda: None)
     await asyncio.sleep(0)
 
 
@@ -334,6 +336,46 @@ async def test_a_wrong_file_leaves_the_accounts_and_is_told_once(
     await looked(broker)
     assert denied(await peer.ask(signed(send("topicA"), ADMIN))) is not None
     assert denied(await peer.ask(signed(send("topicA"), (ADMIN[0], "canary-secret-changed")))) is None
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "socket"])
+async def test_what_is_no_regular_file_is_refused_without_waiting(
+    broker: UnboundBroker, tmp_path: Path, logged: Any, kind: str
+) -> None:
+    peer, path = broker.connect(), tmp_path / "conf" / "plain_acl.yml"
+    path.unlink()
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case "socket":
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(os.path.relpath(path))  # a socket's path is short
+            server.close()
+    for _ in range(2):
+        await looked(broker)
+    (line,) = (line for line in logged if line["event"] == "accounts_not_changed")
+    assert line["reason"] == f"{path}: is no regular file"
+    assert denied(await peer.ask(signed(send("topicA"), ADMIN))) is None
+    path.rmdir() if kind == "directory" else path.unlink()
+    write_accounts(tmp_path, ACCOUNTS.replace(ADMIN[1], "canary-secret-changed"))
+    await looked(broker)
+    assert denied(await peer.ask(signed(send("topicA"), (ADMIN[0], "canary-secret-changed")))) is None
+
+
+async def test_files_that_cannot_be_read_hold_up_nothing_else(broker: UnboundBroker) -> None:
+    """A mount may hang: topics, settings and the audit log do not wait for the files of accounts."""
+    broker.lanes.hold(Background.ACCESS)
+    assert broker._acl_files is not None
+    broker._acl_files.look()
+    peer = broker.connect()
+    change = request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, headers.CreateAccessConfig("new-account", "new-secret"))
+    peer.post(signed(change, ADMIN))
+    assert (await peer.ask(signed(create("topicX", 1), ADMIN))).code == 0
+    assert peer.answer_of(change) is None
 
 
 async def test_a_file_that_is_being_written_does_not_count_yet(

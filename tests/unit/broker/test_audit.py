@@ -15,7 +15,7 @@ import pytest
 
 from duemq.broker.access.permission import Role
 from duemq.broker.audit import log as audit_log
-from duemq.broker.audit.recorder import MAX_REFUSALS_A_SECOND, is_recorded
+from duemq.broker.audit.recorder import MAX_REFUSAL_BYTES_A_MINUTE, MAX_REFUSALS_A_SECOND, is_recorded
 from duemq.broker.workers import Background
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -44,6 +44,8 @@ CHANGES = {
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
     RequestCode.RECALL_MESSAGE,
+    RequestCode.CHANGE_RECURRING,
+    RequestCode.CHANGE_BY_HANDLE,
     RequestCode.CANCEL_MESSAGE,
     RequestCode.CHANGE_PENDING,
     RequestCode.MOVE_CLOCK,
@@ -81,7 +83,10 @@ async def test_what_is_recorded(secured: UnboundBroker) -> None:
     recorded = {code for code, permission in permissions.items() if is_recorded(code, permission)}
     others = {code for code in permissions if 3000 <= code < 3100}  # those of ACL 2.0
     assert recorded - others == CHANGES
-    assert all(permissions[code].role >= Role.OPERATE for code in recorded - {RequestCode.RECALL_MESSAGE})
+    assert all(
+        permissions[code].role >= Role.OPERATE
+        for code in recorded - {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING, RequestCode.CHANGE_BY_HANDLE}
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -136,6 +141,48 @@ async def test_refusals_of_strangers_do_not_push_others_out(secured: UnboundBrok
     assert [entry["count"] for entry in found if entry["action"] == "refusals_left_out"] == [30]
 
 
+@pytest.mark.parametrize("account", [None, (ADMIN[0], "wrong-secret-key")])
+async def test_refusals_of_strangers_take_few_bytes_a_minute(
+    secured: UnboundBroker, account: tuple[str, str] | None
+) -> None:
+    """Whoever has no account chooses nothing that an entry has, and cannot fill the files within weeks: a field of 256
+    characters takes 1536 bytes as JSON."""
+    peer, odd = secured.connect(), "\1" * 256
+    command = headers.CreateAccessConfig(odd, odd, white_remote_address=odd)
+    for _ in range(80):
+        for _ in range(MAX_REFUSALS_A_SECOND):
+            refused = request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, command, b"\1" * 1000)
+            await peer.ask(refused if account is None else signed(refused, account))
+        secured.clock.advance(1000)
+    found = await entries(secured)
+    lines = Path(secured.config.audit_path).read_bytes().splitlines(keepends=True)
+    assert max(map(len, lines)) < 400
+    assert sum(map(len, lines)) < 3 * MAX_REFUSAL_BYTES_A_MINUTE  # 80 s touch two or three minutes
+    refusals = [entry for entry in found if entry["action"] != "refusals_left_out"]
+    assert {frozenset(entry) for entry in refusals} == {
+        frozenset(("time", "action", "code", "account", "peer", "result", "remark"))
+    }
+    assert len(refusals) + sum(entry.get("count", 0) for entry in found) <= 80 * MAX_REFUSALS_A_SECOND
+
+
+async def test_refusals_of_accounts_do_not_wait_for_those_of_strangers(secured: UnboundBroker) -> None:
+    peer = secured.connect()
+    for _ in range(MAX_REFUSALS_A_SECOND + 1):
+        await peer.ask(create("orders", 4))
+    await peer.ask(signed(create("orders", 4), USER))
+    assert (await entries(secured))[-1]["account"] == USER[0]
+
+
+async def test_a_name_that_is_no_account_is_not_recorded(secured: UnboundBroker) -> None:
+    """It may be a secret key that was put into the wrong place."""
+    peer = secured.connect(("127.0.0.2", 1))  # which needs no account
+    await peer.ask(signed(create("orders", 4), (f"{CANARY}-misplaced", "x")))
+    await secured.connect().ask(signed(create("orders", 4), (f"{CANARY}-misplaced", "x")))
+    found = await entries(secured)
+    assert [(entry["account"], entry["result"]) for entry in found] == [(None, 0), (None, 1)]
+    assert CANARY not in Path(secured.config.audit_path).read_text()
+
+
 async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
     peer = secured.connect()
     group = fastjson.dumps(SubscriptionGroupConfig("readers"))
@@ -149,7 +196,11 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
         request(RequestCode.DELETE_KV_CONFIG, headers.KVKey("n", "k")),
         request(RequestCode.CHANGE_PENDING, headers.ChangePending("cancel", topic="T")),
         request(RequestCode.CANCEL_MESSAGE, headers.CancelMessage("7F00000100002A9F0000000000000000")),
+        request(
+            RequestCode.CHANGE_BY_HANDLE, headers.ChangeByHandle("cancel", "T", "7F00000100002A9F0000000000000000", "K")
+        ),
         request(RequestCode.RECALL_MESSAGE, headers.RecallMessage("T", "handle")),
+        request(RequestCode.CHANGE_RECURRING, headers.ChangeRecurring("T", "name", "pause")),
         request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, headers.ResetOffset("T", "readers", 0)),
         request(RequestCode.MOVE_CLOCK, headers.MoveClock(1000)),
         request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic("T")),
@@ -268,7 +319,7 @@ async def test_a_disk_that_is_full_loses_no_entry_and_later_no_change_is_made(
             await turns()
         assert answers == [0] * 5 + [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
         refused = await peer.ask(create("topic9", 1))
-        assert "the audit log cannot be written" in (refused.remark or "")
+        assert refused.remark == "service not available now: the audit log cannot be written"
         assert (await peer.ask(send("topic1"))).code == 0, "messages go on"
         assert [line["event"] for line in logged].count("audit_not_written") == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest_asyncio
 import rocksdict
 import structlog
 
+from duemq.broker.access.auth.model import User, UserType, empty_acl
 from duemq.broker.access.auth.store import RocksStore
 from duemq.broker.dump import __main__ as dump
 from duemq.broker.errors import AuthStoreError
 from duemq.broker.workers import Background
-from duemq.protocol.codes import ResponseCode
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS
 from duemq.protocol.requests import headers
@@ -223,6 +225,24 @@ async def test_topics_with_messages_of_all_topics_have_to_be_named(broker: Unbou
     assert (await told(peer, pull(of_all), USER))[0] == 16
     await done(peer, update_acl(USER[0], entry(f"Topic:{of_all}", "Sub")))
     assert (await peer.ask(signed(pull(of_all), USER))).code != 16
+
+
+async def test_a_name_longer_than_any_is_refused_and_not_kept(broker: UnboundBroker) -> None:
+    """Decisions are kept by name: a user that may use all topics cannot make the broker keep names of any length."""
+    peer = broker.connect()
+    await done(peer, update_acl(USER[0], entry("*", "All"), entry("Topic:*", "All")))
+    assert broker._auth is not None
+    allowed = broker._auth.users.by_name[USER[0]]._allowed
+    for command in (
+        send("T" * 256),
+        pull("T" * 256),
+        pull("T", group="g" * 256),
+        request(RequestCode.GET_MAX_OFFSET, headers.QueueOfTopic("T" * 256, 0)),
+        request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroup("g" * 256)),
+    ):
+        code, remark = await told(peer, command, USER)
+        assert (code, "longer than 255" in str(remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    assert not [key for key in allowed if "T" * 256 in str(key) or "g" * 256 in str(key)]
 
 
 async def test_the_address_of_each_request_counts(broker: UnboundBroker) -> None:
@@ -443,8 +463,9 @@ async def test_wrong_policies_change_nothing(
     assert store.acls == {}
 
 
-async def test_who_may_change_users_is_no_super_user(broker: UnboundBroker) -> None:
-    """Whoever may change the cluster may make users, but neither make nor change a super user, nor see passwords."""
+async def test_who_may_change_users_is_no_super_user(broker: UnboundBroker, store: MemoryStore) -> None:
+    """Whoever may change the cluster may make users, but neither make nor change a super user or its policies, nor see
+    passwords."""
     peer = broker.connect()
     await done(peer, update_acl(USER[0], entry(f"Cluster:{broker.config.cluster_name}", "Update", "Get")))
     await done(peer, create_user(OTHER), account=USER)
@@ -453,8 +474,12 @@ async def test_who_may_change_users_is_no_super_user(broker: UnboundBroker) -> N
         (update_user(USER[0], userType="Super"), (1, "The super user can only be update by super user")),
         (update_user(SUPER[0], password="x"), (16, "The super user can only be update by super user")),
         (ask(3003, {"username": SUPER[0]}), (16, "The super user can only be update by super user")),
+        (update_acl(SUPER[0], entry("*", "All")), (16, "The super user can only be update by super user")),
+        (update_acl(SUPER[0], entry("*", "All"), code=3006), (16, "The super user can only be update by super user")),
+        (ask(3008, {"subject": f"User:{SUPER[0]}"}), (16, "The super user can only be update by super user")),
     ):
         assert await told(peer, command, USER) == answer
+    assert SUPER[0] not in store.acls
     for command in (ask(3004, {"username": OTHER[0]}), ask(3004, {"username": USER[0]}), ask(3005)):
         body = bytes((await peer.ask(signed(command, USER))).body)
         assert body
@@ -554,6 +579,48 @@ async def test_on_a_full_disk_the_broker_starts_with_the_users_that_there_are(
         assert await told(broker.connect(), send("T"), OTHER) != (16, "User:other is not found.")
 
 
+async def test_after_a_full_disk_the_next_change_is_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB itself goes on refusing changes for seconds; then it also fails to close without an error."""
+    real, is_full = rocksdict.Rdict, False
+
+    class Full:
+        """A database whose log could not be written once."""
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self._real, self._has_failed = real(*arguments, **named), False
+
+        def put(self, *arguments: Any, **named: Any) -> None:
+            self._has_failed |= is_full
+            if self._has_failed:
+                raise Exception("IO error: No space left on device: While appending to file: 000004.log")
+            self._real.put(*arguments, **named)
+
+        def close(self) -> None:
+            self._real.close()
+            if self._has_failed:
+                raise Exception("IO error: Writer has previous error.")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    monkeypatch.setattr(rocksdict, "Rdict", Full)
+    store = RocksStore(str(tmp_path))
+    users = [User(password=CANARY, user_type=UserType.NORMAL, username=f"user{number}") for number in range(4)]
+    store.put_user(users[0])
+    is_full = True
+    for _ in range(2):
+        with pytest.raises(AuthStoreError, match="No space left"):
+            store.put_user(users[1])
+    is_full = False
+    store.put_user(users[2])
+    store.close()
+    store = RocksStore(str(tmp_path))
+    assert [user.username for user in store.load()[0]] == ["user0", "user2"]
+    store.close()
+
+
 async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path) -> None:
     async with running(tmp_path, *ON):
         pass
@@ -567,6 +634,53 @@ async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path)
         async with running(tmp_path, *ON):
             pass
     assert CANARY not in str(caught.value)
+
+
+def damage(directory: Path, kind: str) -> None:
+    """Change a bit in the middle of the largest file of a kind in a database."""
+    file = max(directory.glob(f"*.{kind}"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["sst", "log"])
+@pytest.mark.parametrize("database", ["users", "acls"])
+async def test_a_damaged_database_stops_each_start(tmp_path: Path, database: str, kind: str) -> None:
+    """One changed bit makes users unknown, among them perhaps the one of initAuthenticationUser, which must not be made
+    anew with its first password; and makes denials unknown."""
+    store, killed = tmp_path / "store", tmp_path / "killed"
+    async with running(store, *ON):
+        pass
+    config = RocksStore(str(store / "config"))
+    for number in range(200):
+        config.put_user(User(password=CANARY, user_type=UserType.NORMAL, username=f"user{number:03}"))
+        config.put_acl(empty_acl(f"user{number:03}"))
+    if kind == "sst":  # an open database has the changes since it was opened in its log
+        config.close()
+        RocksStore(str(store / "config")).close()
+    shutil.copytree(store, killed)
+    if kind == "log":
+        config.close()
+    damage(killed / "config" / database, kind)
+    for _ in range(2):  # the first start mends nothing, and makes no user
+        with pytest.raises(AuthStoreError, match=f"config/{database} cannot be .*it is damaged. Put a copy") as caught:
+            async with running(killed, *ON):
+                pass
+        assert CANARY not in str(caught.value)
+
+
+async def test_an_unfinished_write_at_the_end_of_the_log_is_dropped(tmp_path: Path) -> None:
+    config = RocksStore(str(tmp_path / "config"))
+    for number in range(20):
+        config.put_user(User(password=CANARY, user_type=UserType.NORMAL, username=f"user{number:03}"))
+    shutil.copytree(tmp_path / "config", tmp_path / "killed")
+    config.close()
+    (log,) = (tmp_path / "killed" / "users").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-5])
+    store = RocksStore(str(tmp_path / "killed"))
+    assert [user.username for user in store.load()[0]] == [f"user{number:03}" for number in range(19)]
+    store.close()
 
 
 # --- settings, logs, migration

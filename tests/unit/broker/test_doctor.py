@@ -127,6 +127,8 @@ SAFE = "accounts:\n- accessKey: administrator\n  secretKey: 0123456789abcdefXYZ\
         (SAFE.replace("0123456789abcdefXYZ", "short-one"), 0o600, Level.WARNING, "9 characters"),
         (SAFE.replace("admin: true", "admin: false"), 0o600, Level.WARNING, "no account administers"),
         (f"globalWhiteRemoteAddresses: ['*']\n{SAFE}", 0o600, Level.ERROR, "without an account"),
+        (f"globalWhiteRemoteAddresses: ['*:*:*:*:*:*:*:*']\n{SAFE}", 0o600, Level.ERROR, "without an account"),
+        (f"{SAFE}  whiteRemoteAddress: '*'\n", 0o600, Level.ERROR, "without a signature"),
     ],
 )
 def test_accounts(tmp_path: Path, text: str, mode: int, level: Level, part: str) -> None:
@@ -329,6 +331,10 @@ def test_users(tmp_path: Path) -> None:
     assert bad(found(on, USER % LONG)) == []
     only(found(on), Level.ERROR, "no user yet", "duemq user init")
     only(found(USER % LONG), Level.WARNING, "every user may do everything")
+    both = "authenticationWhitelist=25,105,310", "authorizationWhitelist=310,105,26"
+    only(found(on, USER % LONG, *both), Level.ERROR, "codes 310 without an account")
+    assert bad(found(on, USER % LONG, both[0], "authorizationWhitelist=105,106")) == []
+    assert any("codes 25, 310" in text for _, text in bad(found(USER % LONG, *both)))
     only(found(on, USER % "short"), Level.WARNING, "admin", "5 characters")
     file.chmod(0o644)
     only(found(on, USER % LONG), Level.ERROR, "may read", str(file))

@@ -17,7 +17,14 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records import batch
 from duemq.protocol.records.properties import java_hash
-from duemq.protocol.requests.bodies import MAX_REQUEST_BYTES, ConsumerData, HeartbeatData, ProducerData, TopicConfig
+from duemq.protocol.requests.bodies import (
+    MAX_REQUEST_BYTES,
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+    TopicConfig,
+)
 from duemq.protocol.requests.headers import (
     ConsumerGroup,
     ConsumerSendMsgBack,
@@ -135,9 +142,16 @@ async def test_a_group_subscribes_to_so_many_topics(broker: UnboundBroker, peer:
         HeartbeatData("c" * 1025, [ProducerData("p")]),
         HeartbeatData("c", [ProducerData("p" * 256)]),
         HeartbeatData("c", [], [ConsumerData("g" * 256)]),
+        HeartbeatData("c", [], [ConsumerData("g", "C" * 256)]),
+        HeartbeatData("c", [], [ConsumerData("g", message_model="C" * 256)]),
+        HeartbeatData("c", [], [ConsumerData("g", consume_from_where="C" * 256)]),
+        HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[SubscriptionData("T" * 256)])]),
+        HeartbeatData(
+            "c", [], [ConsumerData("g", None, None, None, [SubscriptionData("T", expression_type="T" * 256)])]
+        ),
         HeartbeatData("c", [ProducerData("p")], [ConsumerData("x" * (MAX_REQUEST_BYTES // 2)) for _ in range(3)]),
     ],
-    ids=["client id", "producer group", "consumer group", "body"],
+    ids=["client id", "producer", "group", "type", "model", "where", "topic", "expression", "body"],
 )
 async def test_names_and_bodies_have_a_length(broker: UnboundBroker, peer: Peer, data: HeartbeatData) -> None:
     answer = await peer.ask(request(RequestCode.HEART_BEAT, body=fastjson.dumps(data)))
@@ -145,6 +159,15 @@ async def test_names_and_bodies_have_a_length(broker: UnboundBroker, peer: Peer,
     assert "at most" in (answer.remark or "") or "longer than" in (answer.remark or "")
     assert not broker.clients.producers
     assert not broker.clients.consumers
+
+
+async def test_a_clients_language_is_kept_up_to_a_length(broker: UnboundBroker, peer: Peer) -> None:
+    command = heartbeat("c", "g")
+    command.language = "J" * 1000
+    assert (await peer.ask(command)).code == 0
+    member = broker.clients.consumer("g", "c")
+    assert member is not None
+    assert member.language == "J" * 32
 
 
 @pytest.mark.parametrize(
@@ -361,6 +384,33 @@ async def test_there_are_so_many_consumer_groups(broker: UnboundBroker, peer: Pe
     assert (await peer.ask(pull("T", group="g"))).code == 0
     assert (await peer.ask(request(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteSubscriptionGroup("g")))).code == 0
     assert (await peer.ask(pull("T", group="h"))).code == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "more", "code"),
+    [
+        ("maxTopics", 3, ResponseCode.SYSTEM_ERROR),
+        ("maxQueues", 3, ResponseCode.SYSTEM_ERROR),
+        ("maxSubscriptionGroups", 3, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ],
+)
+async def test_of_a_heartbeat_that_is_refused_nothing_is_made(
+    broker: UnboundBroker, peer: Peer, setting: str, more: int, code: int
+) -> None:
+    topics, groups = list(broker.topics.table), list(broker.groups.table)
+    there = {"maxTopics": len(topics), "maxQueues": broker.topics._queues, "maxSubscriptionGroups": len(groups)}
+    await change(peer, **{setting: there[setting] + more})
+
+    def of(count: int) -> Command:
+        consumers = [ConsumerData(f"g{number}") for number in range(count)]
+        return request(RequestCode.HEART_BEAT, body=fastjson.dumps(HeartbeatData("c", None, consumers)))
+
+    await refused(peer, of(more + 1), code, f"{setting}={there[setting] + more}")
+    assert (list(broker.topics.table), list(broker.groups.table)) == (topics, groups)
+    assert not broker.clients.consumers
+    assert (await peer.ask(of(more))).code == 0
+    assert (await peer.ask(of(more))).code == 0, "what is there needs no room"
+    assert len(broker.groups.table) == len(groups) + more
 
 
 async def test_saving_a_table_costs_what_changed_in_it(broker: UnboundBroker, peer: Peer) -> None:

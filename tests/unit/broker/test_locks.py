@@ -11,7 +11,7 @@ from duemq.broker.limits import Limits
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import load
 from duemq.broker.tables.locks import QueueLocks
-from duemq.protocol.codes import RequestCode
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests.bodies import LockBatch, MessageQueue
 from duemq.storage.clock import ManualClock
@@ -114,3 +114,18 @@ async def test_a_queue_number_beyond_32_bits_is_refused(peer: Peer) -> None:
     for number in (b"1e30", b"9" * 30, b"2147483648"):
         answer = await peer.ask(request(RequestCode.LOCK_BATCH_MQ, body=body.replace(b"1e30", number)))
         assert answer.code == 1
+
+
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+@pytest.mark.parametrize(
+    ("group", "queue"),
+    [
+        ("g" * 256, A),
+        ("g", MessageQueue("b" * 256, 0, "T")),
+        ("g", MessageQueue("b", 0, "T" * 256)),
+    ],
+)
+async def test_names_that_are_too_long_are_refused(peer: Peer, code: int, group: str, queue: MessageQueue) -> None:
+    """A lock keeps its names for a minute, also of a topic that there is not."""
+    answer = await peer.ask(request(code, body=fastjson.dumps(LockBatch(group, "c", [A, queue]))))
+    assert (answer.code, "at most 255 characters" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

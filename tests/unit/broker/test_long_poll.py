@@ -56,6 +56,17 @@ async def test_a_pull_at_the_end_waits_and_the_next_message_answers_it(
     assert broker._pulls.polls.count == 0
 
 
+async def test_nothing_of_any_length_is_kept_of_a_held_pull(broker: UnboundBroker, topic: str) -> None:
+    command = pull(topic, 1, suspend_ms=15_000, subscription="a" * 60_000)
+    command.language = "J" * 10_000
+    await held(broker, command)
+    polls = broker._pulls.polls
+    (pulls,) = polls._held.values()
+    (waiting,) = pulls
+    request = waiting.request
+    assert max(len(value) for value in (*request.header.to_ext().values(), request.language or "", request.body)) < 256
+
+
 async def test_messages_of_one_turn_come_together(broker: UnboundBroker, peer: Peer, topic: str) -> None:
     consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
     await peer.ask_all([send(topic) for _ in range(10)])

@@ -15,10 +15,10 @@ from duemq.protocol.records import record
 from duemq.protocol.records.message_id import pack_host
 from duemq.protocol.records.record import FLAG_STORE_IPV6, StoredMessage
 from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic, Topic
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, UNIT
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import turns
-from tests.support.wire import pull, request, send
+from tests.support.wire import ADDED, pull, request, send
 
 
 def back(
@@ -52,7 +52,7 @@ async def test_a_message_sent_back_waits_for_its_level_and_then_comes_by_its_ret
     waiting = last(broker)
     assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 2)
     assert waiting.properties == {
-        "TAGS": "tagA", "UNIQ_KEY": "U", "CLUSTER": "DefaultCluster", "RETRY_TOPIC": "T", "DELAY": "3",
+        "TAGS": "tagA", "UNIQ_KEY": "U", **ADDED, "RETRY_TOPIC": "T", "DELAY": "3",
         "ORIGIN_MESSAGE_ID": original.offset_message_id, "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0",
     }  # fmt: skip
     broker.clock.advance(10_000)
@@ -156,6 +156,14 @@ async def test_a_message_that_is_not_there_is_refused(
     assert not [line for line in logged if line["event"] == "request_failed"]
 
 
+async def test_a_retry_keeps_only_the_flags_that_tell_how_to_read_it(broker: UnboundBroker, peer: Peer) -> None:
+    """A retry keeps the flags for a compressed body and for many tags, and no others, such as those of clients that do
+    not count here: 64 asks a broker to take a message apart."""
+    await peer.ask(send("T", sys_flag=1 | 2 | 64 | 3 << 8))
+    await peer.ask(back(last(broker).physical_offset))
+    assert (last(broker).topic, last(broker).sys_flag) == (SCHEDULE_TOPIC, 1 | 2 | 3 << 8)
+
+
 async def test_a_group_without_retry_queues_retries_nothing(
     broker: UnboundBroker, peer: Peer, original: StoredMessage
 ) -> None:
@@ -210,7 +218,11 @@ async def test_a_retry_of_a_message_that_was_stored_at_an_ipv6_address_is_readab
     foreign = record.decode(record.encode(original))
     foreign.store_host, foreign.sys_flag = pack_host("2001:db8::1", 1), FLAG_STORE_IPV6
     foreign.physical_offset = broker.store.log.end
+    queue = broker.store.ensure_queue("T", 1)
+    foreign.queue_offset = queue.next_offset
     data = record.encode(foreign)
+    queue.tail += UNIT.pack(foreign.physical_offset, len(data), 0)
+    queue.next_offset += 1
     broker.store.log.write(broker.store.log.end, data)
     broker.store.log.end += len(data)
     assert (await peer.ask(back(foreign.physical_offset))).code == 0

@@ -24,20 +24,21 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import record
-from duemq.protocol.records.message_id import offset_message_id, pack_host
-from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.message_id import offset_message_id, pack_host, parse_offset_message_id
+from duemq.protocol.records.record import HEAD_SIZE_IPV4, StoredMessage
 from duemq.protocol.requests import recall_handle
-from duemq.protocol.requests.headers import CancelMessage, RecallMessage
+from duemq.protocol.requests.headers import CancelMessage, ChangePending, RecallMessage, RelayToConsumer, ViewMessage
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment, SystemClock
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreError
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
-from tests.unit.broker.test_retry import last
+from tests.unit.broker.test_retry import back, last
 from tests.unit.broker.test_send import NOW_MS
 from tests.unit.broker.test_settings import change, told
 from tests.unit.broker.test_topics import create
@@ -72,7 +73,7 @@ def cancelled(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[tu
     """Record the cancels asked of the timers, which all answer CANCELLED."""
     asked: list[tuple[Any, ...]] = []
 
-    def cancel(place: int, now_ms: int) -> Cancelled:
+    def cancel(place: int, now_ms: int, _: tuple[str, str] | None) -> Cancelled:
         assert now_ms == broker.clock.now_ms()
         asked.append((place,))
         return Cancelled.CANCELLED
@@ -162,13 +163,83 @@ async def test_what_cannot_be_recalled_is_refused_in_rocketmqs_words(
 
 @pytest.mark.parametrize(("topic", "key"), [("T", "U2"), ("Other", "U1")])
 async def test_a_handle_of_a_store_that_was_here_before_recalls_nothing(
-    peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any], topic: str, key: str
+    peer: Peer, waiting: tuple[StoredMessage, str], topic: str, key: str
 ) -> None:
     """A handle of a former store recalls nothing: another message is at that place now."""
     await peer.ask(send("Other"))
     handle = recall_handle.encode(topic, "broker-a", NOW_MS + 60_000, key, waiting[0].physical_offset, LATER_MS)
     assert await fails(peer, recall(handle.decode(), topic)) == "recall failed, no such message"
-    assert cancelled == []
+    assert (await peer.ask(recall(waiting[1]))).code == ResponseCode.SUCCESS, "the message still waits"
+
+
+async def plant(broker: UnboundBroker, peer: Peer, first_id: str, topic: str) -> int:
+    """Send a message to T whose body is a whole record of a message that waits, and was appended again; return the
+    physical offset at which that record lies."""
+    offset = broker.store.log.end + HEAD_SIZE_IPV4
+    text = (
+        f"REAL_TOPIC\x01T\x02REAL_QID\x010\x02UNIQ_KEY\x01EVIL\x02TIMER_OUT_MS\x01{LATER_MS // 1000 * 1000}\x02"
+        f"TIMER_ROLL_TIMES\x011\x02TIMER_FIRST_ID\x01{first_id}-0"
+    )
+    host = pack_host("127.0.0.1", 1)
+    inner = StoredMessage(
+        queue_id=0,
+        physical_offset=offset,
+        born_timestamp=NOW_MS,
+        born_host=host,
+        store_timestamp=NOW_MS,
+        store_host=host,
+        body=b"x",
+        topic=topic,
+        properties_text=text,
+    )
+    assert (await peer.ask(send("T", record.encode(inner)))).code == ResponseCode.SUCCESS
+    found = broker.store.message_at(offset)
+    assert found is not None, "the bytes there are those of a record"
+    assert found.properties_text == text
+    return offset
+
+
+@pytest.mark.parametrize("topic", [TIMER_TOPIC, SCHEDULE_TOPIC, "T"])
+async def test_a_record_inside_a_message_is_none_that_a_client_can_name(
+    broker: UnboundBroker, peer: Peer, topic: str
+) -> None:
+    """A body that is a whole record, also with the place of another message as its first one, is none for requests by a
+    physical offset: who sends it would choose what the broker believes."""
+    victim = await peer.ask(
+        send("Other", b"victim", properties=f"UNIQ_KEY\x01U\x02TIMER_DELIVER_MS\x01{LATER_MS}"),
+    )
+    moved = ChangePending(action="reschedule", msg_id=victim.ext["msgId"], deliver_ms=LATER_MS + 5000)
+    assert (await peer.ask(request(RequestCode.CHANGE_PENDING, moved))).body
+    offset = await plant(broker, peer, victim.ext["msgId"], topic)
+    handle = recall_handle.encode("T", "broker-a", NOW_MS + 60_000, "EVIL", offset, LATER_MS).decode()
+    assert await fails(peer, recall(handle)) == "recall failed, no such message"
+    planted = broker.store.message_at(offset)
+    assert planted is not None
+    ids = planted.offset_message_id, offset_message_id(broker.store.appender.store_host, offset)
+    assert {outcome for _, outcome in await outcomes(peer, *ids)} == {"NEVER_EXISTED"}
+    change_it = ChangePending(action="deliver", msg_id=ids[0])
+    assert b'"NEVER_EXISTED":1' in bytes((await peer.ask(request(RequestCode.CHANGE_PENDING, change_it))).body)
+    view = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(offset))
+    assert "can not find message" in await fails(peer, view, ResponseCode.SYSTEM_ERROR)
+    assert "look message by offset failed" in await fails(peer, back(offset), ResponseCode.SYSTEM_ERROR)
+    relayed = request(RequestCode.CONSUME_MESSAGE_DIRECTLY, RelayToConsumer("g", "c", ids[1]))
+    assert "look message by offset failed" in await fails(peer, relayed, ResponseCode.SYSTEM_ERROR)
+    assert await outcomes(peer, victim.ext["msgId"]) == [(victim.ext["msgId"], "CANCELLED")], "it still waits"
+
+
+async def test_what_is_recalled_in_the_end_has_the_topic_and_key_of_the_handle(
+    broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recall compares the record that it takes out, not only the one that the handle names."""
+    victim = await peer.ask(send("Other", properties=f"UNIQ_KEY\x01U\x02TIMER_DELIVER_MS\x01{LATER_MS}"))
+    message, handle = waiting
+    changes = broker.timers.changes
+    assert (await outcomes(peer, message.offset_message_id))[0][1] == "CANCELLED"
+    assert (await peer.ask(recall(handle))).code == ResponseCode.SUCCESS  # the ids are complete now
+    other = parse_offset_message_id(victim.ext["msgId"])[2]
+    monkeypatch.setattr(changes.ids, "newest", lambda first: other if first == message.physical_offset else None)
+    assert await fails(peer, recall(handle)) == "recall failed, no such message"
+    assert changes.cancel(other, broker.clock.now_ms()) is Cancelled.CANCELLED, "it still waits"
 
 
 @pytest.mark.parametrize("slot_ms", [NOW_MS + 60_001, NOW_MS - 5_000])
@@ -224,7 +295,7 @@ async def test_each_message_of_a_list_has_its_outcome(
         await peer.ask(send("T", properties=delay))
         ids.append(last(broker).offset_message_id)
     results = iter(Cancelled)
-    monkeypatch.setattr(broker.timers.changes, "cancel", lambda place, now_ms: next(results))
+    monkeypatch.setattr(broker.timers.changes, "cancel", lambda place, now_ms, _: next(results))
     told = await outcomes(peer, *ids[:4], ids[4].lower(), frame_codec=frame_codec)
     results_told = ["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NO_LONGER_WAITS", "NEVER_EXISTED"]
     assert [result for _, result in told] == results_told
@@ -267,7 +338,7 @@ async def test_a_message_keeps_its_id_when_the_broker_moves(tmp_path: Path, monk
         await broker.connect().ask(send("T", properties="TIMER_DELAY_SEC\x0160"))
         message = last(broker)
     async with running(tmp_path, "brokerIP1=10.0.0.2") as broker:
-        monkeypatch.setattr(broker.timers.changes, "cancel", lambda place, now_ms: Cancelled.CANCELLED)
+        monkeypatch.setattr(broker.timers.changes, "cancel", lambda place, now_ms, _: Cancelled.CANCELLED)
         moved = offset_message_id(broker.store.appender.store_host, message.physical_offset)
         told = await outcomes(broker.connect(), message.offset_message_id, moved)
         assert [result for _, result in told] == ["CANCELLED", "NEVER_EXISTED"]

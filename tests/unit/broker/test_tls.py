@@ -294,6 +294,26 @@ async def test_a_new_certificate_counts_without_a_restart(
         assert [line["event"] for line in logged].count("tls_changed") == 1
 
 
+@pytest.mark.parametrize("name", ["server.pem", "server.key", "tls.properties"])
+async def test_what_is_no_regular_file_is_refused_without_waiting(
+    tmp_path: Path, certificates: Certificates, logged: Any, name: str
+) -> None:
+    """Opening a FIFO waits until somebody writes."""
+    path = Path(certificates.path(name))
+    Path(certificates.path("tls.properties")).write_text("")
+    settings = (*certificates.server_settings(), f"tls.config.file={certificates.path('tls.properties')}")
+    async with running(tmp_path / "store", *settings) as broker:
+        path.unlink()
+        os.mkfifo(path)
+        await look(broker)
+        (line,) = (line for line in logged if line["event"] == "tls_not_changed")
+        assert f"{path}: is no regular file" in line["reason"]
+        assert await is_served(connect(broker, certificates.client_context())), "the old ones stay"
+    with pytest.raises(ConfigError, match="is no regular file"):
+        async with running(tmp_path / "store", *settings):
+            pass
+
+
 async def test_files_are_read_again_only_when_they_have_changed(
     tmp_path: Path, certificates: Certificates, logged: Any
 ) -> None:
@@ -494,7 +514,7 @@ async def test_reads_with_tls_are_short(tmp_path: Path, certificates: Certificat
 
 async def test_a_stop_in_the_middle_of_a_handshake(tmp_path: Path, certificates: Certificates) -> None:
     async with running(tmp_path / "store") as broker:
-        broker.lanes.hold(Background.TABLES)
+        broker.lanes.hold(Background.ACCESS)
         peer = connect(broker, certificates.client_context(trust=False))
         await peer.handshake()
         peer.transport.abort()

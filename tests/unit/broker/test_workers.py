@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from duemq.broker import workers as module
 from duemq.broker.errors import ConfigError
 from duemq.broker.workers import _THREADS, Background, ThreadWorkers
 from duemq.storage.durability.jobs import Lane
@@ -83,3 +84,29 @@ async def test_work_that_cannot_be_run_is_work_that_failed(
     with pytest.raises(MemoryError):
         await workers.run(lane, lambda: None)
     workers.stop()
+
+
+async def test_work_on_a_mount_that_hangs_holds_up_neither_other_work_nor_the_stop(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.05)
+    workers, goes_on = ThreadWorkers(asyncio.get_running_loop()), threading.Event()
+    hanging = workers.run(Background.ACCESS, goes_on.wait)
+    assert await workers.run(Background.TABLES, lambda: "table") == "table"
+    workers.stop()
+    assert [line["event"] for line in logged] == ["work_abandoned"]
+    left = [thread for thread in threading.enumerate() if thread.name == "access" and thread.is_alive()]
+    assert [thread.daemon for thread in left] == [True], "the end of the process does not wait for it"
+    goes_on.set()
+    assert await hanging
+    for thread in left:
+        thread.join()
+
+
+async def test_a_stop_waits_for_a_file_that_is_written(logged: list[Any]) -> None:
+    workers, order = ThreadWorkers(asyncio.get_running_loop()), list[int]()
+    for number in range(3):
+        workers.start(Background.ACCESS, lambda number=number: order.append(number), lambda _: None)  # type: ignore[misc]
+    workers.stop()
+    assert order == [0, 1, 2]
+    assert logged == []

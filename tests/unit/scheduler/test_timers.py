@@ -348,16 +348,27 @@ def test_looking_for_a_message_by_its_key_reads_some_records_a_step(world: Timer
     assert sum(isinstance(step, ColdRead) for step in steps) >= 1000 // LOOK_UNITS, "what is cold a thread reads"
 
 
-@pytest.mark.parametrize("key", ["orders+K1", "K1"])
-def test_a_record_of_rocketmq_deletes_by_key(world: TimerWorld, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "topic", "left"),
+    [
+        ("orders+K1", "orders", [b"m2"]),
+        ("K1", "orders", [b"m2"]),
+        ("orders+K1", "other", [b"m1", b"m2"]),
+        ("K1", "other", [b"m1", b"m2"]),
+        ("other+K1", "orders", [b"m1", b"m2"]),
+    ],
+)
+def test_a_record_of_rocketmq_deletes_by_key_a_message_of_its_own_topic(
+    world: TimerWorld, key: str, topic: str, left: list[bytes]
+) -> None:
     due = START_MS + 5000
     world.send(due)
     world.send(due)
     out_ms = timer_properties.out_ms(due)
-    text = f"TIMER_DEL_UNIQKEY\x01{key}\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
+    text = f"TIMER_DEL_UNIQKEY\x01{key}\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x010"
     world.put(text)
     world.pass_time(5000)
-    assert world.bodies() == [b"m2"]
+    assert world.bodies() == left
 
 
 def test_a_message_of_rocketmq_is_delivered_at_its_time(world: TimerWorld) -> None:

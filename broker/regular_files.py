@@ -1,0 +1,36 @@
+"""Reads files of accounts, certificates and settings, which people and programs replace while the broker runs.
+
+A path may have become something else: opening a FIFO waits until somebody writes, and a device may have no end. So what
+is no regular file is refused, without waiting.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a regular file, and return its descriptor. `flags`, `mode`: as of os.open. Raises OSError, also for what is
+    no regular file, with the path and the reason."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a FIFO that nobody reads, or a socket
+            raise _not_regular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def read_regular(path: str, limit: int) -> bytes:
+    """Return the content of a regular file, up to `limit` bytes. Raises OSError as `open_regular` does."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(limit)
+
+
+def _not_regular(path: str) -> OSError:
+    return OSError(errno.EINVAL, "is no regular file", path)
