@@ -169,6 +169,8 @@ class Member:
         """Queues and topics that the caller paused."""
         self._held_back: set[MessageQueue] = set()
         """Queues that are about to be taken or given away: nothing of them is handed out."""
+        self._awaits_retries = False
+        """Whether a message was sent back, so that the retry topic must come into being."""
         self._tasks = Tasks()
         self._lock_tasks = Tasks()
         self._stopped = False
@@ -326,7 +328,8 @@ class Member:
                 mine = await self._allocate(await self._client.routes.find(topic))
             except NoRouteError as error:
                 if topic.startswith(RETRY_PREFIX):
-                    self._allocated.add(topic)  # nothing was ever retried
+                    self._allocated.add(topic)  # nothing was ever retried, or the name servers do not know of it yet
+                    complete = complete and not self._awaits_retries
                     continue
                 self._starts.begin_without(topic)
                 complete = False
@@ -463,6 +466,7 @@ class Member:
             monotonic=self._config.monotonic,
             progressed=self._progress.set,
             overtaken=self._overtaken,
+            sent_back=self._look_for_retries,
             complaints=self._complaints,
             max_ahead=self._config.max_ahead,
             ordered=self._config.ordered,
@@ -503,6 +507,12 @@ class Member:
     def _overtaken(self, reader: QueueReader) -> None:
         """A reader has found out that the group has gone on without it."""
         self._tasks.start(self._begin_anew_in_turn(reader), f"duemq reader {reader.queue} anew")
+
+    def _look_for_retries(self) -> None:
+        """A message was sent back: its retry comes through a topic which may have been made for it just now."""
+        if not self._awaits_retries:
+            self._awaits_retries = True
+            self._change.set()
 
     async def _begin_anew_in_turn(self, reader: QueueReader) -> None:
         async with self._moving:

@@ -34,7 +34,8 @@ class QueueReader:
 
     `subscription` is asked for before each pull, since it may change; `start` for the offset at which to begin where
     the group has none; `begin` is that offset whatever the group has, or None. `progressed` is called when something
-    was read or finished, `overtaken`, with this reader, when it ends because the group has gone on without it.
+    was read or finished, `overtaken`, with this reader, when it ends because the group has gone on without it,
+    `sent_back` when the broker was given a message for a retry.
     `monotonic` is in seconds. `is_locked`, of an ordered consumer, tells whether no other member can have the queue.
 
     A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
@@ -56,6 +57,7 @@ class QueueReader:
         monotonic: Callable[[], float],
         progressed: Callable[[], None],
         overtaken: Callable[[QueueReader], None],
+        sent_back: Callable[[], None],
         complaints: Complaints,
         max_ahead: int,
         ordered: bool,
@@ -84,6 +86,7 @@ class QueueReader:
         self._monotonic = monotonic
         self._progressed = progressed
         self._overtaken = overtaken
+        self._sent_back = sent_back
         self._complaints = complaints
         self._tracker: OffsetTracker | None = None
         self._committed = -1
@@ -217,6 +220,7 @@ class QueueReader:
             except DueMQError as error:
                 self._keep(message, error, delay_ms)
                 return
+            self._sent_back()
         self._finish(message)
 
     def _keep(self, message: ReceivedMessage, error: DueMQError, delay_ms: int) -> None:

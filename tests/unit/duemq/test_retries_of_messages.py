@@ -155,3 +155,16 @@ async def test_lost_messages_are_not_sent_back(broker: FakeBroker) -> None:
         assert first.settled
         assert second.settled
     assert levels(broker) == []
+
+
+async def test_a_retry_topic_that_was_made_for_the_first_retry_is_found_soon(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"a")
+    async with make_consumer(broker) as consumer:
+        (message,) = await take(consumer, 1)
+        asked = len(broker.requests_of(RequestCode.GET_ROUTEINFO_BY_TOPIC))
+        await message.retry(delay="1s")
+        await broker.until_requests(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked + 2)
+        await broker.store("%RETRY%g", b"a", text="RETRY_TOPIC\x01demo", reconsume_times=1)
+        (again,) = await take(consumer, 1)
+        assert (again.topic, again.reconsume_times) == ("demo", 1)
