@@ -30,7 +30,7 @@ from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
 from duemq._values import checks
 from duemq._values.intervals import Intervals
-from duemq._values.times import Clock, Time, now_ms, time_ms
+from duemq._values.times import Clock, Time, begin_ms, now_ms
 from duemq.errors import ArgumentError, ClosedError
 from duemq.messages import MessageQueue, ReceivedMessage
 
@@ -295,7 +295,7 @@ class PushConsumer:
             raise ArgumentError(f"offset={offset!r}: give a number, 0 or more")
         if position is not None and position not in get_args(Position):
             raise ArgumentError(f"position={position!r}: write 'first' or 'last', or give offset= or time=")
-        start: Start | None = time_ms(time) if time is not None else position
+        start: Start | None = begin_ms(time) if time is not None else position
         await self._member.seek(_checked_target(target), start, offset)
 
     def pause(self, *targets: Target) -> None:
@@ -362,4 +362,4 @@ def _read_start(from_: From) -> Start:
         return FIRST if from_ == FIRST else LAST
     if isinstance(from_, str):
         raise ArgumentError(f"from_={from_!r}; write 'first', 'last' or give a time")
-    return time_ms(from_)
+    return begin_ms(from_)

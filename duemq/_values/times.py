@@ -42,15 +42,25 @@ def span_ms(span: Span) -> int:
 
 def time_ms(moment: Time) -> int:
     """Return a time in ms since the epoch. Raises ArgumentError if it is ambiguous or no time."""
+    return _up(_seconds(moment))
+
+
+def begin_ms(moment: Time) -> int:
+    """Return the ms since the epoch in which a time lies, for what is to begin then: stores have whole ms, and what
+    came in the rest of that one must not be missing. Raises ArgumentError as `time_ms`."""
+    return math.floor(round(_seconds(moment) * 1000, 3))
+
+
+def _seconds(moment: Time) -> float:
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ArgumentError(f"{moment} has no time zone; use datetime.now(timezone.utc) or .astimezone()")
-        return _up(moment.timestamp())
+        return moment.timestamp()
     if not isinstance(moment, int | float) or isinstance(moment, bool) or not math.isfinite(moment) or moment < 0:
         raise ArgumentError(f"{moment!r} is no time; give seconds since the epoch or a datetime with a time zone")
     if moment > _LATEST:
         raise ArgumentError(f"{moment!r} looks like milliseconds; a time is given in seconds since the epoch")
-    return _up(moment)
+    return moment
 
 
 def _up(seconds: float) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError
-from duemq._values.times import now_ms, span_ms, time_ms
+from duemq._values.times import begin_ms, now_ms, span_ms, time_ms
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,10 @@ def test_what_is_no_time_or_has_no_zone_is_refused(moment: Any) -> None:
 def test_milliseconds_in_place_of_seconds_are_noticed() -> None:
     with pytest.raises(ArgumentError, match="looks like milliseconds"):
         time_ms(now_ms())
+
+
+def test_what_begins_at_a_time_begins_with_its_millisecond() -> None:
+    assert [begin_ms(time) for time in (1.0, 1.0015, 1.0019999)] == [1000, 1001, 1002]
+    assert begin_ms(datetime(2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC)) == 1_700_000_000_001
+    with pytest.raises(ArgumentError):
+        begin_ms(-1)
