@@ -218,10 +218,12 @@ class PushConsumer:
         try:
             self._inbox.close()
             if started:
-                await self._member.stop_reading()
-                if self._workers is not None:
-                    await self._workers.end(self._close_timeout)
-                await self._member.leave()
+                try:
+                    await self._member.stop_reading()
+                    if self._workers is not None:
+                        await self._workers.end(self._close_timeout)
+                finally:
+                    await self._member.leave()
         finally:
             self._closed.set()
 
@@ -300,7 +302,7 @@ class PushConsumer:
 
     def pause(self, *targets: Target) -> None:
         """Hand out nothing more of queues or topics until `resume`; without arguments, of all that are subscribed to
-        now. The queues stay this member's. Handlers that run go on.
+        now. The queues stay this member's. Handlers that run go on; `caught_up` waits until they are resumed.
 
         It holds for a queue also if that goes to another member and comes back. Retries come through the topic %RETRY%
         and the group's name, which is paused by itself. Raises ArgumentError.

@@ -163,7 +163,7 @@ class Client:
         """Ask brokers for a sign of life that have told nothing for some time though something is asked of them: a
         machine that is gone, or a process that hangs, closes no connection."""
         while True:
-            await asyncio.sleep(self.intervals.silence)
+            await asyncio.sleep(self.intervals.silence / 2)
             await self.beat(self._brokers.silent(self.intervals.silence))
 
     async def _connect(self, address: str) -> Connection:

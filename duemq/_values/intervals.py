@@ -62,7 +62,7 @@ class Intervals:
     lock_life: float = 30.0
     """Time after its renewal for which a lock counts. The broker's lasts for 60 s."""
 
-    silence: float = 5.0
+    silence: float = 3.0
     """Time without a word from a broker of which something is asked, until it is asked for a sign of life."""
 
     def pause(self, failures: int) -> float:

@@ -165,8 +165,7 @@ async def test_an_ordered_group_keeps_the_order_over_a_rebalance_with_a_java_mem
         await send(10)
         await until(lambda: ours() + len(other.messages) == 30 * KEYS)
         await consumer.caught_up()
-    for number in range(KEYS):
-        key = str(number)
+    for key in map(str, range(KEYS)):
         assert handled[key] == sorted(handled[key])
         assert theirs[key] == sorted(theirs[key])
         assert sorted(handled[key] + theirs[key]) == list(range(30)), key

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duemq import ArgumentError, ClosedError, MessageQueue, NoRouteError, ReceivedMessage
+from duemq import ArgumentError, ClosedError, MessageQueue, NoRouteError, PushConsumer, ReceivedMessage
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import OffsetResponse
 from tests.unit.duemq.fake import FakeBroker, failure, success
@@ -274,9 +274,30 @@ async def test_closing_tells_the_listener_when_the_handlers_have_ended(broker: F
     assert broker.offsets["g", "demo", 0] == 1
 
 
-def test_listeners_are_coroutine_functions() -> None:
-    from duemq import PushConsumer
+async def test_a_close_that_is_cancelled_stores_the_offsets_and_leaves(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"hangs")
+    started = asyncio.Event()
 
+    async def on_message(message: ReceivedMessage) -> None:
+        if message.body == b"hangs":
+            started.set()
+            await asyncio.Event().wait()
+
+    consumer = make_consumer(broker, on_message, concurrency=1, _intervals=WITHOUT_COMMITS)
+    await consumer.start()
+    await started.wait()
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await consumer.wait_closed()
+    assert broker.offsets["g", "demo", 0] == 1
+    assert not broker.members
+    await broker.until(lambda: not broker.connections)
+
+
+def test_listeners_are_coroutine_functions() -> None:
     def on_assigned(_: frozenset[MessageQueue]) -> None:
         pass
 
