@@ -24,7 +24,7 @@ SEEDS ?= 100
 WHAT ?= sends
 FROM ?= 0
 
-.PHONY: help run test unit quick interop crash fuzz simulate bench profile soak lint type format check peers lock \
+.PHONY: docs help run test unit quick interop crash fuzz simulate bench profile soak lint type format check peers lock \
 	audit clean
 
 help: ## List the targets
@@ -119,6 +119,9 @@ type: $(VENV)/.dev ## Check the types
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev ## Build the pages for users and the reference of the Python client, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 check: lint type quick ## Run lint, type and quick, before each commit (a minute)
 

@@ -1,0 +1,23 @@
+"""Changes of the pages for `make docs`: the overview is README.md, and links to files beside the pages become text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the text of a page, called by mkdocs for each."""
+    if page.file.src_uri == "index.md":
+        markdown = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    return re.sub(r"\[([^]]*)\]\(([^)#:]+)(#[^)]*)?\)", _linked, markdown)
+
+
+def _linked(found: re.Match[str]) -> str:
+    """Return a link to a page as it is, and one to another file of the project as text."""
+    text, path = found[1], found[2]
+    is_page = "/" not in path and (ROOT / "docs" / path).exists()
+    return found[0] if is_page else f"{text} (`{path.removeprefix('../')}`)"

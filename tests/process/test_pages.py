@@ -1,0 +1,36 @@
+"""The pages for users (`make docs`) are built without a warning, and the reference has everything that users import."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+import duemq
+from duemq.errors import DueMQError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+    page = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    documented = {name.rpartition(".")[2] for name in re.findall(r'id="(duemq\.[\w.]+)"', page)}
+    names = {name for name in duemq.__all__ if not name.startswith("__")}
+    assert names - documented == set()
+    producer = {name for name in vars(duemq.Producer) if not name.startswith("_")}
+    assert producer - documented == set()
+    assert {each.__name__ for each in DueMQError.__subclasses__()} - documented == set()
+
+
+def test_each_page_is_in_the_contents() -> None:
+    text = re.sub(r"!!\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    contents = re.findall(r"[\w-]+\.md", str(yaml.safe_load(text)["nav"]))
+    assert sorted(contents) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
