@@ -423,16 +423,14 @@ class ReceivedMessage:
         """
         await self._settler.dead_letter(self)
 
-    @property
-    def tries(self) -> int:
-        """How often this member tried it in its place before; 0 but with an ordered consumer."""
-        return self._tries
-
-    def again(self, tries: int) -> ReceivedMessage:
-        """The same message, not settled, for one more try by this client; `tries`: how often it tried in all."""
-        return ReceivedMessage(self._stored, self.queue, self.receive_time_ms, self._settler, tries)
-
     def _number(self, name: str) -> int | None:
         text = self.properties.get(name, "")
         # Python makes no number of thousands of digits, and no number of ours has more than 19.
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
+
+
+def next_try(message: ReceivedMessage, *, counts: bool) -> ReceivedMessage:
+    """Return the same message, not settled, for one more try by this client. `counts`: as one of its retries."""
+    return ReceivedMessage(
+        message._stored, message.queue, message.receive_time_ms, message._settler, message._tries + counts
+    )

@@ -15,7 +15,7 @@ from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
 from duemq.errors import ArgumentError, DelayError, DueMQError
-from duemq.messages import MessageQueue, ReceivedMessage
+from duemq.messages import MessageQueue, ReceivedMessage, next_try
 
 log = logging.getLogger("duemq.consumer")
 
@@ -211,7 +211,7 @@ class QueueReader:
             self._finish(message)
             return
         pause = self._intervals.retry_in_place if delay_ms is None else delay_ms / 1000
-        self._inbox.put_again(message, message.again(message.tries + 1), pause)
+        self._inbox.put_again(message, next_try(message, counts=True), pause)
 
     async def _send_back(self, message: ReceivedMessage, level: int, delay_ms: int) -> None:
         if not self.dropped:
@@ -228,7 +228,7 @@ class QueueReader:
         pause = max(self._intervals.retry_here, delay_ms / 1000)
         log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
         # A new object: the present one is settled for those who have it.
-        self._inbox.put_again(message, message.again(message.tries), pause)
+        self._inbox.put_again(message, next_try(message, counts=False), pause)
 
     def _finish(self, message: ReceivedMessage) -> None:
         self._inbox.release(message)

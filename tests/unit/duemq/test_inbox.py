@@ -4,6 +4,7 @@ import asyncio
 
 from duemq import MessageQueue, ReceivedMessage
 from duemq._consuming.inbox import Inbox
+from duemq.messages import next_try
 from tests.unit.duemq.test_message import QUEUE, Settled
 from tests.unit.duemq.test_message import received as make_message
 
@@ -99,7 +100,7 @@ async def test_a_message_that_comes_again_waits_while_its_queue_is_paused() -> N
     inbox.put([message])
     assert inbox.get_more(1) == [message]
     inbox.pause(QUEUE)
-    again = message.again(0)
+    again = next_try(message, counts=False)
     inbox.put_again(message, again, 0)
     await asyncio.sleep(0)
     await asyncio.sleep(0)

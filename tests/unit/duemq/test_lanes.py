@@ -4,6 +4,7 @@ import asyncio
 
 from duemq import MessageQueue, ReceivedMessage
 from duemq._consuming.lanes import OrderedInbox
+from duemq.messages import next_try
 from tests.unit.duemq.test_message import QUEUE, Settled
 from tests.unit.duemq.test_message import received as make_message
 
@@ -38,11 +39,11 @@ async def test_a_message_that_comes_again_is_the_first_of_its_queue_after_its_pa
     first, second = messages(2)
     inbox.put([first, second])
     assert await inbox.get() is first
-    again = first.again(1)
+    again = next_try(first, counts=True)
     inbox.put_again(first, again, 0.001)
     assert inbox.is_idle(QUEUE)
     assert inbox.get_more(9) == []
-    inbox.put_again(first, first.again(2), 0)  # it was settled already
+    inbox.put_again(first, next_try(first, counts=True), 0)  # it was settled already
     assert await inbox.get() is again
     assert inbox.get_more(9) == []
     inbox.release(again)
@@ -127,7 +128,7 @@ async def test_closed_it_tells_everybody() -> None:
     inbox.close()
     assert await asyncio.gather(*waiting) == [None, None]
     assert held is not None
-    inbox.put_again(held, held.again(1), 0)
+    inbox.put_again(held, next_try(held, counts=True), 0)
     inbox.put(messages(1))
     assert inbox.get_more(9) == []
     assert inbox.is_idle(QUEUE)
