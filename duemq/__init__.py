@@ -4,7 +4,7 @@
         result = await producer.send("orders", b"remember", delay="1h30m")
         await producer.reschedule(result.handle, delay="2h")  # or cancel, or deliver_now
 
-    async with PushConsumer("billing", nameserver="127.0.0.1:9876") as consumer:
+    async with Consumer("billing", nameserver="127.0.0.1:9876") as consumer:
         consumer.subscribe("orders")
         async for message in consumer:
             print(message.body, message.lateness_ms)
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from duemq._values.retries import Retries
     from duemq.admin import Admin
-    from duemq.consumer import PushConsumer
+    from duemq.consumer import Consumer
+    from duemq.consumer import PushConsumer as PushConsumer
     from duemq.errors import (
         AccessDeniedError,
         ArgumentError,
@@ -85,6 +86,7 @@ __all__ = [
     "ClosedError",
     "ConnectError",
     "ConnectionLostError",
+    "Consumer",
     "DelayError",
     "DueCurve",
     "DueMQError",
@@ -101,7 +103,6 @@ __all__ = [
     "PeerError",
     "PendingMessage",
     "Producer",
-    "PushConsumer",
     "ReceivedMessage",
     "Recurrence",
     "RecurringResult",
@@ -121,7 +122,7 @@ _MODULES = {
     "_values.retries": ("Retries",),
     "handles": ("MessageHandle",),
     "admin": ("Admin",),
-    "consumer": ("PushConsumer",),
+    "consumer": ("Consumer", "PushConsumer"),
     "messages": (
         "ChangedMessage",
         "ChangeResult",

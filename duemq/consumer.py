@@ -44,7 +44,7 @@ HANDLER_TIMEOUT: Final = 900.0
 """Seconds: RocketMQ's consumeTimeout."""
 
 
-class PushConsumer:
+class Consumer:
     """Receives messages as a member of a consumer group.
 
     With a handler, which is called with each message; returning means consumed, raising means deliver it again later:
@@ -52,7 +52,7 @@ class PushConsumer:
         async def on_message(message):
             print(message.body)
 
-        consumer = PushConsumer("billing", on_message)
+        consumer = Consumer("billing", on_message)
         consumer.subscribe("orders", "paid || refunded")
         async with consumer:
             await consumer.wait_closed()
@@ -318,6 +318,10 @@ class PushConsumer:
         """The queues that this member reads now. Those of the group's retry topic, which it may read too, are not
         listed."""
         return self._member.assignment
+
+
+PushConsumer = Consumer
+"""RocketMQ's name for it, which the pages do not use."""
 
 
 def _checked_target(target: Target) -> Target:

@@ -5,7 +5,7 @@
     with sync.Producer("127.0.0.1:9876") as producer:
         producer.send("orders", b"remember", delay="1h30m")
 
-    with sync.PushConsumer("billing", nameserver="127.0.0.1:9876") as consumer:
+    with sync.Consumer("billing", nameserver="127.0.0.1:9876") as consumer:
         consumer.subscribe("orders")
         for message in consumer:
             print(message.body)
@@ -39,7 +39,7 @@ from duemq._producing.changing import Changing
 from duemq._values.times import Span, Time
 from duemq.errors import ArgumentError, ClosedError
 
-__all__ = ["Admin", "Producer", "PushConsumer", "ReceivedMessage"]
+__all__ = ["Admin", "Consumer", "Producer", "ReceivedMessage"]
 
 A_co = TypeVar("A_co", covariant=True)
 C_co = TypeVar("C_co", bound=Changing, covariant=True)
@@ -398,8 +398,8 @@ Handler = Callable[[ReceivedMessage], object]
 Listener = Callable[[frozenset[_messages.MessageQueue]], object]
 
 
-class PushConsumer(_Facade[_consumer.PushConsumer]):
-    """Receives messages; see `duemq.PushConsumer`, whose arguments it has.
+class Consumer(_Facade[_consumer.Consumer]):
+    """Receives messages; see `duemq.Consumer`, whose arguments it has.
 
     `on_message` is an ordinary function, which is called in threads, for up to `concurrency` messages at once. Without
     a handler, call `receive` or loop over the consumer. A handler that takes longer than `handler_timeout` cannot be
@@ -428,7 +428,7 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(threads, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
 
-        self._inner = _consumer.PushConsumer(
+        self._inner = _consumer.Consumer(
             group,
             call,
             concurrency=concurrency,
@@ -438,30 +438,30 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
         )
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
-        """See `duemq.PushConsumer.subscribe`."""
+        """See `duemq.Consumer.subscribe`."""
         _run(self._inner.subscribe, topic, tags)
 
     def pause(self, *targets: Target) -> None:
-        """See `duemq.PushConsumer.pause`."""
+        """See `duemq.Consumer.pause`."""
         _run(self._inner.pause, *targets)
 
     def resume(self, *targets: Target) -> None:
-        """See `duemq.PushConsumer.resume`."""
+        """See `duemq.Consumer.resume`."""
         _run(self._inner.resume, *targets)
 
     @property
     def assignment(self) -> frozenset[_messages.MessageQueue]:
-        """See `duemq.PushConsumer.assignment`."""
+        """See `duemq.Consumer.assignment`."""
         return _run(lambda: self._inner.assignment)
 
-    start = _waiting(_consumer.PushConsumer.start)
-    seek = _waiting(_consumer.PushConsumer.seek)
-    commit = _waiting(_consumer.PushConsumer.commit)
-    caught_up = _waiting(_consumer.PushConsumer.caught_up)
-    wait_closed = _waiting(_consumer.PushConsumer.wait_closed)
+    start = _waiting(_consumer.Consumer.start)
+    seek = _waiting(_consumer.Consumer.seek)
+    commit = _waiting(_consumer.Consumer.commit)
+    caught_up = _waiting(_consumer.Consumer.caught_up)
+    wait_closed = _waiting(_consumer.Consumer.wait_closed)
 
     def close(self) -> None:
-        """See `duemq.PushConsumer.close`."""
+        """See `duemq.Consumer.close`."""
         _worker().run(self._inner.close())
         if self._threads is not None:
             self._threads.shutdown(wait=False)
@@ -473,7 +473,7 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
 
     def receive(self, timeout: float | None = None) -> ReceivedMessage:
         """Return the next message, which then has to be settled with its `ack`, `retry` or `dead_letter`. Raises
-        TimeoutError if none comes within `timeout` seconds, and what `duemq.PushConsumer.receive` raises."""
+        TimeoutError if none comes within `timeout` seconds, and what `duemq.Consumer.receive` raises."""
 
         async def receive() -> _messages.ReceivedMessage:
             async with asyncio.timeout(timeout):
@@ -498,6 +498,10 @@ class PushConsumer(_Facade[_consumer.PushConsumer]):
             except ClosedError:
                 return
             yield message
+
+
+PushConsumer = Consumer
+"""RocketMQ's name for it, which the pages do not use."""
 
 
 def _run(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

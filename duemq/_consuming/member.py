@@ -55,7 +55,7 @@ log = logging.getLogger("duemq.consumer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConfig:
-    """The settings that a member gets from its consumer. See `PushConsumer`."""
+    """The settings that a member gets from its consumer. See `Consumer`."""
 
     group: str
     nameserver: str
@@ -230,12 +230,12 @@ class Member:
             await self._client.close()
 
     def pause(self, targets: Collection[Target]) -> None:
-        """See `PushConsumer.pause`."""
+        """See `Consumer.pause`."""
         self._paused.update(targets or self._subscriptions)
         self._apply_pauses(self._readers)
 
     def resume(self, targets: Collection[Target]) -> None:
-        """See `PushConsumer.resume`."""
+        """See `Consumer.resume`."""
         if not targets:
             self._paused.clear()
         for target in targets:
@@ -249,7 +249,7 @@ class Member:
         self._apply_pauses(self._readers)
 
     async def seek(self, target: Target, position: Start | None, offset: int | None) -> None:
-        """See `PushConsumer.seek`. `position`: "first", "last", or a time in ms since the epoch."""
+        """See `Consumer.seek`. `position`: "first", "last", or a time in ms since the epoch."""
         topic = _topic_of(target)
         if topic not in self._subscriptions:
             raise ArgumentError(f"{topic} is not subscribed to")
@@ -281,7 +281,7 @@ class Member:
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     async def caught_up(self) -> None:
-        """See `PushConsumer.caught_up`."""
+        """See `Consumer.caught_up`."""
         while not self._is_caught_up():
             self._check_running()
             self._progress.clear()

@@ -26,7 +26,7 @@ from duemq.cli.shared import (
     until_signal,
     with_dates,
 )
-from duemq.consumer import From, PushConsumer
+from duemq.consumer import Consumer, From
 from duemq.errors import RequestTimeoutError
 from duemq.messages import ChangeResult, Changes, ReceivedMessage
 from duemq.producer import Producer
@@ -197,7 +197,7 @@ def receive(
     """
 
     async def work() -> None:
-        consumer = PushConsumer(
+        consumer = Consumer(
             group,
             nameserver=nameserver,
             from_=from_,
@@ -214,7 +214,7 @@ def receive(
 
 
 async def _print_messages(
-    consumer: PushConsumer, topic: str, follow: bool, wait_ms: int, count: int | None, as_json: bool
+    consumer: Consumer, topic: str, follow: bool, wait_ms: int, count: int | None, as_json: bool
 ) -> None:
     printed = 0
     while count is None or printed < count:
@@ -230,7 +230,7 @@ async def _print_messages(
         click.echo(f"duemq: no message in {topic} for this group", err=True)
 
 
-async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
+async def _next_message(consumer: Consumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
     """Return the next message, or None at the end: nothing came for `wait_ms`; or without it, all messages available at
     the start are read."""
     if follow:

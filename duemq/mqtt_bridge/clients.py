@@ -13,7 +13,7 @@ from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
 from duemq.admin import Admin
-from duemq.consumer import PushConsumer
+from duemq.consumer import Consumer
 from duemq.errors import ArgumentError, ClosedError, DueMQError
 from duemq.mqtt_bridge.rules.model import Outbound, Rules
 from duemq.producer import Producer
@@ -60,13 +60,13 @@ class Clients:
         self._open.push_async_callback(self.admin.close)
         await self._insist(self.admin.start, _STARTING)
 
-    async def consumer(self, rule: Outbound, rules: int) -> PushConsumer:
+    async def consumer(self, rule: Outbound, rules: int) -> Consumer:
         """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way.
         Raises ArgumentError."""
         connection = self._rules.connection
 
-        async def start() -> PushConsumer:
-            consumer = PushConsumer(
+        async def start() -> Consumer:
+            consumer = Consumer(
                 rule.group,
                 nameserver=self._rules.nameserver,
                 from_=rule.start,

@@ -22,7 +22,7 @@ from typing import Final
 
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
-from duemq.consumer import PushConsumer
+from duemq.consumer import Consumer
 from duemq.errors import BodyError, DueMQError
 from duemq.messages import ReceivedMessage
 from duemq.mqtt_bridge import delayed, translation
@@ -440,7 +440,7 @@ class ToMqtt:
         *,
         is_delayed: bool,
         bridge: str,
-        consumer: PushConsumer,
+        consumer: Consumer,
         is_v5: bool,
         window: Window,
         journal: Journal,

@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from duemq import PushConsumer
+from duemq import Consumer
 from tests.bench import spark_stores
 from tests.bench.brokers import MakeBroker, ours
 from tests.bench.figures import Figure, Figures, figures_of
@@ -226,7 +226,7 @@ async def _drained(store: Generated, directory: Path, wanted: int) -> float:
     await broker.start()
     names = ("topic", "queue_id", "queue_offset", "store_ms", "tags", "body")
     try:
-        consumer = PushConsumer("drain", nameserver=broker.nameserver, from_="first", max_cached_messages=20_000)
+        consumer = Consumer("drain", nameserver=broker.nameserver, from_="first", max_cached_messages=20_000)
         for topic in TOPICS:
             consumer.subscribe(topic)
         rows: list[tuple[Any, ...]] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from duemq import Admin, Producer, PushConsumer
+from duemq import Admin, Consumer, Producer
 from duemq.errors import AccessDeniedError
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
@@ -263,7 +263,7 @@ async def test_mqadmin_changes_the_accounts(secured: Broker, tmp_path: Path) -> 
 async def test_duemqs_client(secured: Broker) -> None:
     body = unique("body").encode()
     keys = {"access_key": USER[0], "secret_key": USER[1]}
-    consumer = PushConsumer(unique("group"), nameserver=secured.nameserver, from_="first", **keys)  # type: ignore[arg-type]
+    consumer = Consumer(unique("group"), nameserver=secured.nameserver, from_="first", **keys)  # type: ignore[arg-type]
     consumer.subscribe("topicB")
     async with Producer(secured.nameserver, **keys) as producer, consumer:  # type: ignore[arg-type]
         await producer.send("topicB", body)

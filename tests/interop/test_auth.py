@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from duemq.errors import AccessDeniedError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
@@ -113,7 +113,7 @@ async def test_others_are_told_why_not(
 async def test_duemqs_client(secured: Broker) -> None:
     body = unique("body").encode()
     keys = {"access_key": USER[0], "secret_key": USER[1]}
-    consumer = PushConsumer(unique("group"), nameserver=secured.nameserver, from_="first", **keys)  # type: ignore[arg-type]
+    consumer = Consumer(unique("group"), nameserver=secured.nameserver, from_="first", **keys)  # type: ignore[arg-type]
     consumer.subscribe("topicB")
     async with Producer(secured.nameserver, **keys) as producer, consumer:  # type: ignore[arg-type]
         await producer.send("topicB", body)

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from duemq import DelayError, Message, MessageQueue, Producer, PushConsumer, ReceivedMessage
+from duemq import Consumer, DelayError, Message, MessageQueue, Producer, ReceivedMessage
 from tests.interop.environment import LEVELS, TARGETS, SharedBroker, make_broker
 from tests.interop.support import eventually
 from tests.peers.broker import Broker
@@ -47,7 +47,7 @@ async def producer(peer: Broker) -> AsyncIterator[Producer]:
         yield producer
 
 
-async def next_of(consumer: PushConsumer) -> ReceivedMessage:
+async def next_of(consumer: Consumer) -> ReceivedMessage:
     async with asyncio.timeout(60):
         return await consumer.receive()
 
@@ -62,7 +62,7 @@ async def test_a_retry_is_never_early_and_a_dead_letter_is_there_at_once(
     peer: Broker, producer: Producer, topic: str
 ) -> None:
     group = unique("group")
-    consumer = PushConsumer(group, nameserver=peer.nameserver, from_="first")
+    consumer = Consumer(group, nameserver=peer.nameserver, from_="first")
     consumer.subscribe(topic)
     async with consumer:
         await producer.send(topic, b"later")
@@ -77,7 +77,7 @@ async def test_a_retry_is_never_early_and_a_dead_letter_is_there_at_once(
         assert again.store_time_ms - asked >= 1500
         assert again.store_time_ms - asked < 30_000
         await again.dead_letter()
-    undertaker = PushConsumer(unique("undertaker"), nameserver=peer.nameserver, from_="first")
+    undertaker = Consumer(unique("undertaker"), nameserver=peer.nameserver, from_="first")
     undertaker.subscribe(f"%DLQ%{group}")
     async with undertaker:
         dead = await next_of(undertaker)
@@ -91,7 +91,7 @@ async def test_a_consumer_goes_to_offsets_and_times(peer: Broker, producer: Prod
     for number in range(3):
         await producer.send(topic, b"%d" % number, queue=queue)
     group = unique("group")
-    consumer = PushConsumer(group, nameserver=peer.nameserver)
+    consumer = Consumer(group, nameserver=peer.nameserver)
     consumer.subscribe(topic)
     async with consumer:
 
@@ -113,7 +113,7 @@ async def test_a_consumer_goes_to_offsets_and_times(peer: Broker, producer: Prod
         assert news.body == b"new"
         await news.ack()
         assert (await consumer.commit())[queue] == news.queue_offset + 1
-    again = PushConsumer(group, nameserver=peer.nameserver)
+    again = Consumer(group, nameserver=peer.nameserver)
     again.subscribe(topic)
     async with again:
         await producer.send(topic, b"newest", queue=queue)
@@ -147,7 +147,7 @@ async def test_an_ordered_group_keeps_the_order_over_a_rebalance_with_a_java_mem
     def ours() -> int:
         return sum(map(len, handled.values()))
 
-    consumer = PushConsumer(group, on_message, nameserver=peer.nameserver, from_="first", ordered=True)
+    consumer = Consumer(group, on_message, nameserver=peer.nameserver, from_="first", ordered=True)
     consumer.subscribe(topic)
     async with consumer:
         await send(10)

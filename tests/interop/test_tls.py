@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from duemq import ConnectError, NoRouteError, Producer, PushConsumer
+from duemq import ConnectError, Consumer, NoRouteError, Producer
 from tests.interop.support import eventually, numbered
 from tests.peers import ports
 from tests.peers.apache import ApacheNameServer
@@ -142,7 +142,7 @@ async def test_duemqs_own_client_and_commands(enforcing: DuemqBroker, certificat
     own = ("--tls-cert", certificates.path("client.pem"), "--tls-key", certificates.path("client.key"))
     code, output = await run("send", topic, "by command", *options, *own)
     assert code == 0, output
-    consumer = PushConsumer(unique("group"), nameserver=enforcing.nameserver, from_="first", tls=context)
+    consumer = Consumer(unique("group"), nameserver=enforcing.nameserver, from_="first", tls=context)
     consumer.subscribe(topic)
     bodies: set[bytes] = set()
     async with consumer:

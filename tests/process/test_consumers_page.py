@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from duemq.testing import TestBroker
 
 PAGE = Path(__file__).parents[2] / "docs" / "consumers.md"
@@ -33,10 +33,10 @@ async def test_the_lines(duemq_broker: TestBroker) -> None:
     printed: list[str] = []
     names: dict[str, Any] = {
         "asyncio": asyncio,
-        "PushConsumer": PushConsumer,
+        "Consumer": Consumer,
         "print": lambda *values: printed.append(" ".join(map(str, values))),
     }
-    consumer = PushConsumer("billing", nameserver=duemq_broker.nameserver)
+    consumer = Consumer("billing", nameserver=duemq_broker.nameserver)
     consumer.subscribe("orders")
     async with Producer(duemq_broker.nameserver) as producer, consumer:
         names |= {"producer": producer, "consumer": consumer}

@@ -21,7 +21,7 @@ def of_the_application():
 
 first = of_the_application() if sys.argv[1] == "application first" else {}
 import duemq
-from duemq import Admin, Message, Producer, PushConsumer, errors
+from duemq import Admin, Message, Producer, Consumer, errors
 owners = first or of_the_application()
 assert set(owners.values()) == {"the application"}, owners
 assert "site-packages" in duemq.__file__

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Producer, PushConsumer, ReceivedMessage
+from duemq import Consumer, Producer, ReceivedMessage
 from tests.peers import ports
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))
@@ -81,7 +81,7 @@ async def test_a_log_that_cannot_be_written(
             async def take(message: ReceivedMessage) -> None:
                 arrived.set_result(message.body)
 
-            consumer = PushConsumer("readers", take, nameserver=nameserver, from_="first")
+            consumer = Consumer("readers", take, nameserver=nameserver, from_="first")
             consumer.subscribe("new")
             async with Producer(nameserver) as producer:
                 await producer.send("new", b"body", delay="200ms")

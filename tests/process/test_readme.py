@@ -13,7 +13,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from pathlib import Path
 
-from duemq import ChangeResult, Producer, PushConsumer, SendResult
+from duemq import ChangeResult, Consumer, Producer, SendResult
 from duemq.testing import TestClock
 from tests.peers.duemq_broker import DuemqBroker
 
@@ -76,7 +76,7 @@ async def test_the_first_minute(tmp_path: Path) -> None:
         await receiving.wait()
     # The same in Python, right behind it: the message of a minute ago is not shown again.
     snippet, without_async = snippets(text)
-    for call, arguments in (("Producer(", ""), ('PushConsumer("readers", on_message', ", nameserver=NAMESERVER")):
+    for call, arguments in (("Producer(", ""), ('Consumer("readers", on_message', ", nameserver=NAMESERVER")):
         assert call in snippet
         snippet = snippet.replace(call, call + (arguments or "NAMESERVER"))
     child = await asyncio.create_subprocess_exec(
@@ -89,7 +89,7 @@ async def test_the_first_minute(tmp_path: Path) -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=PIPE, stderr=STDOUT)
     out, _ = await child.communicate()
     assert (child.returncode, out) == (0, b""), out.decode()
-    consumer = PushConsumer("scripts", nameserver=broker.nameserver, from_="first")
+    consumer = Consumer("scripts", nameserver=broker.nameserver, from_="first")
     consumer.subscribe("greetings")
     async with consumer, asyncio.timeout(30):
         while (await consumer.receive()).body != b"hello from a script":
@@ -159,7 +159,7 @@ async def test_the_clock(tmp_path: Path) -> None:
     assert serve[-2:] == ["--set", "testClock=true"]
     broker = DuemqBroker(tmp_path / "broker", options=("--set", "testClock=true"))
     await broker.start()
-    consumer = PushConsumer("readers", nameserver=broker.nameserver)
+    consumer = Consumer("readers", nameserver=broker.nameserver)
     consumer.subscribe("reminders")
     _, snippet = snippets(text)
     body = "\n    ".join(snippet.replace("127.0.0.1:9876", broker.nameserver).splitlines())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Admin, ArgumentError, MessageRejectedError, Producer, PushConsumer, RecurringResult
+from duemq import Admin, ArgumentError, Consumer, MessageRejectedError, Producer, RecurringResult
 from duemq.testing import BrokerClock, TestBroker
 from tests.peers.duemq_broker import DuemqBroker
 from tests.process.test_readme import run, start
@@ -22,7 +22,7 @@ KILLS = 4
 
 async def test_a_message_recurs(duemq_broker: TestBroker, duemq_clock: BrokerClock) -> None:
     address = duemq_broker.nameserver
-    consumer = PushConsumer("g", nameserver=address, from_="first")
+    consumer = Consumer("g", nameserver=address, from_="first")
     consumer.subscribe("beats")
     async with Producer(address) as producer, Admin(address) as admin, consumer:
         await producer.schedule("beats", b"tick", name="n", every="10m", count=3, tags="t", properties={"a": "b"})
@@ -90,7 +90,7 @@ async def test_each_delivery_comes_once_over_kills(tmp_path: Path) -> None:
         await broker.kill()
         await broker.start()
     times: dict[str, list[int]] = defaultdict(list)
-    consumer = PushConsumer("g", nameserver=broker.nameserver, from_="first")
+    consumer = Consumer("g", nameserver=broker.nameserver, from_="first")
     consumer.subscribe("beats")
     async with consumer, asyncio.timeout(60):
         while len(times) < COUNT or min(map(len, times.values())) < 6:

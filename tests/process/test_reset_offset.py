@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from duemq._net.connection import connect
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import ResetOffset
@@ -14,7 +14,7 @@ from tests.peers.duemq_broker import DuemqBroker
 async def test_our_consumer_goes_back_when_an_administrator_says_so(tmp_path: Path) -> None:
     broker = DuemqBroker(tmp_path)
     await broker.start()
-    consumer = PushConsumer("g", nameserver=broker.nameserver, from_="first")
+    consumer = Consumer("g", nameserver=broker.nameserver, from_="first")
     consumer.subscribe("demo")
 
     async def received(count: int) -> set[bytes]:
@@ -31,7 +31,7 @@ async def test_our_consumer_goes_back_when_an_administrator_says_so(tmp_path: Pa
             await producer.send("demo", body)
         async with consumer:
             assert await received(8) == sent
-        consumer = PushConsumer("g", nameserver=broker.nameserver)
+        consumer = Consumer("g", nameserver=broker.nameserver)
         consumer.subscribe("demo")
         async with consumer:
             await consumer.caught_up()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from duemq import Message, Producer, PushConsumer
+from duemq import Consumer, Message, Producer
 from tests.peers.duemq_broker import DuemqBroker
 
 COUNT = 6000
@@ -31,7 +31,7 @@ async def test_many_messages_over_kills(tmp_path: Path) -> None:
         bound = {result.queue for number, result in enumerate(results) if number % 2}
     assert len(results) == COUNT
     assert len(bound) == 1
-    consumer = PushConsumer("readers", nameserver=broker.nameserver, from_="first")
+    consumer = Consumer("readers", nameserver=broker.nameserver, from_="first")
     consumer.subscribe("orders")
     seen: dict[int, tuple[int, str]] = {}
     async with consumer, asyncio.timeout(60):

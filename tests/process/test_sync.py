@@ -21,7 +21,7 @@ def test_send_receive_look_and_change(duemq_broker: TestBroker, duemq_clock: Bro
     address = duemq_broker.nameserver
     with (
         sync.Producer(address) as producer,
-        sync.PushConsumer("g", nameserver=address) as consumer,
+        sync.Consumer("g", nameserver=address) as consumer,
         sync.Admin(address) as admin,
     ):
         consumer.subscribe("t")
@@ -102,7 +102,7 @@ def test_handlers_are_ordinary_functions_in_threads(duemq_broker: TestBroker) ->
         with lock:
             seen.add((message.body, threading.current_thread().name))
 
-    handling = sync.PushConsumer("g", handle, nameserver=address, from_="first", concurrency=3)
+    handling = sync.Consumer("g", handle, nameserver=address, from_="first", concurrency=3)
     with sync.Producer(address) as producer, handling as consumer:
         consumer.subscribe("t")
         for body in (b"1", b"2", b"3"):
@@ -112,7 +112,7 @@ def test_handlers_are_ordinary_functions_in_threads(duemq_broker: TestBroker) ->
     assert {body for body, _ in seen} == {b"1", b"2", b"3"}
     assert len({thread for _, thread in seen}) == 3
     with pytest.raises(ArgumentError, match="no function"):
-        sync.PushConsumer("g", "handler")  # type: ignore[arg-type]
+        sync.Consumer("g", "handler")  # type: ignore[arg-type]
 
 
 def test_any_thread_and_any_loop_may_call(duemq_broker: TestBroker) -> None:

@@ -20,7 +20,7 @@ def test_a_consumer_seeks_pauses_retries_and_gives_up(duemq_broker: TestBroker, 
         assert consumer.assignment >= queues  # its methods may be called
         assigned.set()
 
-    consumer = sync.PushConsumer(
+    consumer = sync.Consumer(
         "g",
         nameserver=address,
         ordered=True,
@@ -47,7 +47,7 @@ def test_a_consumer_seeks_pauses_retries_and_gives_up(duemq_broker: TestBroker, 
         assert second.body == b"2"
         second.dead_letter()
     assert told == [("assigned", 4), ("revoked", 4)]
-    with sync.PushConsumer("undertaker", nameserver=address, from_="first") as undertaker:
+    with sync.Consumer("undertaker", nameserver=address, from_="first") as undertaker:
         undertaker.subscribe("%DLQ%g")
         assert undertaker.receive(timeout=30).body == b"2"
 
@@ -56,7 +56,7 @@ def test_a_retry_after_a_delay_is_never_early(duemq_broker: TestBroker, duemq_cl
     address = duemq_broker.nameserver
     with (
         sync.Producer(address) as producer,
-        sync.PushConsumer("g", nameserver=address, from_="first") as consumer,
+        sync.Consumer("g", nameserver=address, from_="first") as consumer,
     ):
         consumer.subscribe("t")
         producer.send("t", b"x")
@@ -75,4 +75,4 @@ def test_a_retry_after_a_delay_is_never_early(duemq_broker: TestBroker, duemq_cl
 
 def test_listeners_are_functions() -> None:
     with pytest.raises(ArgumentError, match="on_revoked"):
-        sync.PushConsumer("g", on_revoked="x")  # type: ignore[arg-type]
+        sync.Consumer("g", on_revoked="x")  # type: ignore[arg-type]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from duemq.testing import BrokerClock, TestBroker
 from duemq.testing.broker import TestBrokerError
 
 
-async def receive(consumer: PushConsumer, count: int) -> list[bytes]:
+async def receive(consumer: Consumer, count: int) -> list[bytes]:
     """The bodies of the next messages, which are acknowledged."""
     found = []
     async with asyncio.timeout(30):
@@ -32,7 +32,7 @@ async def receive(consumer: PushConsumer, count: int) -> list[bytes]:
 async def test_delays_levels_and_times_come_when_the_clock_has_moved(
     duemq_broker: TestBroker, duemq_clock: BrokerClock
 ) -> None:
-    consumer = PushConsumer("readers", nameserver=duemq_broker.nameserver)
+    consumer = Consumer("readers", nameserver=duemq_broker.nameserver)
     consumer.subscribe("reminders")
     async with Producer(duemq_broker.nameserver) as producer, consumer:
         await producer.send("reminders", b"level", level=17)
@@ -52,7 +52,7 @@ def test_it_works_without_a_loop(duemq_broker: TestBroker, duemq_clock: BrokerCl
     assert duemq_clock.advance(ms=5000) - before >= timedelta(seconds=5)
 
     async def send_and_receive() -> list[bytes]:
-        consumer = PushConsumer("readers", nameserver=duemq_broker.nameserver)
+        consumer = Consumer("readers", nameserver=duemq_broker.nameserver)
         consumer.subscribe("now")
         async with Producer(duemq_broker.nameserver) as producer, consumer:
             await producer.send("now", b"x")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Admin, Producer, PushConsumer, ReceivedMessage
+from duemq import Admin, Consumer, Producer, ReceivedMessage
 from duemq._values.durations import parse_duration
 from duemq._values.times import now_ms
 from duemq.errors import NoPermissionError
@@ -25,7 +25,7 @@ async def test_two_hours_take_no_time(tmp_path: Path) -> None:
     broker = DuemqBroker(tmp_path, {"testClock": "true"})
     await broker.start()
     clock = TestClock(broker.nameserver)
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = Consumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
 
     async def received() -> bytes:
@@ -57,7 +57,7 @@ async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
     broker = DuemqBroker(tmp_path, {"testClock": "true"})
     await broker.start()
     clock = TestClock(broker.nameserver)
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = Consumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
 
     async def received() -> ReceivedMessage:
@@ -104,7 +104,7 @@ async def test_a_sender_whose_clock_is_wrong_keeps_its_delays(tmp_path: Path, sk
     client the delays of a slow sender were 10 s short."""
     broker = DuemqBroker(tmp_path)
     await broker.start()
-    consumer = PushConsumer("g", nameserver=broker.nameserver, from_="first")
+    consumer = Consumer("g", nameserver=broker.nameserver, from_="first")
     consumer.subscribe(TOPIC)
     producer = Producer(broker.nameserver, _clock=lambda: now_ms() + skew_ms)
     async with producer, consumer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Admin, ChangeResult, Producer, PushConsumer
+from duemq import Admin, ChangeResult, Consumer, Producer
 from duemq.testing import TestClock
 from tests.peers.duemq_broker import DuemqBroker
 
@@ -37,7 +37,7 @@ async def test_a_message_in_forty_days_is_on_time_over_a_kill(broker: DuemqBroke
     async with Admin(broker.nameserver) as admin:
         waiting = [message async for message in admin.pending(topic=TOPIC)]
         assert [message.message_id for message in waiting] == [sent.message_id]
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = Consumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
     async with consumer:
         # The test clock starts anew with each process, so this time still has to pass.
@@ -61,7 +61,7 @@ async def test_the_last_message_of_a_key_is_delivered_over_kills(broker: DuemqBr
             await broker.start()
     async with Admin(broker.nameserver) as admin:
         assert await admin.count(topic=TOPIC) == 2
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = Consumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
     async with consumer:
         await clock.advance("2h")

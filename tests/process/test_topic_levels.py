@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import DelayError, Producer, PushConsumer, ReceivedMessage
+from duemq import Consumer, DelayError, Producer, ReceivedMessage
 from duemq._net.connection import connect
 from duemq._values.intervals import Intervals
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -46,7 +46,7 @@ async def set_attributes(broker: DuemqBroker, attributes: str) -> None:
 
 async def test_a_delay_is_kept_whatever_the_topics_table_is(broker: DuemqBroker) -> None:
     clock = TestClock(broker.nameserver)
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = Consumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
 
     async def received() -> ReceivedMessage:
@@ -93,7 +93,7 @@ async def test_the_command_chooses_by_the_topics_table(broker: DuemqBroker) -> N
     done = await send("1s")
     assert done.returncode == 0, done.stderr
     message_id = json.loads(done.stdout)["message_id"]
-    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer = Consumer("g", nameserver=broker.nameserver)
     consumer.subscribe(TOPIC)
     async with consumer:
         message = await consumer.receive()

@@ -14,7 +14,7 @@ import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from duemq.messages import ReceivedMessage
 from tests.peers import ports, tools
 from tests.peers.broker import HOST
@@ -135,8 +135,8 @@ class World:
         return Producer(self.broker.nameserver)
 
     @asynccontextmanager
-    async def consumer(self, topic: str, group: str = "tests") -> AsyncIterator[PushConsumer]:
-        consumer = PushConsumer(group, nameserver=self.broker.nameserver, from_="first")
+    async def consumer(self, topic: str, group: str = "tests") -> AsyncIterator[Consumer]:
+        consumer = Consumer(group, nameserver=self.broker.nameserver, from_="first")
         consumer.subscribe(topic)
         async with consumer:
             yield consumer
@@ -170,7 +170,7 @@ class World:
             found.append(message)
 
         group = f"readers-{next(_numbers)}"
-        consumer = PushConsumer(group, collect, nameserver=self.broker.nameserver, from_="first")
+        consumer = Consumer(group, collect, nameserver=self.broker.nameserver, from_="first")
         consumer.subscribe(topic)
         async with asyncio.timeout(60), consumer:
             await consumer.caught_up()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from tests.interop.mqtt.environment import World, take
 from tests.interop.mqtt.test_inside import counters
 from tests.support.access import ADMIN, write_accounts
@@ -67,7 +67,7 @@ async def test_an_account_that_may_do_no_more_than_the_page_says(tmp_path: Path,
                 async for message in client.messages:
                     if message.payload == b'{"state":"online"}':
                         break
-            consumer = PushConsumer("readers", nameserver=world.broker.nameserver, from_="first", **keys)
+            consumer = Consumer("readers", nameserver=world.broker.nameserver, from_="first", **keys)
             consumer.subscribe("Sensors")
             async with consumer, asyncio.timeout(30):
                 await client.publish("sensors/attic/temp", "20", qos=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Producer, PushConsumer
+from duemq import Consumer, Producer
 from tests.interop.mqtt.environment import World, run
 from tests.peers import ports
 from tests.peers.broker import HOST
@@ -80,7 +80,7 @@ async def test_tls_to_rocketmq(tmp_path: Path) -> None:
         await world.start(rules)
         tls = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
         tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        consumer = PushConsumer("tests", nameserver=world.broker.nameserver, from_="first", tls=tls)
+        consumer = Consumer("tests", nameserver=world.broker.nameserver, from_="first", tls=tls)
         consumer.subscribe("In")
         async with world.client() as client, Producer(world.broker.nameserver, tls=tls) as producer, consumer:
             await client.subscribe("#")

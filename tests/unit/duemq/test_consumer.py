@@ -10,7 +10,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from duemq import ArgumentError, ClosedError, ConnectError, MessageQueue, PushConsumer, ReceivedMessage
+import duemq
+from duemq import ArgumentError, ClosedError, ConnectError, Consumer, MessageQueue, ReceivedMessage, sync
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
@@ -32,14 +33,14 @@ WITHOUT_COMMITS = replace(INTERVALS, commit=3600.0)
 LAST_MEMBER = "\uffff"
 
 
-def make_consumer(broker: FakeBroker, on_message: Any = None, *, tags: str = "*", **options: Any) -> PushConsumer:
+def make_consumer(broker: FakeBroker, on_message: Any = None, *, tags: str = "*", **options: Any) -> Consumer:
     options = {"from_": "first", "_intervals": INTERVALS, "_clock": lambda: NOW_MS + 1_000, **options}
-    consumer = PushConsumer("g", on_message, nameserver=broker.address, **options)
+    consumer = Consumer("g", on_message, nameserver=broker.address, **options)
     consumer.subscribe("demo", tags)
     return consumer
 
 
-async def take(consumer: PushConsumer, count: int) -> list[ReceivedMessage]:
+async def take(consumer: Consumer, count: int) -> list[ReceivedMessage]:
     async with asyncio.timeout(10):
         return [await consumer.receive() for _ in range(count)]
 
@@ -336,7 +337,7 @@ def commits(broker: FakeBroker, since: int) -> list[int]:
     return [int(each.ext["commitOffset"]) for each in stored if each.ext["queueId"] == "0"]
 
 
-async def finish_one_of_two(broker: FakeBroker, consumer: PushConsumer) -> ReceivedMessage:
+async def finish_one_of_two(broker: FakeBroker, consumer: Consumer) -> ReceivedMessage:
     """Receive the two messages of queue 0, and acknowledge the first, whose offset is committed then; return the
     other."""
     first, second = await take(consumer, 2)
@@ -852,7 +853,7 @@ async def test_a_handler_that_returns_nothing_to_await_has_failed(
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        PushConsumer(**{"group": "g", **options})
+        Consumer(**{"group": "g", **options})
 
 
 async def test_a_consumer_is_started_once_and_before_its_use(broker: FakeBroker) -> None:
@@ -902,3 +903,8 @@ async def test_many_messages_are_received_at_once_and_committed_on_demand(broker
             await message.ack()
         assert (await consumer.commit())[queue] == 3
         assert broker.offsets["g", "demo", 0] == 3
+
+
+def test_rocketmqs_name_for_it_is_known() -> None:
+    assert duemq.PushConsumer is Consumer
+    assert sync.PushConsumer is sync.Consumer

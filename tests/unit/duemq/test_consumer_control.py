@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duemq import ArgumentError, ClosedError, MessageQueue, NoRouteError, PushConsumer, ReceivedMessage
+from duemq import ArgumentError, ClosedError, Consumer, MessageQueue, NoRouteError, ReceivedMessage
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import OffsetResponse
 from tests.unit.duemq.fake import FakeBroker, failure, success
@@ -302,4 +302,4 @@ def test_listeners_are_coroutine_functions() -> None:
         pass
 
     with pytest.raises(ArgumentError, match="on_assigned"):
-        PushConsumer("g", on_assigned=on_assigned)  # type: ignore[arg-type]
+        Consumer("g", on_assigned=on_assigned)  # type: ignore[arg-type]

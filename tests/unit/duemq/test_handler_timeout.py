@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from duemq import ArgumentError, PushConsumer, ReceivedMessage
+from duemq import ArgumentError, Consumer, ReceivedMessage
 from tests.unit.duemq.fake import FakeBroker
 from tests.unit.duemq.test_consumer import BACK, make_consumer
 
@@ -112,4 +112,4 @@ async def test_handlers_that_hang_hold_up_their_queues_only_and_bound_what_is_ke
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_the_timeout_is_checked(timeout: float) -> None:
     with pytest.raises(ArgumentError, match="handler_timeout"):
-        PushConsumer("g", handler_timeout=timeout)
+        Consumer("g", handler_timeout=timeout)

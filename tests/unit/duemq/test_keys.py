@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from duemq import Admin, ArgumentError, Producer, PushConsumer, cli
+from duemq import Admin, ArgumentError, Consumer, Producer, cli
 from duemq._values.accounts import Keys, read_keys
 from duemq.errors import AccessDeniedError, BrokerFailureError, NoPermissionError, error_of
 from duemq.protocol.codes import RequestCode
@@ -65,7 +65,7 @@ async def test_a_producer_signs_every_request(codec: Any, language: str) -> None
 
 async def test_a_consumer_signs_every_request() -> None:
     async with FakeBroker(topics={"demo": 1}) as broker:
-        consumer = PushConsumer("group", nameserver=broker.address, from_="first", _intervals=INTERVALS, **KEYS)
+        consumer = Consumer("group", nameserver=broker.address, from_="first", _intervals=INTERVALS, **KEYS)
         consumer.subscribe("demo")
         async with (
             Producer(broker.address, _intervals=INTERVALS, **KEYS) as producer,
@@ -102,7 +102,7 @@ async def test_without_keys_nothing_is_signed() -> None:
 # --- what goes wrong
 
 
-@pytest.mark.parametrize("make", [Producer, Admin, TestClock, lambda **keys: PushConsumer("group", **keys)])
+@pytest.mark.parametrize("make", [Producer, Admin, TestClock, lambda **keys: Consumer("group", **keys)])
 def test_one_key_alone_is_refused(make: Any) -> None:
     with pytest.raises(ArgumentError, match="secret_key is missing"):
         make(access_key=USER[0])
@@ -149,12 +149,12 @@ def test_other_failures_are_no_refusals() -> None:
 
 
 def test_no_text_has_the_secret() -> None:
-    made = [Producer(**KEYS), Admin(**KEYS), TestClock(**KEYS), PushConsumer("group", **KEYS), Keys(*USER)]
+    made = [Producer(**KEYS), Admin(**KEYS), TestClock(**KEYS), Consumer("group", **KEYS), Keys(*USER)]
     for each in made:
         inside = repr(vars(each)) if hasattr(each, "__dict__") else ""
         assert CANARY not in repr(each) + str(each) + inside
     consumer = made[3]
-    assert isinstance(consumer, PushConsumer)
+    assert isinstance(consumer, Consumer)
     assert CANARY not in repr(consumer._member._config)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duemq import ArgumentError, MessageQueue, PushConsumer, ReceivedMessage
+from duemq import ArgumentError, Consumer, MessageQueue, ReceivedMessage
 from duemq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, failure
@@ -19,7 +19,7 @@ LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 QUICK = replace(INTERVALS, retry_in_place=0.001)
 
 
-def make_ordered(broker: FakeBroker, on_message: Any = None, **options: Any) -> PushConsumer:
+def make_ordered(broker: FakeBroker, on_message: Any = None, **options: Any) -> Consumer:
     return make_consumer(broker, on_message, **{"ordered": True, "_intervals": QUICK, **options})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from duemq import Admin, ArgumentError, ConnectError, Producer, PushConsumer, cli
+from duemq import Admin, ArgumentError, ConnectError, Consumer, Producer, cli
 from duemq._net.connection import Connection, connect
 from duemq.cli.tls_options import KEY_PASSWORD, _value
 from duemq.testing import TestClock as Clock
@@ -22,7 +22,7 @@ def certificates(tmp_path: Path) -> Certificates:
     return write_certificates(tmp_path / "certificates")
 
 
-@pytest.mark.parametrize("make", [Producer, Admin, Clock, lambda **options: PushConsumer("group", **options)])
+@pytest.mark.parametrize("make", [Producer, Admin, Clock, lambda **options: Consumer("group", **options)])
 def test_what_is_no_tls_is_refused(make: Any) -> None:
     with pytest.raises(ArgumentError, match=r"give True, or an ssl\.SSLContext"):
         make(tls="ca.pem")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from duemq.consumer import PushConsumer
+from duemq.consumer import Consumer
 from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.bridge import Bridge
 from duemq.mqtt_bridge.rules.file import parse
@@ -217,10 +217,10 @@ async def test_it_stops_while_rocketmq_is_away(broker: FakeBroker, tmp_path: Pat
 async def test_rules_that_rocketmqs_clients_refuse_end_it(
     broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(_: PushConsumer) -> None:
+    async def start(_: Consumer) -> None:
         raise ArgumentError("never")
 
-    monkeypatch.setattr(PushConsumer, "start", start)
+    monkeypatch.setattr(Consumer, "start", start)
     async with peer() as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "") as running:
         with pytest.raises(ArgumentError, match="never"):
             async with asyncio.timeout(10):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from duemq.consumer import PushConsumer
+from duemq.consumer import Consumer
 from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge.outbound import CLOSES_CONNECTION, LOST_CONNECTIONS, Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
@@ -369,7 +369,7 @@ NOW = 1_800_000_000_000
 class Rule:
     """A rule that publishes, over a session and a window of its own."""
 
-    def __init__(self, journal: Journal, consumer: PushConsumer, qos: QoS, is_delayed: bool) -> None:
+    def __init__(self, journal: Journal, consumer: Consumer, qos: QoS, is_delayed: bool) -> None:
         self.journal = journal
         self.status = Status("status", lambda: NOW)
         self.ids = PacketIds()
@@ -404,7 +404,7 @@ def _topic(message: ReceivedMessage) -> str:
 
 @asynccontextmanager
 async def rule(journal: Journal, broker: FakeBroker, qos: QoS, *, is_delayed: bool = False) -> AsyncIterator[Rule]:
-    consumer = PushConsumer("g", nameserver=broker.address, from_="first", _intervals=INTERVALS, _clock=lambda: NOW)
+    consumer = Consumer("g", nameserver=broker.address, from_="first", _intervals=INTERVALS, _clock=lambda: NOW)
     consumer.subscribe("demo")
     async with consumer:
         made = Rule(journal, consumer, qos, is_delayed)
