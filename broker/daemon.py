@@ -55,6 +55,8 @@ from duemq.broker.net.router import Router
 from duemq.broker.net.slices import Slices
 from duemq.broker.produce.answers import SendAnswers
 from duemq.broker.produce.batches import BatchHandlers
+from duemq.broker.produce.key_turns import KeyTurns
+from duemq.broker.produce.message import of_broker
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send import SendHandlers
@@ -86,6 +88,7 @@ from duemq.broker.tls.contexts import TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
 from duemq.broker.waiting.pending import PendingHandlers
 from duemq.broker.waiting.recall import TimerHandlers
+from duemq.broker.waiting.recurring import RecurringHandlers
 from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.signature import Signer
@@ -462,13 +465,15 @@ class Broker:
             router,
             guard,
         )
-        staging = Staging(store, levels, timers, config.cluster_name)
+        added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
+        staging = Staging(store, levels, timers, added)
         send_topics = SendTopics(self.settings, topics, held)
         when_ready = WhenReady(topics, store.appender, router, clock, reads)
         answers = SendAnswers(config, store.appender.store_host)
         retries = Retries(topics, groups)
-        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits)
-        replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, reads)
+        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits, added)
+        key_turns = KeyTurns(store, timers, clock, reads)
+        replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, key_turns)
         send = SendHandlers(
             store, send_topics, retries, levels, timers, staging, when_ready, batches, replacements, answers, reads
         )
@@ -477,6 +482,7 @@ class Broker:
         timer_handlers = TimerHandlers(self.settings, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices, reads)
+        recurring_handlers = RecurringHandlers(timers, key_turns, timer_handlers, router, clock)
         admin = AdminHandlers(
             self.settings,
             store,
@@ -503,6 +509,7 @@ class Broker:
             admin,
             timer_handlers,
             pending_handlers,
+            recurring_handlers,
             SettingsHandlers(self.settings, self._workers, self._levels_noted, guard),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),

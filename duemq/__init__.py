@@ -1,7 +1,8 @@
 """A client for duemq, the broker for delayed messages, and for any broker that speaks RocketMQ's remoting protocol.
 
     async with Producer("127.0.0.1:9876") as producer:
-        await producer.send("orders", b"remember", delay="1h30m")
+        result = await producer.send("orders", b"remember", delay="1h30m")
+        await producer.reschedule(result.handle, delay="2h")  # or cancel, or deliver_now
 
     async with PushConsumer("billing", nameserver="127.0.0.1:9876") as consumer:
         consumer.subscribe("orders")
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     __version__: str
     """The version of the installed package."""
 
+    from duemq._values.retries import Retries
     from duemq.admin import Admin
     from duemq.consumer import PushConsumer
     from duemq.errors import (
@@ -46,12 +48,13 @@ if TYPE_CHECKING:
         NotSupportedError,
         PeerError,
         RequestTimeoutError,
+        SendManyError,
         SubscriptionError,
         TopicNotFoundError,
         UnavailableError,
     )
+    from duemq.handles import MessageHandle
     from duemq.messages import (
-        CancelResult,
         ChangedMessage,
         ChangeResult,
         Changes,
@@ -60,6 +63,9 @@ if TYPE_CHECKING:
         MessageQueue,
         PendingMessage,
         ReceivedMessage,
+        Recurrence,
+        RecurringResult,
+        SendOutcome,
         SendResult,
         SendStatus,
     )
@@ -73,7 +79,6 @@ __all__ = [
     "BrokerError",
     "BrokerFailureError",
     "BusyError",
-    "CancelResult",
     "ChangeResult",
     "ChangedMessage",
     "Changes",
@@ -86,6 +91,7 @@ __all__ = [
     "GroupNotFoundError",
     "IllegalOperationError",
     "Message",
+    "MessageHandle",
     "MessageQueue",
     "MessageRejectedError",
     "NoPermissionError",
@@ -97,7 +103,12 @@ __all__ = [
     "Producer",
     "PushConsumer",
     "ReceivedMessage",
+    "Recurrence",
+    "RecurringResult",
     "RequestTimeoutError",
+    "Retries",
+    "SendManyError",
+    "SendOutcome",
     "SendResult",
     "SendStatus",
     "SubscriptionError",
@@ -107,10 +118,11 @@ __all__ = [
 ]
 
 _MODULES = {
+    "_values.retries": ("Retries",),
+    "handles": ("MessageHandle",),
     "admin": ("Admin",),
     "consumer": ("PushConsumer",),
     "messages": (
-        "CancelResult",
         "ChangedMessage",
         "ChangeResult",
         "Changes",
@@ -119,6 +131,9 @@ _MODULES = {
         "MessageQueue",
         "PendingMessage",
         "ReceivedMessage",
+        "Recurrence",
+        "RecurringResult",
+        "SendOutcome",
         "SendResult",
         "SendStatus",
     ),
@@ -144,6 +159,7 @@ _MODULES = {
         "NotSupportedError",
         "PeerError",
         "RequestTimeoutError",
+        "SendManyError",
         "SubscriptionError",
         "TopicNotFoundError",
         "UnavailableError",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -12,29 +11,30 @@ import msgspec
 
 from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
-from duemq._net.id_brokers import is_of_none
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
+from duemq._producing.changes import PendingChanges, of_all, raise_first, range_ms
+from duemq._producing.changing import Changing
 from duemq._values import checks
-from duemq._values.intervals import Intervals
-from duemq._values.times import Span, Time, span_ms, time_ms
+from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
+from duemq._values.times import Span, Time, span_ms
 from duemq.errors import ArgumentError, ClosedError, NotSupportedError, PeerError
-from duemq.messages import ChangedMessage, ChangeResult, Changes, DueCurve, PendingMessage
+from duemq.messages import DueCurve, PendingMessage, Recurrence, RecurringResult
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies, headers
 from duemq.protocol.requests.bodies import HeartbeatData
 
 T = TypeVar("T")
 
+ADMIN_GROUP: Final = "duemq-admin"
+"""The producer group that recalls messages for an admin, as RocketMQ's brokers are told."""
 PAGE: Final = 1000
 """Messages asked for at once; the most that a broker gives."""
-MOST_IDS: Final = 1000
-"""Most message ids that a broker takes in one request."""
 MOST_STEPS: Final = 10_000
 LEAST_STEP_MS: Final = 1000
 
 
-class Admin:
+class Admin(Changing):
     """Looks at the messages that wait for their time or delay level, and changes them; at all duemq brokers that the
     name servers know.
 
@@ -43,12 +43,14 @@ class Admin:
                 print(message.due_time_ms, message.offset_message_id)
             await admin.cancel(topic="orders", key="4711")
 
-    Arguments: `nameserver`, `codec`, `access_key`, `secret_key` and `tls` as of `Producer`; `timeout`: for each request
-    to a broker, in seconds. A broker with ten million waiting messages takes about a second to look through them.
+    Arguments: `nameserver`, `codec`, `access_key`, `secret_key`, `tls` and `connect_timeout` as of `Producer`;
+    `timeout`: for each request to a broker, in seconds. A broker with ten million waiting messages takes about a second
+    to look through them.
 
     Methods select by `topic`, `key` (one of a message's keys, or its message id) and time: due from `begin` on and
     before `end`, each a datetime with a time zone or seconds since the epoch. What is None selects by nothing. Brokers
-    that the name servers do not know now, since they are down, are not asked.
+    that the name servers do not know now, since they are down, are not asked. `cancel`, `reschedule` and `deliver_now`
+    are those of `Producer`.
 
     They raise ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, BrokerError, ConnectError,
     ConnectionLostError and RequestTimeoutError.
@@ -63,28 +65,44 @@ class Admin:
         access_key: str | None = None,
         secret_key: str | None = None,
         tls: Tls = False,
+        connect_timeout: float = CONNECT_TIMEOUT,
         _intervals: Intervals | None = None,
     ) -> None:
-        self._timeout = timeout
+        self._timeout = checks.check_timeout(timeout)
         self._client = Client(
             nameserver,
             codec=codec,
             heartbeat=_heartbeat,
-            intervals=_intervals,
+            intervals=with_connect_timeout(_intervals, connect_timeout),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )
+        self._changes = PendingChanges(self._client, ADMIN_GROUP, timeout)
+        self._starting = asyncio.Lock()
         self._is_open = False
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        await self._client.start()
-        self._is_open = True
+        await self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_open = False
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect to a name server. Raises ConnectError where none answers; it can be tried again then."""
+        async with self._starting:
+            if self._is_closed:
+                raise ClosedError("the admin is closed")
+            if not self._is_open:
+                await self._client.start()
+                self._is_open = True
+
+    async def close(self) -> None:
+        """Close the connections. Does not raise."""
+        self._is_open, self._is_closed = False, True
         await self._client.close()
 
     # --- looking
@@ -99,7 +117,10 @@ class Admin:
     ) -> AsyncGenerator[PendingMessage, None]:
         """The messages that wait, broker after broker; those with a timer before those with a level. What is sent,
         delivered or changed meanwhile may be among them or not."""
-        header = headers.ListPending(topic, key, *_range_ms(topic, key, begin, end), PAGE)
+        async for message in self._list(headers.ListPending(topic, key, *range_ms(topic, key, begin, end), PAGE)):
+            yield message
+
+    async def _list(self, header: headers.ListPending) -> AsyncGenerator[PendingMessage, None]:
         are_supported = False
         addresses = await self._addresses()
         for address in addresses:
@@ -121,6 +142,40 @@ class Admin:
                 header.cursor = page.cursor
                 page = await self._page(address, header)
 
+    async def recurring(
+        self, topic: str | None = None, *, name: str | None = None
+    ) -> AsyncGenerator[PendingMessage, None]:
+        """The messages that recur (`Producer.schedule`), each as it waits for its next delivery."""
+        header = headers.ListPending(topic, name, *range_ms(topic, name, None, None), PAGE, recurring=True)
+        async for message in self._list(header):
+            yield message
+
+    async def pause_recurring(self, topic: str, name: str) -> RecurringResult:
+        """Have a recurring message wait until it is resumed, ten years at most. Deliveries until then are left out."""
+        return await self._change_recurring(topic, name, "pause")
+
+    async def resume_recurring(self, topic: str, name: str) -> RecurringResult:
+        """Have a paused recurring message go on with its next delivery."""
+        return await self._change_recurring(topic, name, "resume")
+
+    async def remove_recurring(self, topic: str, name: str) -> RecurringResult:
+        """End a recurring message: it is not delivered any more."""
+        return await self._change_recurring(topic, name, "remove")
+
+    async def _change_recurring(self, topic: str, name: str, action: str) -> RecurringResult:
+        checks.check_topic(topic)
+        header = headers.ChangeRecurring(topic, name, action)
+
+        async def ask(address: str) -> RecurringResult:
+            answer = await self._client.call(address, RequestCode.CHANGE_RECURRING, header, timeout=self._timeout)
+            return RecurringResult(typed_body(answer, bodies.ChangedRecurring, address).result)
+
+        results, errors = await self._of_all(ask)
+        found = [each for each in results if each is not RecurringResult.NOT_FOUND]
+        if not found:
+            raise_first(errors)  # the message may be at a broker that could not be asked
+        return found[0] if found else RecurringResult.NOT_FOUND
+
     async def _page(self, address: str, header: headers.ListPending) -> bodies.PendingPage:
         answer = await self._client.call(address, RequestCode.LIST_PENDING, header, timeout=self._timeout)
         return typed_body(answer, bodies.PendingPage, address)
@@ -134,9 +189,9 @@ class Admin:
         end: Time | None = None,
     ) -> int:
         """How many messages wait. Without a key, topics whose names have the same hash (Java's) may count as one."""
-        header = headers.ListPending(topic, key, *_range_ms(topic, key, begin, end), count_only=True)
+        header = headers.ListPending(topic, key, *range_ms(topic, key, begin, end), count_only=True)
         pages, errors = await self._of_all(lambda address: self._page(address, header))
-        _raise_first(errors)
+        raise_first(errors)
         return sum(page.counted for page in pages)
 
     async def due_curve(
@@ -147,7 +202,7 @@ class Admin:
         step_ms = span_ms(step)
         if step_ms < LEAST_STEP_MS or not 1 <= steps <= MOST_STEPS:
             raise ArgumentError(f"a curve has 1 to {MOST_STEPS} steps of 1s or more, not {steps} of {step!r}")
-        begin_ms, _ = _range_ms(topic, None, begin, None)
+        begin_ms, _ = range_ms(topic, None, begin, None)
         header = headers.DueCurve(step_ms, steps, topic, begin_ms)
 
         async def ask(address: str) -> Sequence[int]:
@@ -160,7 +215,7 @@ class Admin:
         if header.begin_ms is None:
             header.begin_ms = await self._now(header)
         curves, errors = await self._of_all(ask)
-        _raise_first(errors)
+        raise_first(errors)
         return DueCurve(header.begin_ms, step_ms, tuple(map(sum, zip(*curves, strict=True))))
 
     async def _now(self, header: headers.DueCurve) -> int:
@@ -175,115 +230,11 @@ class Admin:
                     raise
         raise AssertionError("no brokers")
 
-    # --- changing
+    # --- changing: see `Changing`
 
-    async def cancel(
-        self,
-        offset_message_ids: Iterable[str] | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        begin: Time | None = None,
-        end: Time | None = None,
-    ) -> Changes:
-        """Cancel messages that wait: those with the ids that their broker gave them
-        (`SendResult.offset_message_id`), or those of a topic with a key or for a time. Where a selection fails at one
-        broker, it may have been carried out at others. A broker goes on with a change that was not answered in time:
-        `count` tells how many of a selection still wait."""
-        return await self._change(headers.ChangePending("cancel"), offset_message_ids, topic, key, begin, end)
-
-    async def reschedule(
-        self,
-        offset_message_ids: Iterable[str] | None = None,
-        *,
-        deliver_at: Time | None = None,
-        delay: Span | None = None,
-        topic: str | None = None,
-        key: str | None = None,
-        begin: Time | None = None,
-        end: Time | None = None,
-    ) -> Changes:
-        """Give messages that wait another time, with one of `deliver_at` and `delay`; their ids stay. A time that
-        has passed means at once; a delay counts from when the broker is asked, by its clock. Which messages: as of
-        `cancel`."""
-        if (deliver_at is None) == (delay is None):
-            raise ArgumentError("give one of deliver_at and delay")
-        header = headers.ChangePending(
-            "reschedule",
-            None if deliver_at is None else time_ms(deliver_at),
-            delay_ms=None if delay is None else span_ms(delay),
-        )
-        return await self._change(header, offset_message_ids, topic, key, begin, end)
-
-    async def deliver_now(
-        self,
-        offset_message_ids: Iterable[str] | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        begin: Time | None = None,
-        end: Time | None = None,
-    ) -> Changes:
-        """Deliver messages that wait at once. Which messages: as of `cancel`."""
-        return await self._change(headers.ChangePending("deliver"), offset_message_ids, topic, key, begin, end)
-
-    async def _change(
-        self,
-        header: headers.ChangePending,
-        offset_message_ids: Iterable[str] | None,
-        topic: str | None,
-        key: str | None,
-        begin: Time | None,
-        end: Time | None,
-    ) -> Changes:
-        header.topic, header.key = topic, key
-        header.begin_ms, header.end_ms = _range_ms(topic, key, begin, end)
-        is_selection = (key, begin, end) != (None, None, None)
-        if offset_message_ids is None:
-            if topic is None or not is_selection:
-                raise ArgumentError("give message ids, or a topic and at least one of key, begin and end")
-            found, errors = await self._of_all(lambda address: self._change_at(address, header))
-            _raise_first(errors)
-            counts: Counter[str] = sum((Counter(each.counts) for each in found), Counter())
-            told = tuple(_changed(message) for each in found for message in each.messages)
-            return Changes({ChangeResult(name): count for name, count in counts.items()}, told)
-        if topic is not None or is_selection:
-            raise ArgumentError("give message ids, or a topic and what else is to be right, not both")
-        ids = list(dict.fromkeys(offset_message_ids))
-        for each in ids:
-            checks.check_offset_message_id(each)
-        if not ids:
-            return Changes({}, ())
-        lists, errors = await self._of_all(lambda address: self._change_ids_at(address, header, ids))
-        results = {each: ChangedMessage(each, ChangeResult.NEVER_EXISTED) for each in ids}
-        for message in (message for each in lists for message in each if message.result != "NEVER_EXISTED"):
-            results[message.msg_id] = _changed(message)
-        nowhere = [each for each, message in results.items() if message.result is ChangeResult.NEVER_EXISTED]
-        if nowhere:
-            # One that cannot be asked may have those that nobody else has.
-            _raise_first(errors)
-            addresses = await self._addresses()
-            for each in nowhere:
-                if is_of_none(each, addresses):
-                    results[each] = ChangedMessage(each, ChangeResult.BROKER_UNKNOWN)
-        told = tuple(results.values())
-        return Changes(dict(Counter(message.result for message in told)), told)
-
-    async def _change_at(self, address: str, header: headers.ChangePending) -> bodies.ChangedMessages:
-        answer = await self._client.call(address, RequestCode.CHANGE_PENDING, header, timeout=self._timeout)
-        return typed_body(answer, bodies.ChangedMessages, address)
-
-    async def _change_ids_at(
-        self, address: str, header: headers.ChangePending, ids: list[str]
-    ) -> list[bodies.ChangedMessage]:
-        told = []
-        for first in range(0, len(ids), MOST_IDS):
-            part = headers.ChangePending(
-                header.action, header.deliver_ms, ",".join(ids[first : first + MOST_IDS]), delay_ms=header.delay_ms
-            )
-            answer = await self._change_at(address, part)
-            told += answer.messages
-        return told
+    def _pending_changes(self) -> PendingChanges:
+        self._check_open()
+        return self._changes
 
     async def report_bridge(self, name: str, figures: Mapping[str, int]) -> None:
         """Tell all duemq brokers the figures of an MQTT bridge, for `brokerStatus`. `name`: 1 to 64 letters, digits and
@@ -294,48 +245,24 @@ class Admin:
         async def tell(address: str) -> None:
             await self._client.call(address, RequestCode.REPORT_BRIDGE, header, body, timeout=self._timeout)
 
-        _raise_first((await self._of_all(tell))[1])
+        raise_first((await self._of_all(tell))[1])
 
     # --- all brokers
 
-    async def _addresses(self) -> list[str]:
+    def _check_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the admin is closed, or was not opened: async with ...")
+
+    async def _addresses(self) -> list[str]:
+        self._check_open()
         return await self._client.all_brokers()
 
     async def _of_all(self, ask: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[BaseException]]:
-        """The answers of all duemq brokers, of which there is at least one, and what went wrong with others."""
-        found = await asyncio.gather(*map(ask, await self._addresses()), return_exceptions=True)
-        answers = [each for each in found if not isinstance(each, BaseException)]
-        errors = [each for each in found if isinstance(each, BaseException)]
-        others = [each for each in errors if not isinstance(each, NotSupportedError)]
-        if not answers:
-            raise (others or errors)[0]
-        return answers, others
-
-
-def _raise_first(errors: list[BaseException]) -> None:
-    if errors:
-        raise errors[0]
+        return await of_all(ask, await self._addresses())
 
 
 def _heartbeat(client_id: str) -> HeartbeatData:
     return HeartbeatData(client_id=client_id, producer_data_set=[], consumer_data_set=[])
-
-
-def _range_ms(
-    topic: str | None, key: str | None, begin: Time | None, end: Time | None
-) -> tuple[int | None, int | None]:
-    """The times of a selection. Raises ArgumentError, also for what is no topic or no key."""
-    if key is not None:
-        checks.check_property_text(key, "a key")
-    if topic is not None:
-        checks.check_topic(topic)
-    return (None if begin is None else time_ms(begin)), (None if end is None else time_ms(end))
-
-
-def _changed(message: bodies.ChangedMessage) -> ChangedMessage:
-    return ChangedMessage(message.msg_id, ChangeResult(message.result))
 
 
 def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
@@ -352,4 +279,17 @@ def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
         body_size=message.body_size,
         born_time_ms=message.born_ms,
         store_time_ms=message.store_ms,
+        recurrence=_recurrence(message.recurrence) if message.recurrence is not None else None,
+    )
+
+
+def _recurrence(found: bodies.PendingRecurrence) -> Recurrence:
+    return Recurrence(
+        every_ms=found.every_ms or None,
+        cron=found.cron or None,
+        zone=found.zone,
+        start_ms=found.start_ms,
+        end_ms=found.end_ms,
+        count=found.count,
+        is_paused=found.is_paused,
     )

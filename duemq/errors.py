@@ -4,6 +4,7 @@ DueMQError
 ├── ArgumentError             a call that cannot be carried out; nothing was sent. Also a ValueError
 │   └── DelayError            the broker has no such delay, and would deliver the message too early
 ├── ClosedError               used before its start or after its close
+├── SendManyError             some messages of a `send_many` were not stored, or may not have been
 ├── NoRouteError              the name servers know no broker with such a topic
 ├── ConnectError *            nothing answers at an address. Also a ConnectionError
 ├── ConnectionLostError *     the connection broke while a request was under way. Also a ConnectionError
@@ -31,15 +32,24 @@ often as its `retries` say. The set is that of RocketMQ's own clients, which is 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from duemq.protocol.frames.command import Command
 
+if TYPE_CHECKING:
+    from duemq.messages import SendOutcome, SendResult
+
 
 class DueMQError(Exception):
-    """Base of all errors that this package defines."""
+    """Base of all errors that this package defines.
+
+    Attributes: `retriable`, see above; `maybe_stored`, on the error of a send: whether the message may be stored all
+    the same, since an answer was lost. Without it, the message is certainly not stored.
+    """
 
     retriable: ClassVar[bool] = False
+    maybe_stored: bool = False
 
 
 class ArgumentError(DueMQError, ValueError):
@@ -59,6 +69,30 @@ class DelayError(ArgumentError):
 
 class ClosedError(DueMQError):
     """A producer or consumer was used before its start or after its close."""
+
+
+class SendManyError(DueMQError):
+    """Some messages of `Producer.send_many` were not stored, or it is not known whether they were.
+
+    Attributes: `outcomes`, a SendResult or an error for each message that was taken from those given, in their order;
+    `stored`, the results; `refused`, the outcomes of messages that are certainly not stored; `unknown`, the outcomes of
+    those that may be; `retriable`, whether each failure is. The first failure is the `__cause__`.
+    """
+
+    def __init__(self, outcomes: Sequence[SendResult | DueMQError], failed: Sequence[SendOutcome]) -> None:
+        self.outcomes = tuple(outcomes)
+        self.stored: tuple[SendResult, ...] = tuple(each for each in self.outcomes if not isinstance(each, DueMQError))
+        errors = [each.error for each in failed if each.error is not None]
+        self.unknown = tuple(each for each in failed if each.error is not None and each.error.maybe_stored)
+        self.refused = tuple(each for each in failed if each.error is not None and not each.error.maybe_stored)
+        self.retriable = all(error.retriable for error in errors)  # type: ignore[misc]
+        super().__init__(
+            f"of {len(self.outcomes)} messages {len(self.stored)} are stored, {len(self.refused)} are not, and of "
+            f"{len(self.unknown)} it is not known; the first failure: {errors[0]}"
+        )
+
+    def __reduce__(self) -> tuple[type[SendManyError], tuple[object, ...]]:
+        return type(self), (self.outcomes, self.refused + self.unknown)
 
 
 class NoRouteError(DueMQError):

@@ -8,6 +8,9 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
 from duemq._net.compression import unpack
+from duemq._values.times import Span, Time
+from duemq.errors import DueMQError
+from duemq.handles import MessageHandle
 from duemq.protocol.records import message_id, properties
 from duemq.protocol.records.record import StoredMessage
 
@@ -39,22 +42,6 @@ class SendStatus(StrEnum):
     """There is no replica that keeps up."""
 
 
-class CancelResult(StrEnum):
-    """What became of a request to cancel a message."""
-
-    CANCELLED = "CANCELLED"
-    ALREADY_CANCELLED = "ALREADY_CANCELLED"
-    ALREADY_DELIVERED = "ALREADY_DELIVERED"
-    NO_LONGER_WAITS = "NO_LONGER_WAITS"
-    """Delivered or cancelled, so long ago that its broker does not know which any more; or its store was compacted
-    since, which ends the life of ids."""
-    NEVER_EXISTED = "NEVER_EXISTED"
-    """No broker has such a message, or had one."""
-    BROKER_UNKNOWN = "BROKER_UNKNOWN"
-    """No broker that the name servers know has it, and the one that gave the id is none of them now, by the address in
-    the id: where that one is only down, the message may wait there."""
-
-
 class ChangeResult(StrEnum):
     """What became of a request to change a message that waits."""
 
@@ -72,6 +59,14 @@ class ChangeResult(StrEnum):
     """No broker that the name servers know has it, and the one that gave the id is none of them now, by the address in
     the id: where that one is only down, the message may wait there."""
 
+    @property
+    def done(self) -> bool:
+        """Whether this request changed the message: it is cancelled, rescheduled or delivered now."""
+        return self in _DONE
+
+
+_DONE: Final = (ChangeResult.CANCELLED, ChangeResult.RESCHEDULED, ChangeResult.DELIVERED_NOW)
+
 
 @dataclass(frozen=True, slots=True)
 class ChangedMessage:
@@ -83,12 +78,54 @@ class ChangedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What became of messages that were to be changed."""
+    """What became of messages that were to be cancelled, rescheduled or delivered now."""
 
     counts: Mapping[ChangeResult, int]
     """How many had which result."""
     messages: tuple[ChangedMessage, ...]
-    """Those that were named; of a selection the first 1000 of each broker."""
+    """Those that were named, in that order; of a selection the first 1000 of each broker."""
+
+    @property
+    def done(self) -> int:
+        """How many were changed by this request."""
+        return sum(count for result, count in self.counts.items() if result.done)
+
+    @property
+    def result(self) -> ChangeResult:
+        """What became of the message, where exactly one was named. Raises ValueError otherwise."""
+        if len(self.messages) != 1 or sum(self.counts.values()) != 1:
+            raise ValueError(f"{sum(self.counts.values())} messages, and not one: look at counts or messages")
+        return self.messages[0].result
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """When a message is delivered again and again, see `Producer.schedule`. Times in ms since the epoch."""
+
+    every_ms: int | None
+    """The time between two deliveries; None with `cron`."""
+    cron: str | None
+    """A cron expression; None with `every_ms`."""
+    zone: str
+    """The time zone of the cron expression."""
+    start_ms: int | None
+    end_ms: int | None
+    """Nothing is delivered before the one and after the other."""
+    count: int | None
+    """How many deliveries are left; None where their number has no limit."""
+    is_paused: bool
+
+
+class RecurringResult(StrEnum):
+    """What became of a recurring message that was to be changed."""
+
+    PAUSED = "PAUSED"
+    RESUMED = "RESUMED"
+    REMOVED = "REMOVED"
+    UNCHANGED = "UNCHANGED"
+    """It was paused before, or it was not paused."""
+    NOT_FOUND = "NOT_FOUND"
+    """No message of the topic recurs with that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +150,8 @@ class PendingMessage:
     """In bytes, as stored: it may be compressed."""
     born_time_ms: int
     store_time_ms: int
+    recurrence: Recurrence | None = None
+    """Of a message that is delivered again and again; its one key is its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +179,54 @@ class SendResult:
     """Position in the queue. For a delayed message: in the broker's schedule, where it waits."""
     due_time_ms: int | None = None
     """When a delayed message is due, ms since the epoch; None for one that is delivered at once."""
-    recall_handle: str | None = None
-    """For `Producer.recall`: of a message that waits for a time, not for a delay level."""
+    handle: MessageHandle | None = None
+    """Of a delayed message: with it one changes one's mind, see `Producer.cancel`. None for one that is delivered at
+    once."""
+
+    @property
+    def recall_handle(self) -> str | None:
+        """RocketMQ's own handle, for `Producer.recall`: of a message with a timer, at a broker with recall."""
+        return None if self.handle is None else self.handle.recall_handle
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to send. All but the topic and the body as in `Producer.send`."""
+    """A message to send, with all that `Producer.send` may be told about one. Checked when it is sent."""
 
     topic: str
     body: bytes | str
+    """Not empty; text is sent as UTF-8."""
     tags: str | None = field(default=None, kw_only=True)
+    """One tag, by which consumers may filter."""
     keys: str | Iterable[str] = field(default=(), kw_only=True)
+    """Keys, under which the broker indexes the message."""
     properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """The sender's own properties, for consumers to read."""
+    level: int | None = field(default=None, kw_only=True)
+    """Deliver it after the delay of this level, the first being 1."""
+    delay: Span | None = field(default=None, kw_only=True)
+    """Deliver it so long after the send: seconds, a timedelta, or text such as "1h30m"."""
+    deliver_at: Time | None = field(default=None, kw_only=True)
+    """Deliver it at this time: a datetime with a time zone, or seconds since the epoch."""
+    replace: bool = field(default=False, kw_only=True)
+    """Whether it takes the place of the message that waits with this option for its topic and key."""
     sharding_key: str | None = field(default=None, kw_only=True)
+    """Messages with the same one lie in the same queue."""
+    queue: MessageQueue | None = field(default=None, kw_only=True)
+    """The queue for it, instead of all in turn."""
     message_id: str | None = field(default=None, kw_only=True)
+    """The client's id for it, from `Producer.new_message_id`. None: a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendOutcome:
+    """What became of one message of several. Exactly one of `result` and `error` is set."""
+
+    message: Message
+    result: SendResult | None = None
+    """Of a message that is stored."""
+    error: DueMQError | None = None
+    """Why it is not, or, with `error.maybe_stored`, why that is not known."""
 
 
 class Settler(Protocol):

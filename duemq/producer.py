@@ -9,106 +9,100 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from contextlib import aclosing
+from datetime import tzinfo
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, overload
 
 from duemq._consuming.group import GroupApi
 from duemq._consuming.subscription import ALL_TAGS, make_subscription
-from duemq._net.client import Client, typed_body, typed_header
+from duemq._net.client import Client, typed_header
 from duemq._net.connection import Codec
-from duemq._net.id_brokers import is_of_none
 from duemq._net.keys import signer_of
-from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
 from duemq._net.tls import Tls, context_of
-from duemq._producing.delay import DelaySpec, Plan, make_plan, read_delay_spec
-from duemq._producing.delay_tables import DelayTables
+from duemq._producing.changes import STORED, PendingChanges
+from duemq._producing.changing import Changing
+from duemq._producing.delay import AT_ONCE, DelaySpec, read_delay_spec
+from duemq._producing.many import Job, Many
 from duemq._producing.outgoing import Outgoing, compressed, one_key, prepare
+from duemq._producing.sending import OVERHEAD_BYTES, Choose, Sender, primary
 from duemq._producing.unique_keys import UniqueKeys
+from duemq._producing.window import Window
 from duemq._values import checks
-from duemq._values.intervals import Intervals
-from duemq._values.times import Clock, Span, Time, now_ms
-from duemq.errors import (
-    ArgumentError,
-    BusyError,
-    ClosedError,
-    ConnectError,
-    ConnectionLostError,
-    DueMQError,
-    NoRouteError,
-    NotSupportedError,
-    PeerError,
-    RequestTimeoutError,
-    TopicNotFoundError,
-    UnavailableError,
-)
-from duemq.messages import CancelResult, Message, MessageQueue, SendResult, SendStatus
-from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
+from duemq._values.retries import Retries
+from duemq._values.times import Clock, Span, Time, now_ms, span_ms, time_ms
+from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError, PeerError, TopicNotFoundError
+from duemq.messages import Message, MessageQueue, SendOutcome, SendResult
+from duemq.protocol.codes import RequestCode
 from duemq.protocol.errors import RemoteProtocolError
-from duemq.protocol.frames.command import Command
 from duemq.protocol.records import batch
-from duemq.protocol.records.properties import UNIQ_KEY, java_hash
+from duemq.protocol.records.properties import (
+    TIMER_COUNT,
+    TIMER_CRON,
+    TIMER_END,
+    TIMER_EVERY,
+    TIMER_START,
+    TIMER_ZONE,
+    UNIQ_KEY,
+)
 from duemq.protocol.requests import recall_handle as recall_handles
-from duemq.protocol.requests.bodies import CancelledMessage, HeartbeatData, ProducerData
+from duemq.protocol.requests.bodies import HeartbeatData, ProducerData
 from duemq.protocol.requests.headers import (
-    CancelMessage,
     OffsetResponse,
     QueueOfTopic,
     RecallMessage,
     RecallMessageResponse,
-    SendMessageResponse,
-    SendMessageV2,
     UnregisterClient,
 )
-
-T = TypeVar("T")
-
-_STATUS: Final = {
-    ResponseCode.SUCCESS: SendStatus.SEND_OK,
-    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
-    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
-}
-
-_NOT_STORED: Final = (ConnectError, UnavailableError, BusyError, NoRouteError)
-"""Failures after which a message is certainly not stored."""
-
-LONGEST_PAUSE: Final = 1.0
-"""The longest pause between two tries of a send, in seconds."""
-
-NAME_SERVERS: Final = "the name servers"
 
 READING_GROUP: Final = "TOOLS_CONSUMER"
 """As whom a producer reads what it has sent: the consumer group that RocketMQ's brokers have for tools."""
 
-MOST_CANCELLED: Final = 1000
-"""Most message ids that a broker takes in one request."""
-
-Choose = Callable[[Route, str | None], MessageQueue]
-"""Chooses a queue of a route; the second argument is the broker that just failed, if any."""
+LONGEST_PAUSE: Final = Retries().longest_pause
 
 log = logging.getLogger("duemq.producer")
 
 
-class Producer:
+class _Send(NamedTuple):
+    """One send, checked."""
+
+    message: Outgoing
+    spec: DelaySpec
+    choose: Choose
+    begun: float
+    """When it was called, by the loop's clock: time-out and delay count from then."""
+    timeout: float
+
+    @property
+    def size(self) -> int:
+        """What it takes of the window, in bytes."""
+        return len(self.message.body) + OVERHEAD_BYTES
+
+
+class Producer(Changing):
     """Sends messages.
 
         async with Producer("127.0.0.1:9876") as producer:
             await producer.send("orders", b"hello")
-            await producer.send("orders", b"remember", delay="1h30m")
+            result = await producer.send("orders", b"remember", delay="1h30m")
+            await producer.reschedule(result.handle, delay="2h")
 
-    One producer serves any number of tasks at once. Arguments:
+    One producer serves any number of tasks at once, in one event loop. Arguments:
 
     `nameserver`: "host:port" of the name server, several joined by ;.
     `group`: name of the producer group, as operators see it.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
     `timeout`: for each send with all its tries, in seconds.
-    `retries`: how often a send is tried again after a failure at which the message may have been stored. Failures at
-    which it was not, such as a broker that is being restarted, are tried again until the time is up. Another broker is
-    tried at once, the same one after a pause that grows to a second. 0: one try only, whatever happens.
+    `retries`: how often a send is tried again after a failure at which the message may have been stored, or a `Retries`
+        with pauses of its own. Failures at which it was not, such as a broker that is being restarted, are tried again
+        until the time is up. 0: one try only, whatever happens.
+    `max_in_flight`, `max_in_flight_bytes`: most sends on their way, and most bytes of theirs; a further send waits
+        within its time-out.
     `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
     `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
+    `connect_timeout`: for a connection, in seconds.
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
     `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
@@ -121,9 +115,12 @@ class Producer:
         group: str = "duemq",
         codec: Codec = "auto",
         timeout: float = 10.0,
-        retries: int = 2,
+        retries: int | Retries = 2,
+        max_in_flight: int = 10_000,
+        max_in_flight_bytes: int = 64 * 1024 * 1024,
         compress_from_bytes: int | None = 4096,
         max_body_bytes: int = checks.MAX_BODY_BYTES,
+        connect_timeout: float = CONNECT_TIMEOUT,
         access_key: str | None = None,
         secret_key: str | None = None,
         tls: Tls = False,
@@ -131,27 +128,34 @@ class Producer:
         _clock: Clock = now_ms,
     ) -> None:
         checks.check_group(group)
+        if max_in_flight < 1 or max_in_flight_bytes < 1:
+            raise ArgumentError(
+                f"max_in_flight={max_in_flight!r}, max_in_flight_bytes={max_in_flight_bytes!r}: give 1 or more"
+            )
         self.group = group
-        self._timeout = _check_timeout(timeout)
-        self._retries = retries
+        self._timeout = checks.check_timeout(timeout)
         self._compress_from_bytes = compress_from_bytes
         self._max_body_bytes = max_body_bytes
-        self._clock = _clock
+        self._max_in_flight = max_in_flight
+        intervals = with_connect_timeout(_intervals, checks.check_timeout(connect_timeout))
         self._client = Client(
             nameserver,
             codec=codec,
             heartbeat=self._heartbeat,
-            intervals=_intervals,
+            intervals=intervals,
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )
+        if not isinstance(retries, Retries):
+            longest = min(intervals.longest_pause, LONGEST_PAUSE)
+            retries = Retries(times=retries, first_pause=min(intervals.first_pause, longest), longest_pause=longest)
+        self._window = Window(max_in_flight, max_in_flight_bytes)
+        self._sender = Sender(self._client, group, self._window, retries, _clock)
+        self._changes = PendingChanges(self._client, group, timeout)
         self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
-        self._round_robin: dict[str, RoundRobin] = {}
-        self._delay_tables = DelayTables(self._client)
+        self._starting = asyncio.Lock()
         self._keys: UniqueKeys | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._failing: set[str] = set()
-        """Addresses to which sends fail now, each of which is logged."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -164,28 +168,53 @@ class Producer:
         await self.close()
 
     async def start(self) -> None:
-        """Connect to a name server. Raises ConnectError where none answers."""
+        """Connect to a name server. Raises ConnectError where none answers; it can be tried again then."""
         if self._closed:
             raise ClosedError("the producer is closed")
-        if self._keys is None:
-            # In a thread: it asks the resolver for this host's address, which may take its time.
-            keys = await asyncio.to_thread(UniqueKeys)
-            await self._client.start()
-            self._loop, self._keys = asyncio.get_running_loop(), keys
+        async with self._starting:
+            if self._keys is None:
+                # In a thread: it asks the resolver for this host's address, which may take its time.
+                keys = await asyncio.to_thread(UniqueKeys)
+                await self._client.start()
+                self._loop, self._keys = asyncio.get_running_loop(), keys
 
-    async def close(self) -> None:
-        """Say goodbye to the brokers and close the connections; sends under way fail. Does not raise."""
+    async def flush(self) -> None:
+        """Wait until no send is on its way, those that begin meanwhile included. Does not raise: what became of a send
+        is told where it was called."""
+        await self._window.empty()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait for the sends on their way, take no more, and close the connections. Does not raise.
+
+        `timeout`: how long to wait for them, in seconds, by default as long as for a send; what is not over then fails
+        with ConnectionLostError.
+        """
         if self._closed:
             return
         self._closed = True
-        header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
-        for address in self._client.broker_addresses:
+        try:
             try:
-                await self._client.call(address, RequestCode.UNREGISTER_CLIENT, header, timeout=1.0)
-            except DueMQError as error:
-                log.debug("no goodbye: %s", error)
-        await self._client.close()
+                async with asyncio.timeout(self._timeout if timeout is None else timeout):
+                    await self._window.empty()
+            except TimeoutError:
+                log.warning("the producer is closed with %d sends on their way", self._window.count)
+            header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
+            for address in self._client.broker_addresses:
+                try:
+                    await self._client.call(address, RequestCode.UNREGISTER_CLIENT, header, timeout=1.0)
+                except DueMQError as error:
+                    log.debug("no goodbye: %s", error)
+        finally:
+            await self._client.close()
 
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    @overload
+    async def send(
+        self, message: Message, /, *, retries: int | None = None, timeout: float | None = None
+    ) -> SendResult: ...
+
+    @overload
     async def send(
         self,
         topic: str,
@@ -203,22 +232,44 @@ class Producer:
         message_id: str | None = None,
         retries: int | None = None,
         timeout: float | None = None,
+    ) -> SendResult: ...
+
+    async def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        level: int | None = None,
+        delay: Span | None = None,
+        deliver_at: Time | None = None,
+        replace: bool = False,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+        message_id: str | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
-        """Send a message and wait until the broker has stored it.
+        """Send a message and wait until the broker has stored it: `send(Message(...))` or `send(topic, body, ...)`.
 
         `body`: not empty; text is sent as UTF-8. `tags`: one tag, by which consumers may filter. `keys`: under which
         the broker indexes the message. `properties`: the caller's own, for consumers to read.
 
         When it is delivered: at once, or with one of
-        `level`: after the delay of that level of the topic, or of the broker where the topic has no levels of its own
-        (1: 1 s, 2: 5 s, 3: 10 s ... by default);
         `delay`: so long after the call: seconds, a timedelta, or text such as "1h30m". To the millisecond, by the
         broker's clock, whatever this machine's says;
         `deliver_at`: at that time: a datetime with a time zone, or seconds since the epoch. To the millisecond, by the
-        broker's clock; a time that has passed means at once.
-        The broker is asked what delays it has, and whether the topic has its own. A delay that equals a level is sent
-        as that level. Any other needs a broker with timers (duemq, or RocketMQ from 5.0 on); with an older one
-        DelayError is raised, since it would deliver the message at once.
+        broker's clock; a time that has passed means at once;
+        `level`: after the delay of that level of the topic, or of the broker where the topic has no levels of its own
+        (1: 1 s, 2: 5 s, 3: 10 s ... by default).
+        The broker is asked what delays it has. Those with timers (duemq, RocketMQ from 5.0 on) keep any. With an older
+        one, a delay that equals a level is sent as that level, and for any other DelayError is raised, since the broker
+        would deliver the message at once. RocketMQ's timers have a precision of a second: up to that, it is late.
+
+        The result of a delayed send has a `handle`, with which to `cancel` or `reschedule` the message, or to
+        `deliver_now`.
 
         `replace`: the message takes the place of the one that waits with this option for the same topic and key, of
         which `keys` has to have exactly one: only the last one is delivered, at its own time. So a deadline moves, or
@@ -227,42 +278,77 @@ class Producer:
 
         Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
         Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
+        Messages of one queue are stored in the order of their sends, if each send waits for the one before, or by
+        `send_many`.
 
         `message_id`: from `new_message_id`, for one who notes it before the send: with `stored` it is found out later
         whether a send that failed was stored all the same. None: a new one. `retries`: for this send; 0 for one that
         must not be stored twice.
 
-        `timeout`: with all tries, in seconds.
+        `timeout`: with all tries, in seconds, and with the wait for its turn where `max_in_flight` sends are on their
+        way.
 
         Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; NotSupportedError
         for `replace` at a broker that is no duemq; the last try's BrokerError, ConnectError, ConnectionLostError or
-        RequestTimeoutError.
+        RequestTimeoutError. `maybe_stored` of the error tells whether the message may be stored all the same.
         """
-        begun = asyncio.get_running_loop().time()
-        spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
-        keys = keys if isinstance(keys, str) else tuple(keys)
-        choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
-        message = await self._prepare(topic, body, tags, keys, properties, sharding_key, message_id)
-        limit = self._limit(timeout)
-
-        async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
-            address, plan = await self._plan(route, chosen, spec, begun)
-            answer = await self._client.call(
-                address,
-                RequestCode.SEND_MESSAGE_V2,
-                self._header(message, chosen, plan),
-                message.body,
-                timeout=limit,
-                expected=_STATUS,
+        if isinstance(topic, Message):
+            _check_alone(
+                body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
             )
-            return _result(answer, address, chosen, message.message_id, plan)
+            send = self._send_of(topic, timeout)
+        else:
+            send = self._make_send(
+                topic,
+                body,
+                tags,
+                keys,
+                properties,
+                level,
+                delay,
+                deliver_at,
+                replace,
+                sharding_key,
+                queue,
+                message_id,
+                timeout,
+            )
+        size, deadline = send.size, send.begun + send.timeout
+        if not self._window.try_enter(size):
+            await self._sender.enter(size, deadline, send.timeout)
+        try:
+            message = send.message
+            if self._is_compressed(message):
+                message = await compressed(message, self._compress_from_bytes)
+            return await self._sender.send(message, send.choose, send.spec, send.begun, deadline, send.timeout, retries)
+        finally:
+            self._window.leave(size)
 
-        return await self._try(topic, choose, attempt, limit, retries)
+    @overload
+    async def send_oneway(self, message: Message, /, *, timeout: float | None = None) -> str: ...
 
+    @overload
     async def send_oneway(
         self,
         topic: str,
         body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        level: int | None = None,
+        delay: Span | None = None,
+        deliver_at: Time | None = None,
+        replace: bool = False,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> str: ...
+
+    async def send_oneway(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -279,21 +365,140 @@ class Producer:
 
         Arguments and errors as of `send`; there is one try only.
         """
-        begun = asyncio.get_running_loop().time()
-        spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
-        keys = keys if isinstance(keys, str) else tuple(keys)
-        choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
-        message = await self._prepare(topic, body, tags, keys, properties, sharding_key, None)
-        limit = self._limit(timeout)
+        if isinstance(topic, Message):
+            _check_alone(body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None)
+            send = self._send_of(topic, timeout)
+        else:
+            send = self._make_send(
+                topic,
+                body,
+                tags,
+                keys,
+                properties,
+                level,
+                delay,
+                deliver_at,
+                replace,
+                sharding_key,
+                queue,
+                None,
+                timeout,
+            )
+        size = send.size
+        await self._sender.enter(size, send.begun + send.timeout, send.timeout)
+        try:
+            message = await compressed(send.message, self._compress_from_bytes)
+            return await self._sender.send_oneway(message, send.choose, send.spec, send.begun, send.timeout)
+        finally:
+            self._window.leave(size)
 
-        async def attempt(route: Route, chosen: MessageQueue) -> str:
-            address, plan = await self._plan(route, chosen, spec, begun)
-            connection = await self._client.broker(address)
-            header = self._header(message, chosen, plan)
-            await connection.send_oneway(RequestCode.SEND_MESSAGE_V2, header, message.body, timeout=limit)
-            return message.message_id
+    async def send_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> list[SendResult]:
+        """Send messages of any topics, and return their results in the same order.
 
-        return await self._try(topic, choose, attempt, limit, retries=0)
+        They go in batches, per topic and queue, several on their way at once, with at most `max_in_flight` messages and
+        `max_in_flight_bytes` taken from the source ahead of the broker. Delayed messages, and those that are to be
+        compressed, are sends of their own. Messages with the same `sharding_key`, or for the same `queue`, are stored
+        in the order given, unless they have delays.
+
+        If all messages are stored, their results are returned. Otherwise SendManyError is raised when nothing is on its
+        way any more; it tells which are stored, which are not, and of which that is not known. A message that is
+        refused for itself (ArgumentError, MessageRejectedError, NotSupportedError) does not keep others from being
+        sent. After any other failure no more messages are taken from the source: those behind are not sent, and not
+        among the error's outcomes. What the source raises is raised when the messages before are sent.
+
+        The results are kept until the end, some 400 bytes each. For a source without an end use `send_each`.
+
+        `retries`, `timeout`: of each message, or of its batch, as of `send`. Raises SendManyError, ClosedError;
+        ArgumentError if the source gives something that is no Message.
+        """
+        return await self._many(retries, timeout, gives_up=True).collect(messages)
+
+    async def send_each(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[SendOutcome, None]:
+        """Send messages as `send_many` does, and yield what became of each, in the same order.
+
+            async for outcome in producer.send_each(messages()):
+                if outcome.error is not None: ...
+
+        A failure ends nothing: whoever wants that leaves the loop, or closes the generator, and then no more messages
+        are taken; those on their way are stored or not, which nobody tells. At most `max_in_flight` messages are taken
+        ahead of the loop, so a source may have no end. Raises as `send_many`, but no SendManyError.
+        """
+        async with aclosing(self._many(retries, timeout, gives_up=False).each(messages)) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
+
+    async def schedule(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        name: str,
+        every: Span | None = None,
+        cron: str | None = None,
+        zone: str | tzinfo | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        count: int | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Have the broker deliver a message again and again, until it is removed. It takes the place of the one of this
+        topic that has the same name, so a program may say at each start what it wants.
+
+            await producer.schedule("reports", b"nightly", name="nightly", cron="0 3 * * *", zone="Europe/Paris")
+
+        `name`: a text without blanks, the key of each delivered message. One of
+        `every`: a time of at least 1 s: seconds, a timedelta, or text such as "1h30m". The first delivery is at
+        `start`, or after that time;
+        `cron`: five fields, minute to day of the week, or six with the seconds in front, in the time zone `zone`: a
+        name such as "Europe/Paris" or a ZoneInfo; UTC by default.
+        `start`, `end`: nothing is delivered before the one and after the other: each a datetime with a time zone, or
+        seconds since the epoch. `count`: the number of deliveries.
+
+        Each delivery is a message of its own, once, whatever happens to the broker. After an outage the topic's policy
+        for catching up decides about missed ones. `Admin.recurring` lists them; `Admin.pause_recurring`,
+        `resume_recurring` and `remove_recurring` change them.
+
+        Needs a duemq broker. `tags`, `properties`, `retries`, `timeout` and errors as of `send`; MessageRejectedError
+        for a cron expression or a zone that the broker cannot read.
+        """
+        if (every is None) == (cron is None):
+            raise ArgumentError("give one of `every` and `cron`")
+        if count is not None and count < 1:
+            raise ArgumentError(f"count={count}; a message recurs at least once")
+        recurrence = {
+            TIMER_EVERY: f"{span_ms(every)}ms" if every is not None else None,
+            TIMER_CRON: cron,
+            TIMER_ZONE: str(zone) if zone is not None else None,
+            TIMER_START: str(time_ms(start)) if start is not None else None,
+            TIMER_END: str(time_ms(end)) if end is not None else None,
+            TIMER_COUNT: str(count) if count is not None else None,
+        }
+        given = {each: value for each, value in recurrence.items() if value is not None}
+        return await self.send(
+            topic,
+            body,
+            tags=tags,
+            keys=(name,),
+            properties={**(properties or {}), **given},
+            replace=True,
+            retries=retries,
+            timeout=timeout,
+        )
 
     async def send_batch(
         self,
@@ -307,30 +512,35 @@ class Producer:
 
         Together they must not exceed `max_body_bytes`; they are neither compressed nor delayed, since brokers read a
         batch in no other form. Without `queue` all have the same sharding key, or none. `queue`, `retries`, `timeout`
-        and errors as of `send`.
+        and errors as of `send`. To have messages batched without these conditions, use `send_many`.
         """
+        begun = asyncio.get_running_loop().time()
         given = list(messages)
-        prepared = [self._prepare_for_batch(each) for each in given]
+        if any(each.level is not None or each.delay is not None or each.deliver_at is not None for each in given):
+            raise ArgumentError("a message of a batch cannot be delayed; send_many takes delayed ones, too")
+        if any(each.replace for each in given):
+            raise ArgumentError("a message of a batch cannot replace another")
+        prepared = [self._prepare(each) for each in given]
         if len({message.topic for message in prepared}) != 1:
             raise ArgumentError("a batch has at least one message, and all are of one topic")
+        bound = {each.queue for each in given} - {None}
+        if queue is None and len(bound) == 1 and all(each.queue is not None for each in given):
+            (queue,) = bound
+        elif bound - {queue}:
+            raise ArgumentError("a batch lies in one queue, and its messages have several")
         if queue is None and len({each.sharding_key for each in given}) != 1:
             raise ArgumentError("a batch lies in one queue: give messages with one sharding key, or `queue`")
-        choose = self._chooser(prepared[0].topic, given[0].sharding_key if queue is None else None, queue)
         topic = prepared[0].topic
+        choose = self._sender.chooser(topic, given[0].sharding_key if queue is None else None, queue)
         body = batch.encode((0, message.body, message.property_text({})) for message in prepared)
         checks.check_body(body, self._max_body_bytes)
-        whole = Outgoing(topic, body, 0, {}, "")
         limit = self._limit(timeout)
-
-        async def attempt(route: Route, chosen: MessageQueue) -> list[SendResult]:
-            address = _primary(route, chosen)
-            header = self._header(whole, chosen, Plan({}), batch=True)
-            answer = await self._client.call(
-                address, RequestCode.SEND_BATCH_MESSAGE, header, body, timeout=limit, expected=_STATUS
-            )
-            return _batch_results(answer, address, chosen, prepared)
-
-        return await self._try(topic, choose, attempt, limit, retries)
+        size = len(body) + OVERHEAD_BYTES
+        await self._sender.enter(size, begun + limit, limit)
+        try:
+            return await self._sender.send_batch(Outgoing(topic, body, 0, {}, ""), prepared, choose, limit, retries)
+        finally:
+            self._window.leave(size)
 
     # --- what was stored ------------------------------------------------------------------------------------------
 
@@ -342,7 +552,7 @@ class Producer:
         """The queue that a send to the topic would choose, for one who notes it before the send. Raises ClosedError,
         NoRouteError, ConnectError, ConnectionLostError and RequestTimeoutError."""
         self._check_open()
-        choose = self._chooser(topic, sharding_key, None)
+        choose = self._sender.chooser(topic, sharding_key, None)
         return choose(await self._client.routes.find_to_send(topic), None)
 
     async def end_offset(self, queue: MessageQueue) -> int:
@@ -353,7 +563,7 @@ class Producer:
             return await self._reading.end_offset(queue)
         except NoRouteError as error:
             # A name server forgets the topics of a broker that is away. Only the broker can say that there is none.
-            address = _primary(await self._client.routes.find_to_send(queue.topic), queue)
+            address = primary(await self._client.routes.find_to_send(queue.topic), queue)
             header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
             try:
                 answer = await self._client.call(address, RequestCode.GET_MAX_OFFSET, header)
@@ -385,12 +595,12 @@ class Producer:
             offset = pulled.next_offset
         return found
 
-    # --- messages that wait ---------------------------------------------------------------------------------------
+    # --- messages that wait: see `Changing` ---------------------------------------------------------------------------
 
     async def recall(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
-        """Cancel a message that waits for its time, by the handle that its `SendResult` has; gives its message id.
-        Once more is no error with a duemq broker. With RocketMQ's from 5.3 on, which does not look whether there is
-        such a message; with its recallMessageEnable=true.
+        """RocketMQ's own request: cancel a message with a timer by the recall handle that its broker gave; gives its
+        message id. `cancel` does so, too, and tells more. Once more is no error with a duemq broker. With RocketMQ's
+        from 5.3 on, which does not look whether there is such a message; with its recallMessageEnable=true.
 
         Raises IllegalOperationError where the message is delivered already or not known, ArgumentError for what is no
         handle of the topic, and what `send` raises; there is one try only.
@@ -405,150 +615,64 @@ class Producer:
         if handle.topic != topic:
             raise ArgumentError(f"the recall handle is of the topic {handle.topic}, not of {topic}")
         route = await self._client.routes.find_to_send(topic)
-        address = _primary(route, MessageQueue(topic, handle.broker_name, 0))
+        address = primary(route, MessageQueue(topic, handle.broker_name, 0))
         header = RecallMessage(topic, recall_handle, self.group)
         answer = await self._client.call(
-            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=_STATUS
+            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=STORED
         )
         return typed_header(answer, RecallMessageResponse, address).msg_id
 
-    async def cancel(
-        self, offset_message_ids: Iterable[str], *, timeout: float | None = None
-    ) -> dict[str, CancelResult]:
-        """Cancel messages that wait, for a time or a delay level, by the ids that their broker gave them
-        (`SendResult.offset_message_id`); gives what became of each. All brokers that the name servers know are asked;
-        duemq's answer.
-
-        Raises ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, NoPermissionError where
-        recallMessageEnable=false, ConnectError, ConnectionLostError and RequestTimeoutError. `timeout`: of each
-        request, in seconds.
-        """
+    def _pending_changes(self) -> PendingChanges:
         self._check_open()
-        ids = list(dict.fromkeys(offset_message_ids))
-        for each in ids:
-            checks.check_offset_message_id(each)
-        if not ids:
-            return {}
-        addresses = await self._client.all_brokers()
-        found = await asyncio.gather(
-            *(self._cancel_at(address, ids, self._limit(timeout)) for address in addresses), return_exceptions=True
-        )
-        results = dict.fromkeys(ids, CancelResult.NEVER_EXISTED)
-        for answer in found:
-            if not isinstance(answer, BaseException):
-                results.update(answer)
-        errors = [error for error in found if isinstance(error, BaseException)]
-        if len(errors) < len(found):
-            # Apache's brokers have none of them; one that cannot be asked may have those that nobody else has.
-            errors = [error for error in errors if not isinstance(error, NotSupportedError)]
-        if errors and CancelResult.NEVER_EXISTED in results.values():
-            raise errors[0]
-        for each, result in results.items():
-            if result is CancelResult.NEVER_EXISTED and is_of_none(each, addresses):
-                results[each] = CancelResult.BROKER_UNKNOWN
-        return results
-
-    async def _cancel_at(self, address: str, ids: list[str], timeout: float) -> dict[str, CancelResult]:
-        """What became of those messages that are at one broker."""
-        results = {}
-        for first in range(0, len(ids), MOST_CANCELLED):
-            header = CancelMessage(",".join(ids[first : first + MOST_CANCELLED]))
-            answer = await self._client.call(
-                address, RequestCode.CANCEL_MESSAGE, header, timeout=timeout, expected=_STATUS
-            )
-            for each in typed_body(answer, list[CancelledMessage], address):
-                if each.result != CancelResult.NEVER_EXISTED:
-                    results[each.msg_id] = CancelResult(each.result)
-        return results
+        return self._changes
 
     # --- one send -------------------------------------------------------------------------------------------------
 
-    async def _try(
+    def _send_of(self, message: Message, timeout: float | None) -> _Send:
+        return self._make_send(
+            message.topic,
+            message.body,
+            message.tags,
+            message.keys,
+            message.properties,
+            message.level,
+            message.delay,
+            message.deliver_at,
+            message.replace,
+            message.sharding_key,
+            message.queue,
+            message.message_id,
+            timeout,
+        )
+
+    def _make_send(
         self,
         topic: str,
-        choose: Choose,
-        attempt: Callable[[Route, MessageQueue], Awaitable[T]],
-        timeout: float,
-        retries: int | None = None,
-    ) -> T:
-        tries = 1 + (self._retries if retries is None else retries)
-        address, failed_broker = NAME_SERVERS, None
-        failures = counted = 0
-        failed: set[str] = set()
-        last: DueMQError | None = None
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    try:
-                        address = NAME_SERVERS
-                        route = await self._client.routes.find_to_send(topic)
-                        chosen = choose(route, failed_broker)
-                        if chosen.broker not in failed:
-                            address, failed_broker = _primary(route, chosen), chosen.broker
-                            last = None
-                            result = await attempt(route, chosen)
-                            if self._failing:
-                                self._going_on(address)
-                            return result
-                    except DueMQError as error:
-                        counted += not isinstance(error, _NOT_STORED)
-                        if tries in (1, counted) or not self._may_pass(error, topic):
-                            raise
-                        failures += 1
-                        self._complain(address, error)
-                        last = error
-                        if failed_broker is not None:
-                            failed.add(failed_broker)
-                        if failures == 1 and isinstance(error, ConnectionLostError):
-                            # An idle connection that was cut on the way: a new one will do.
-                            failed.clear()
-                            continue
-                        if address is not NAME_SERVERS:
-                            continue
-                    pause = min(self._client.intervals.pause(failures), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-                    await asyncio.sleep(pause)
-                    failed.clear()
-        except TimeoutError as error:
-            if isinstance(error, DueMQError):
-                raise
-            if last is None:
-                raise RequestTimeoutError(address, "a send", timeout) from None
-            last.add_note(f"the send was tried {failures} times within {timeout:g} s")
-            raise last from None
-
-    def _may_pass(self, error: DueMQError, topic: str) -> bool:
-        """Whether a send that failed may succeed a little later. A name server that has just started does not know the
-        topics of its brokers yet."""
-        return error.retriable or (isinstance(error, NoRouteError) and self._client.routes.was_found(topic))
-
-    def _complain(self, address: str, error: DueMQError) -> None:
-        """Log that sends to an address fail: once until one succeeds."""
-        if address not in self._failing:
-            self._failing.add(address)
-            log.warning("sends to %s fail and are tried again: %s", address, error)
-
-    def _going_on(self, address: str) -> None:
-        """Log that sends to an address succeed again."""
-        self._failing.discard(NAME_SERVERS)
-        if address in self._failing:
-            self._failing.discard(address)
-            log.warning("sends to %s succeed again", address)
-
-    def _limit(self, timeout: float | None) -> float:
-        """The time limit of a call, in seconds. Raises ArgumentError."""
-        return self._timeout if timeout is None else _check_timeout(timeout)
-
-    async def _prepare(
-        self,
-        topic: str,
-        body: bytes | str,
+        body: bytes | str | None,
         tags: str | None,
         keys: str | Iterable[str],
         properties: Mapping[str, str] | None,
+        level: int | None,
+        delay: Span | None,
+        deliver_at: Time | None,
+        replace: bool,
         sharding_key: str | None,
+        queue: MessageQueue | None,
         message_id: str | None,
-    ) -> Outgoing:
+        timeout: float | None,
+    ) -> _Send:
+        """Check a send. Raises ArgumentError, ClosedError."""
         unique_keys = self._check_open()
+        begun = asyncio.get_running_loop().time()
+        if level is None and delay is None and deliver_at is None and not replace:
+            spec = AT_ONCE
+        else:
+            spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
+        if not isinstance(keys, str | tuple):
+            keys = tuple(keys)
+        if body is None:
+            raise ArgumentError("give a body, or a Message alone")
+        choose = self._sender.chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = prepare(
             topic,
             body,
@@ -559,9 +683,37 @@ class Producer:
             max_body_bytes=self._max_body_bytes,
             sharding_key=sharding_key,
         )
-        return await compressed(message, self._compress_from_bytes)
+        return _Send(message, spec, choose, begun, self._timeout if timeout is None else checks.check_timeout(timeout))
 
-    def _prepare_for_batch(self, message: Message) -> Outgoing:
+    def _is_compressed(self, message: Outgoing) -> bool:
+        return self._compress_from_bytes is not None and len(message.body) >= self._compress_from_bytes
+
+    def _many(self, retries: int | None, timeout: float | None, *, gives_up: bool) -> Many:
+        self._check_open()
+        return Many(
+            self._sender,
+            self._prepare_job,
+            self._send_job,
+            self._limit(timeout),
+            retries,
+            self._max_body_bytes,
+            self._max_in_flight,
+            gives_up=gives_up,
+        )
+
+    def _prepare_job(self, message: Message) -> Job:
+        send = self._send_of(message, None)
+        return Job(send.message, send.spec, send.choose, send.begun, self._is_compressed(send.message))
+
+    async def _send_job(self, job: Job, timeout: float, retries: int | None) -> SendResult:
+        message = job.outgoing
+        if job.is_compressed:
+            message = await compressed(message, self._compress_from_bytes)
+        # The wait for a place in the window is none of the message's own time.
+        deadline = asyncio.get_running_loop().time() + timeout
+        return await self._sender.send(message, job.choose, job.spec, job.begun, deadline, timeout, retries)
+
+    def _prepare(self, message: Message) -> Outgoing:
         unique_keys = self._check_open()
         return prepare(
             message.topic,
@@ -574,6 +726,10 @@ class Producer:
             sharding_key=message.sharding_key,
         )
 
+    def _limit(self, timeout: float | None) -> float:
+        """The time limit of a call, in seconds. Raises ArgumentError."""
+        return self._timeout if timeout is None else checks.check_timeout(timeout)
+
     def _check_open(self) -> UniqueKeys:
         """What makes message ids. Raises ClosedError, and ArgumentError in another event loop than that of `start`."""
         if self._closed or self._keys is None:
@@ -582,96 +738,11 @@ class Producer:
             raise ArgumentError("the producer was started in another event loop; use one producer for each loop")
         return self._keys
 
-    def _chooser(
-        self, topic: str, sharding_key: str | None, queue: MessageQueue | None, replaced_key: str | None = None
-    ) -> Choose:
-        if queue is not None:
-            if sharding_key is not None or queue.topic != topic:
-                raise ArgumentError("`queue` has to be of the topic, and goes without a sharding key")
-            return lambda route, failed: queue
-        sharding_key = sharding_key if sharding_key is not None else replaced_key
-        if sharding_key is not None:
-            # As RocketMQ's SelectMessageQueueByHash: the remainder's absolute value, with Java's sign of a remainder.
-            number = abs(java_hash(sharding_key))
-            return lambda route, failed: route.write_queues[number % len(route.write_queues)]
-        turn = self._round_robin.setdefault(topic, RoundRobin())
-        return lambda route, failed: turn.choose(route.write_queues, failed)
-
-    async def _plan(self, route: Route, queue: MessageQueue, spec: DelaySpec, begun: float) -> tuple[str, Plan]:
-        """`begun`: when the send was called, by the loop's clock."""
-        address = _primary(route, queue)
-        if spec.is_plain:
-            return address, Plan({})
-        delays = await self._delay_tables.find(address, queue.topic, spec)
-        elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
-        return address, make_plan(spec, delays, self._clock(), address, elapsed_ms)
-
-    def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
-        return SendMessageV2(
-            producer_group=self.group,
-            topic=message.topic,
-            default_topic=AUTO_CREATE_TOPIC,
-            default_topic_queue_nums=AUTO_CREATE_QUEUES,
-            queue_id=queue.queue_id,
-            sys_flag=message.sys_flag,
-            born_timestamp=self._clock(),
-            flag=0,
-            properties=message.property_text(plan.properties),
-            reconsume_times=0,
-            unit_mode=False,
-            batch=batch,
-        )
-
     def _heartbeat(self, client_id: str) -> HeartbeatData:
         return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])
 
 
-def _check_timeout(timeout: float) -> float:
-    if not timeout > 0:
-        raise ArgumentError(f"timeout={timeout!r}: give seconds, more than 0")
-    return timeout
-
-
-def _primary(route: Route, queue: MessageQueue) -> str:
-    address = route.primary(queue.broker)
-    if address is None:
-        raise NoRouteError(queue.topic, f"the broker {queue.broker} has no primary now")
-    return address
-
-
-def _result(answer: Command, address: str, queue: MessageQueue, message_id: str, plan: Plan) -> SendResult:
-    header = typed_header(answer, SendMessageResponse, address)
-    return SendResult(
-        status=_STATUS[ResponseCode(answer.code)],
-        message_id=message_id,
-        offset_message_id=header.msg_id,
-        queue=queue._replace(queue_id=header.queue_id),
-        queue_offset=header.queue_offset,
-        due_time_ms=_due_time(header.recall_handle) or plan.due_time_ms,
-        recall_handle=header.recall_handle,
-    )
-
-
-def _due_time(handle: str | None) -> int | None:
-    """When a message is due by the clock of a duemq broker, which its recall handle tells."""
-    try:
-        place = recall_handles.decode(handle).place if handle is not None else None
-    except RemoteProtocolError:
-        return None
-    return place[1] if place is not None else None
-
-
-def _batch_results(answer: Command, address: str, queue: MessageQueue, sent: list[Outgoing]) -> list[SendResult]:
-    """One result per message: the broker gives all their ids, and the queue offset of the first."""
-    header = typed_header(answer, SendMessageResponse, address)
-    ids = header.msg_id.split(",")
-    return [
-        SendResult(
-            status=_STATUS[ResponseCode(answer.code)],
-            message_id=message.message_id,
-            offset_message_id=ids[number] if len(ids) == len(sent) else header.msg_id,
-            queue=queue._replace(queue_id=header.queue_id),
-            queue_offset=header.queue_offset + number,
-        )
-        for number, message in enumerate(sent)
-    ]
+def _check_alone(*others: object) -> None:
+    """Raise ArgumentError unless a Message is the only one that says what to send."""
+    if any(each is not None and each is not False and each != () for each in others):
+        raise ArgumentError("a Message goes alone: it has body, delay and all else itself")

@@ -21,25 +21,32 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import update_wrapper
+from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from duemq import admin as _admin
 from duemq import consumer as _consumer
 from duemq import messages as _messages
 from duemq import producer as _producer
+from duemq._producing.changing import Changing
+from duemq._values.times import Span, Time
 from duemq.errors import ArgumentError, ClosedError
 
 __all__ = ["Admin", "Producer", "PushConsumer", "ReceivedMessage"]
 
-A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+C_co = TypeVar("C_co", bound=Changing, covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _DEFAULT_CONCURRENCY = 20
+_MOST_TAKEN = 2048
+"""Messages that `send_many` and `send_each` take ahead from a source."""
 
 
 class _Worker:
@@ -51,12 +58,16 @@ class _Worker:
         self.thread = threading.Thread(target=self.loop.run_forever, name="duemq sync", daemon=True)
         self.thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine, and return its result. It is cancelled if the wait is interrupted, as by Ctrl-C."""
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run a coroutine."""
         if threading.current_thread() is self.thread:
             work.close()
             raise ArgumentError("call methods of duemq.sync from another thread than the one that runs callbacks")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, and return its result. It is cancelled if the wait is interrupted, as by Ctrl-C."""
+        future = self.begin(work)
         try:
             return future.result()
         except BaseException:
@@ -76,10 +87,10 @@ def _worker() -> _Worker:
         return _workers[-1]
 
 
-class _Facade(Generic[A]):
+class _Facade(Generic[A_co]):
     """An object of the client whose methods wait."""
 
-    _inner: A
+    _inner: A_co
 
     def __enter__(self) -> Self:
         _worker().run(self._inner.__aenter__())  # type: ignore[attr-defined]
@@ -91,8 +102,8 @@ class _Facade(Generic[A]):
         _worker().run(self._inner.__aexit__(kind, error, trace))  # type: ignore[attr-defined]
 
 
-def _constructor(make: Callable[P, A]) -> Callable[Concatenate[_Facade[A], P], None]:
-    def construct(self: _Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> None:
+def _constructor(make: Callable[P, A_co]) -> Callable[Concatenate[_Facade[A_co], P], None]:
+    def construct(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> None:
         self._inner = make(*args, **kwargs)
 
     update_wrapper(construct, make)
@@ -100,43 +111,242 @@ def _constructor(make: Callable[P, A]) -> Callable[Concatenate[_Facade[A], P], N
 
 
 def _waiting(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_Facade[A], P], T]:
+    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Facade[A_co], P], T]:
     """A method that waits for the result of the client's method."""
 
-    def call(self: _Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return _worker().run(method(self._inner, *args, **kwargs))
 
     update_wrapper(call, method)
     return call
 
 
-class Producer(_Facade[_producer.Producer]):
+class _Source:
+    """Messages that one thread gives and the event loop takes, at most `_MOST_TAKEN` of them ahead."""
+
+    def __init__(self) -> None:
+        self._loop = _worker().loop
+        self._given: deque[_messages.Message] = deque()
+        self._room = threading.Semaphore(_MOST_TAKEN)
+        self._news = asyncio.Event()
+        self._is_told = False
+        self._is_over = False
+        self._is_stopped = False
+
+    def give_all(self, messages: Iterable[_messages.Message]) -> None:
+        """Give messages until all are given, or no more are wanted. Raises what the source raises."""
+        for message in messages:
+            if not self.give(message):
+                break
+        self.end()
+
+    def give(self, message: _messages.Message) -> bool:
+        """Give a message; return whether more are wanted."""
+        self._room.acquire()
+        if self._is_stopped:
+            self._room.release()
+            return False
+        self._given.append(message)
+        self._tell()
+        return True
+
+    def end(self) -> None:
+        """There are no more messages."""
+        self._is_over = True
+        self._is_told = False
+        self._tell()
+
+    def stop(self) -> None:
+        """No more messages are wanted. Called in the event loop."""
+        self._is_stopped = True
+        self._room.release()
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    async def __aiter__(self) -> AsyncIterator[_messages.Message]:
+        while True:
+            self._news.clear()
+            self._is_told = False
+            is_over = self._is_over
+            while self._given:
+                message = self._given.popleft()
+                self._room.release()
+                yield message
+            if is_over:
+                return
+            await self._news.wait()
+
+
+class _Changing(_Facade[C_co]):
+    """Methods that producer and admin share."""
+
+    cancel = _waiting(Changing.cancel)
+    reschedule = _waiting(Changing.reschedule)
+    deliver_now = _waiting(Changing.deliver_now)
+
+
+class Producer(_Changing[_producer.Producer]):
     """Sends messages; see `duemq.Producer`, whose arguments and methods it has."""
 
     __init__ = _constructor(_producer.Producer)
     start = _waiting(_producer.Producer.start)
+    flush = _waiting(_producer.Producer.flush)
     close = _waiting(_producer.Producer.close)
-    send = _waiting(_producer.Producer.send)
-    send_oneway = _waiting(_producer.Producer.send_oneway)
+    if TYPE_CHECKING:
+
+        @overload
+        def send(
+            self, message: _messages.Message, /, *, retries: int | None = None, timeout: float | None = None
+        ) -> _messages.SendResult: ...
+
+        @overload
+        def send(
+            self,
+            topic: str,
+            body: bytes | str,
+            *,
+            tags: str | None = None,
+            keys: str | Iterable[str] = (),
+            properties: Mapping[str, str] | None = None,
+            level: int | None = None,
+            delay: Span | None = None,
+            deliver_at: Time | None = None,
+            replace: bool = False,
+            sharding_key: str | None = None,
+            queue: _messages.MessageQueue | None = None,
+            message_id: str | None = None,
+            retries: int | None = None,
+            timeout: float | None = None,
+        ) -> _messages.SendResult: ...
+
+        def send(self, *args: Any, **options: Any) -> _messages.SendResult:
+            """See `duemq.Producer.send`."""
+
+        @overload
+        def send_oneway(self, message: _messages.Message, /, *, timeout: float | None = None) -> str: ...
+
+        @overload
+        def send_oneway(
+            self,
+            topic: str,
+            body: bytes | str,
+            *,
+            tags: str | None = None,
+            keys: str | Iterable[str] = (),
+            properties: Mapping[str, str] | None = None,
+            level: int | None = None,
+            delay: Span | None = None,
+            deliver_at: Time | None = None,
+            replace: bool = False,
+            sharding_key: str | None = None,
+            queue: _messages.MessageQueue | None = None,
+            timeout: float | None = None,
+        ) -> str: ...
+
+        def send_oneway(self, *args: Any, **options: Any) -> str:
+            """See `duemq.Producer.send_oneway`."""
+
+    else:
+        send = _waiting(_producer.Producer.send)
+        send_oneway = _waiting(_producer.Producer.send_oneway)
     send_batch = _waiting(_producer.Producer.send_batch)
+    schedule = _waiting(_producer.Producer.schedule)
     recall = _waiting(_producer.Producer.recall)
-    cancel = _waiting(_producer.Producer.cancel)
+
+    def send_many(
+        self,
+        messages: Iterable[_messages.Message],
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> list[_messages.SendResult]:
+        """See `duemq.Producer.send_many`. The source is read in the calling thread."""
+        source = _Source()
+
+        async def work() -> list[_messages.SendResult]:
+            try:
+                return await self._inner.send_many(source, retries=retries, timeout=timeout)
+            finally:
+                source.stop()
+
+        future = _worker().begin(work())
+        try:
+            source.give_all(messages)
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def send_each(
+        self,
+        messages: Iterable[_messages.Message],
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[_messages.SendOutcome]:
+        """See `duemq.Producer.send_each`. The source is read in the calling thread, between the outcomes."""
+        source = _Source()
+        outcomes: SimpleQueue[_messages.SendOutcome | BaseException | None] = SimpleQueue()
+
+        async def work() -> None:
+            try:
+                async for outcome in self._inner.send_each(source, retries=retries, timeout=timeout):
+                    outcomes.put(outcome)
+            except BaseException as error:
+                outcomes.put(error)
+                raise
+            finally:
+                source.stop()
+                outcomes.put(None)
+
+        def following() -> _messages.SendOutcome | None:
+            outcome = outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        future = _worker().begin(work())
+        taken = 0
+        try:
+            for message in messages:
+                source.give(message)
+                taken += 1
+                while taken >= _MOST_TAKEN or not outcomes.empty():
+                    outcome = following()
+                    if outcome is None:
+                        return
+                    taken -= 1
+                    yield outcome
+            source.end()
+            while (outcome := following()) is not None:
+                yield outcome
+        finally:
+            future.cancel()
 
 
-class Admin(_Facade[_admin.Admin]):
+class Admin(_Changing[_admin.Admin]):
     """Shows and changes messages that wait; see `duemq.Admin`, whose arguments and methods it has."""
 
     __init__ = _constructor(_admin.Admin)
+    start = _waiting(_admin.Admin.start)
+    close = _waiting(_admin.Admin.close)
     count = _waiting(_admin.Admin.count)
     due_curve = _waiting(_admin.Admin.due_curve)
-    cancel = _waiting(_admin.Admin.cancel)
-    reschedule = _waiting(_admin.Admin.reschedule)
-    deliver_now = _waiting(_admin.Admin.deliver_now)
+    pause_recurring = _waiting(_admin.Admin.pause_recurring)
+    resume_recurring = _waiting(_admin.Admin.resume_recurring)
+    remove_recurring = _waiting(_admin.Admin.remove_recurring)
 
     def pending(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
         """The messages that wait, one after the other; arguments as of `duemq.Admin.pending`."""
         return _iterate(self._inner.pending(*args, **options))
+
+    def recurring(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+        """The messages that recur, one after the other; arguments as of `duemq.Admin.recurring`."""
+        return _iterate(self._inner.recurring(*args, **options))
 
 
 if TYPE_CHECKING:

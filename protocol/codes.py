@@ -131,6 +131,11 @@ class RequestCode(IntEnum):
     """duemq's own: cancels messages that wait, gives them another time, or delivers them now."""
     REPORT_BRIDGE = 30006
     """duemq's own: tells the figures of an MQTT bridge, for brokerStatus."""
+    CHANGE_RECURRING = 30007
+    """duemq's own: pauses, resumes or removes a recurring message."""
+
+    CHANGE_BY_HANDLE = 30010
+    """duemq's own: as CHANGE_PENDING, for the sender of the messages, who names them by their handles."""
 
 
 class ResponseCode(IntEnum):

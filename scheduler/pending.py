@@ -21,6 +21,7 @@ import numpy as np
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.recurrence import recurs
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers
@@ -102,6 +103,8 @@ class Selection(NamedTuple):
     """One of the message's KEYS, or its UNIQ_KEY."""
     begin_ms: int | None = None
     end_ms: int | None = None
+    recurring: bool = False
+    """Whether only recurring messages are selected."""
 
     def has_time(self, due: Times) -> NDArray[np.bool_]:
         """Return, for each deliver time, whether it is within the selection's times."""
@@ -119,6 +122,8 @@ class Selection(NamedTuple):
         if self.end_ms is not None and due_ms >= self.end_ms:
             return False
         if self.topic is not None and properties.get(text, properties.REAL_TOPIC) != self.topic:
+            return False
+        if self.recurring and not recurs(text):
             return False
         if self.key is None or properties.get(text, properties.UNIQ_KEY) == self.key:
             return True
@@ -197,7 +202,7 @@ class Pending:
         self, selection: Selection, now_ms: int, after: Place, end: int
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
         """Iterate as `_places` does, only over messages that wait by a record before physical offset `end`."""
-        if after.part == _LEVELS:
+        if after.part == _LEVELS and not selection.recurring:
             for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
                 if isinstance(one, ColdRead):
                     yield one
@@ -241,6 +246,8 @@ class Pending:
         right = selection.has_time(waits["due"])
         if selection.topic is not None:
             right &= waits["hash"] == properties.java_hash(selection.topic)
+        if selection.recurring:
+            right &= waits["key"] != 0
         return waits[right]
 
     def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
@@ -272,8 +279,8 @@ class Pending:
     def count(self, selection: Selection, now_ms: int) -> Iterator[int | ColdRead | None]:
         """Count the selected messages as of now: yields the number at the end, and before it None and reads, as
         `select` does. Without a key, no records of messages in the wheel are read, unless another topic has the same
-        hash."""
-        if selection.key is not None:
+        hash, or only recurring messages are counted."""
+        if selection.key is not None or selection.recurring:
             number = 0
             for found in self.select(selection, now_ms):
                 number += isinstance(found, Waiting)
@@ -383,10 +390,12 @@ class Pending:
 
     # --- changing
 
-    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
+    def cancel(self, physical_offset: int, now_ms: int, owner: tuple[str, str] | None = None) -> Cancelled | None:
         """See `TimerChanges.cancel`."""
-        return self._timers.changes.cancel(physical_offset, now_ms)
+        return self._timers.changes.cancel(physical_offset, now_ms, owner)
 
-    def reschedule(self, physical_offset: int, due_ms: int, now_ms: int) -> Cancelled | None:
+    def reschedule(
+        self, physical_offset: int, due_ms: int, now_ms: int, owner: tuple[str, str] | None = None
+    ) -> Cancelled | None:
         """See `TimerChanges.reschedule`."""
-        return self._timers.changes.reschedule(physical_offset, due_ms, now_ms)
+        return self._timers.changes.reschedule(physical_offset, due_ms, now_ms, owner)

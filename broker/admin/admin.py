@@ -228,6 +228,9 @@ class AdminHandlers:
         """Create or change a consumer group."""
         group = bodies.decode_request(request.body, SubscriptionGroupConfig)
         check_name(group.group_name)
+        for name in bodies.decode_request(request.body, bodies.GroupAttributes).attributes or {}:
+            # Neither this broker nor RocketMQ's 5.3 has any for groups.
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"unsupported key: {name[1:] or name}")
         most = self._limits.queues_per_topic
         if group.retry_queue_nums > most:
             raise LimitReached(
@@ -296,7 +299,13 @@ class AdminHandlers:
         offset = max(0, self._offsets.get(group, topic, queue_id) or 0)
         last = self._store.store_timestamp_of(queue, offset - 1) if queue is not None and offset > 0 else 0
         high = queue.next_offset if queue is not None else 0
-        progress = {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": max(0, last)}
+        pulled = max(offset, self._offsets.pull_offset(group, topic, queue_id) or 0)
+        progress = {
+            "brokerOffset": high,
+            "consumerOffset": offset,
+            "lastTimestamp": max(0, last),
+            "pullOffset": min(pulled, max(high, offset)),
+        }
         return self._queue(topic, queue_id), progress
 
     # --- connections

@@ -27,6 +27,11 @@ _FOR_PRODUCERS: Final = ("maxMessageSize", "messageDelayLevel", "timerMaxDelaySe
 """What a producer has to know of the broker: which delays it has, and how large a message may be."""
 
 
+_FIXED: Final = {"filterServerNums": "0", "slaveReadEnable": "false", "useTLS": "false"}
+"""RocketMQ's properties that this broker does not have, with the values that stand for what it does: tools of RocketMQ
+(mqadmin exportConfigs of 4.9.7) read these properties and end with an error without them."""
+
+
 class SettingsHandlers:
     """Returns and changes the settings."""
 
@@ -59,6 +64,8 @@ class SettingsHandlers:
             for name, value in sorted(values.items())
             if sees_all or name in _FOR_PRODUCERS
         ]
+        if sees_all:
+            lines += [f"{name}={value}\n" for name, value in _FIXED.items()]
         answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
         answer.ext["version"] = fastjson.dumps(settings.version.to_json()).decode()
         return answer

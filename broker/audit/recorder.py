@@ -41,7 +41,9 @@ from duemq.protocol.requests.headers import Request
 from duemq.storage.clock import Clock
 from duemq.storage.errors import NotInMemory
 
-_CHANGES_WITHOUT_ROLE: Final = frozenset({RequestCode.RECALL_MESSAGE})
+_CHANGES_WITHOUT_ROLE: Final = frozenset(
+    {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING, RequestCode.CHANGE_BY_HANDLE}
+)
 _CHANGES_NOTHING: Final = frozenset({RequestCode.QUERY_DATA_VERSION, RequestCode.REPORT_BRIDGE})
 _MAX_TEXT: Final = 256
 """Characters of a field, a remark or a name that an entry takes."""

@@ -234,8 +234,10 @@ class PullHandlers:
                 moved_to=found.next_offset,
                 reason="a commitlog file has zeros where they were, as an older copy of it has",
             )
-        self._stats.pulled(request.header, found)
-        return self._encode(request, found, self._code(request.header, found), body)
+        header = request.header
+        self._stats.pulled(header, found)
+        self._offsets.pulled(header.consumer_group, header.topic, header.queue_id, found.next_offset)
+        return self._encode(request, found, self._code(header, found), body)
 
     async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
         """Read the messages that are not in the page cache, in a thread, and return the answer."""

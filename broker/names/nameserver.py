@@ -22,13 +22,14 @@ from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.config import MAX_QUEUES
 from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
 from duemq.broker.tables.table import Fields, section
-from duemq.broker.tables.topics import Topics
+from duemq.broker.tables.topics import PERM_WRITE, Topics
 from duemq.protocol.codes import VERSION_STRICT_JSON, RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
 from duemq.protocol.requests.headers import (
     BrokerIdentity,
+    BrokerName,
     Cluster,
     GetRouteInfo,
     KVEntry,
@@ -38,6 +39,8 @@ from duemq.protocol.requests.headers import (
     RegisterBroker,
     Request,
     Topic,
+    WipedTopics,
+    WritableTopics,
     response,
 )
 from duemq.protocol.requests.registration import decode_registration
@@ -104,6 +107,8 @@ class NameServer:
         self._kv_saved = SavedTable(persister, kv_file, self._kv_snapshot)
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._of_connection: dict[Connection, set[tuple[str, int]]] = {}
+        self._drained: set[str] = set()
+        """Names of brokers without write permission: clients send nothing more to them."""
         self._registered = 0
         """Size of all registrations in bytes."""
 
@@ -122,6 +127,8 @@ class NameServer:
         router.add(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster, LOOK, self.topics_of_cluster)
         router.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, NoFields, LOOK, self.system_topics)
         router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic, ADMINISTER, self.delete_topic)
+        router.add(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerName, ADMINISTER, self.wipe_write_permission)
+        router.add(RequestCode.ADD_WRITE_PERM_OF_BROKER, BrokerName, ADMINISTER, self.add_write_permission)
         router.add(RequestCode.PUT_KV_CONFIG, KVEntry, ADMINISTER, self.put_value)
         router.add(RequestCode.GET_KV_CONFIG, KVKey, LOOK, self.get_value)
         router.add(RequestCode.DELETE_KV_CONFIG, KVKey, ADMINISTER, self.delete_value)
@@ -170,8 +177,15 @@ class NameServer:
                 f"No topic route info in name server for the topic: {name}. Create it with mqadmin updateTopic, or "
                 "send to it where autoCreateTopicEnable=true",
             )
+        drained = self._drained
         queues = [
-            QueueData(broker, config.perm, config.read_queue_nums, config.write_queue_nums, config.topic_sys_flag)
+            QueueData(
+                broker,
+                config.perm & ~PERM_WRITE if broker in drained else config.perm,
+                config.read_queue_nums,
+                config.write_queue_nums,
+                config.topic_sys_flag,
+            )
             for broker, config in configs.items()
         ]
         brokers = self._all_brokers(configs)
@@ -216,6 +230,30 @@ class NameServer:
         for broker in self._brokers.values():
             broker.topics.pop(request.header.topic, None)
         return response(ResponseCode.SUCCESS)
+
+    def wipe_write_permission(self, _: Connection, request: Request[BrokerName]) -> Answer:
+        """Take the write permission of a broker's topics out of all routes, until it is added again, or a broker that
+        has just been started registers under this name."""
+        name = request.header.broker_name
+        count = self._count_topics(name)
+        if count:
+            self._drained.add(name)
+        log.info("write_permission_wiped", broker=name, topics=count)
+        return response(ResponseCode.SUCCESS, None, WipedTopics(count))
+
+    def add_write_permission(self, _: Connection, request: Request[BrokerName]) -> Answer:
+        """Undo `wipe_write_permission`: the routes have the permissions of the topics again."""
+        name = request.header.broker_name
+        self._drained.discard(name)
+        count = self._count_topics(name)
+        log.info("write_permission_added", broker=name, topics=count)
+        return response(ResponseCode.SUCCESS, None, WritableTopics(count))
+
+    def _count_topics(self, name: str) -> int:
+        if name == self._own.broker_name:
+            return len(self._topics.table)
+        broker = self._brokers.get((name, PRIMARY))
+        return len(broker.topics) if broker is not None else 0
 
     # --- key-value configuration
 
@@ -324,6 +362,7 @@ class NameServer:
                 f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
             )
         if old is None:
+            self._drained.discard(header.broker_name)
             log.info("broker_registered", broker=header.broker_name, broker_id=header.broker_id, at=header.broker_addr)
         else:
             self._of_connection[old.connection].discard(key)

@@ -12,7 +12,7 @@ from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import SendAnswers
 from duemq.broker.produce.message import read_request
 from duemq.broker.produce.send_topics import SendTopics
-from duemq.broker.produce.staging import HOST_FLAGS
+from duemq.broker.produce.staging import BROKERS_FLAGS
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.topics import RETRY_PREFIX
@@ -37,7 +37,10 @@ class BatchHandlers:
         when_ready: WhenReady,
         answers: SendAnswers,
         limits: Limits,
+        added: str,
     ) -> None:
+        """`added`: the properties that the broker adds to new messages, see `message.of_broker`."""
+        self._added = properties.parse(added)
         self._settings = settings
         self._appender = appender
         self._topics = topics
@@ -83,7 +86,7 @@ class BatchHandlers:
                     header.born_timestamp,
                     connection.born_host,
                     flag,
-                    header.sys_flag & ~HOST_FLAGS,
+                    header.sys_flag & ~BROKERS_FLAGS,
                     header.reconsume_times or 0,
                 )
             )
@@ -112,11 +115,9 @@ class BatchHandlers:
 
     def _common_properties(self, text: str) -> str:
         """Return the properties that each message of a batch is stored with besides its own: those of the request, and
-        CLUSTER. They come last, and therefore win over properties of the same name in a message. All this is as in
-        RocketMQ, which also keeps WAIT in both."""
-        common = properties.parse(text)
-        common[properties.CLUSTER] = self._settings.config.cluster_name
-        return properties.format_properties(common)
+        those of the broker. They come last, and therefore win over properties of the same name in a message, as in
+        RocketMQ."""
+        return properties.format_properties({**properties.parse(text), **self._added})
 
 
 def _part_properties(text: str, common: str) -> bytes:

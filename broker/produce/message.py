@@ -14,11 +14,12 @@ from duemq.broker.net.connection import Connection
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames.command import Body
-from duemq.protocol.records import properties, timer_properties
+from duemq.protocol.records import properties, recurrence, timer_properties
+from duemq.protocol.records.recurrence import Recurrence
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.storage.queues.consume_queue import ConsumeQueue
 
-_WAIT_TRUE: Final = "\x02WAIT\x01true\x02"
+_OF_BROKER: Final = (properties.CLUSTER, properties.MSG_REGION, properties.TRACE_ON)
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 
 
@@ -28,9 +29,12 @@ class DelayRequest(NamedTuple):
     level: int = 0
     """The delay level as sent: it may be beyond the table. 0 or less: none."""
     asks_time: bool = False
-    """Whether TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is present, even with an invalid value."""
+    """Whether TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is present, even with an invalid value, or the
+    message is to recur."""
     replace_key: str | None = None
     """The key whose waiting message this one replaces (TIMER_REPLACE)."""
+    recurrence: Recurrence | None = None
+    """When the message recurs; it then has a `replace_key`, its name."""
     is_half: bool = False
     """Whether the message is the half message of a transaction (TRAN_MSG)."""
 
@@ -63,6 +67,8 @@ class ByTimer(NamedTuple):
     """Physical offset of the record that this one replaces; 0 for none."""
     key: int = 0
     """Hash of the topic's key by which the message can be replaced, see `Timers.staged`."""
+    recurs: bool = False
+    """Whether the message is delivered again and again."""
 
 
 Due = ByLevel | ByTimer | None
@@ -107,8 +113,9 @@ def sent_message(
 
 
 def read_request(text: str) -> DelayRequest:
-    """Return the requests in a property text. Raises Refused for a level that is not a number, and for TIMER_REPLACE
-    with an invalid value or key."""
+    """Return the requests in a property text. Raises Refused for a level that is not a number, for TIMER_REPLACE with
+    an invalid value or key, and for a recurrence with an invalid value or without a name. A client may send on a
+    message that recurred: the properties of its recurrence then have no effect."""
     level = _level_of(text) if _DELAY in text else 0
     has_timers = "TIMER_" in text
     if not has_timers and "TRAN_MSG" not in text:
@@ -117,26 +124,59 @@ def read_request(text: str) -> DelayRequest:
         properties.get(text, name) is not None or properties.is_empty(text, name) for name in properties.TIMERS
     )
     transaction = properties.get(text, properties.TRAN_MSG)
+    found = None
+    if has_timers and recurrence.recurs(text):
+        if was_delivered(text):
+            text = properties.without(text, properties.TIMER_REPLACE)
+        else:
+            found = _recurrence_of(text, is_delayed=asks_time or level > 0)
     return DelayRequest(
         level,
-        asks_time,
-        _replace_key_of(text) if has_timers else None,
+        asks_time or found is not None,
+        recurrence.name_of(text) if found is not None else _replace_key_of(text) if has_timers else None,
+        found,
         (transaction or "").lower() == "true",
     )
 
 
-def as_stored(text: str, cluster: str) -> str:
-    """Return the properties of a send in the form of records: without WAIT, which is meant only for the broker, and
-    with the property `cluster` (name and value) last, as in RocketMQ."""
-    if _WAIT_TRUE in text:
-        text = text.replace(_WAIT_TRUE, properties.PROPERTY_END, 1)
-    elif "WAIT\x01" in text:
-        text = properties.without(text, properties.WAIT)
-    if "CLUSTER\x01" in text:
-        text = properties.without(text, properties.CLUSTER)
+def was_delivered(text: str) -> bool:
+    """Whether these are the properties of a message that a client received and sends on: a broker has added to them
+    when it waited."""
+    return properties.get(text, properties.TIMER_OUT_MS) is not None
+
+
+def _recurrence_of(text: str, *, is_delayed: bool) -> Recurrence:
+    try:
+        if is_delayed:
+            raise TimerIllegal("a recurring message has no delay and no deliver time: TIMER_START says when it begins")
+        if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+            raise TimerIllegal(f"a recurring message cannot have {properties.TIMER_DEL_UNIQKEY}")
+        recurrence.name_of(text)
+        return recurrence.read(text)
+    except TimerIllegal as error:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
+
+
+def of_broker(cluster: str, region: str, *, is_traced: bool) -> str:
+    """Return the text of the properties that the broker adds to each message, as RocketMQ 5.3 does. A 5.x consumer
+    sends no trace of a message without MSG_REGION."""
+    return properties.format_properties(
+        {
+            properties.CLUSTER: cluster,
+            properties.MSG_REGION: region,
+            properties.TRACE_ON: "true" if is_traced else "false",
+        }
+    )
+
+
+def as_stored(text: str, added: str) -> str:
+    """Return the properties of a send in the form of records: with those of `of_broker` last. WAIT stays, as in
+    RocketMQ 5."""
+    if "CLUSTER\x01" in text:  # another broker has added them before
+        text = properties.without_all(text, _OF_BROKER)
     if text and text[-1] != properties.PROPERTY_END:
-        return f"{text}\x02{cluster}"
-    return f"{text}{cluster}"
+        return f"{text}\x02{added}"
+    return f"{text}{added}"
 
 
 def _level_of(text: str) -> int:

@@ -1,22 +1,19 @@
 """Sends that replace a waiting message (TIMER_REPLACE), handled one after the other.
 
-Each is written separately and in order of arrival: the last one wins. The broker has to know which messages wait for
-which key. So the first replacement after a start waits until the timers have indexed that, and each one reads the
-record of the message that it replaces, in a thread if that has to wait for the disk.
+Each is written separately and in order of arrival: the last one wins. Recurring messages are sent so as well.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from typing import Final
 
 from duemq.broker.errors import Refused
-from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import SendAnswers
+from duemq.broker.produce.key_turns import KeyTurns
 from duemq.broker.produce.message import ByTimer, DelayRequest, NewMessage, as_stored, sent_message
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
 from duemq.broker.produce.staging import Staging
@@ -27,7 +24,6 @@ from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.index.keys import key_hash
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import Clock
-from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import MessageStore
 
 MAX_WAITING: Final = 10_000
@@ -48,7 +44,7 @@ class Replacements:
         answers: SendAnswers,
         router: Router,
         clock: Clock,
-        reads: ColdReads,
+        turns: KeyTurns,
     ) -> None:
         """`clock`: the messages' clock."""
         self._store = store
@@ -60,8 +56,7 @@ class Replacements:
         self._answers = answers
         self._router = router
         self._clock = clock
-        self._reads = reads
-        self._turn = asyncio.Lock()
+        self._turns = turns
         self._waiting = self._waiting_bytes = 0
 
     def take(
@@ -86,13 +81,7 @@ class Replacements:
         self._waiting += 1
         self._waiting_bytes += size
         try:
-            async with self._turn:
-                await self._known()
-                ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
-                if ranges and not self._store.is_cached(ranges):
-                    await self._reads.read(ColdRead(self._store.log, ranges).run)
-                stage = await self._reads.run(self._look, connection, request, asked, key)
-                return self._staged(connection, request, stage)  # nothing else has run since the look
+            return await self._turns.change(topic, key, self._look, connection, request, asked, key)
         finally:
             self._waiting -= 1
             self._waiting_bytes -= size
@@ -115,7 +104,7 @@ class Replacements:
         for the disk is repeated. Raises Refused, NotInMemory, StoreError, OSError."""
         request.now_ms = self._clock.now_ms()
         try:
-            return self._replacement(connection, request, asked, key)
+            stage = self._replacement(connection, request, asked, key)
         except TopicNotSaved as error:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the topic {error.topic.name} was deleted meanwhile: send again"
@@ -123,6 +112,7 @@ class Replacements:
         except BaseException:
             self._appender.roll_back()
             raise
+        return lambda: self._staged(connection, request, stage)
 
     def _replacement(
         self, connection: Connection, request: Request[SendMessage], asked: DelayRequest, key: str
@@ -138,9 +128,13 @@ class Replacements:
             text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
             due_ms = self._levels.table.deliver_time(level, now_ms)
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(due_ms))
-        due, text = self._staging.by_timer(text, now_ms)
+        due: ByTimer | None
+        if asked.recurrence is not None:
+            due, text = self._staging.recurring(asked.recurrence, text, now_ms)
+        else:
+            due, text = self._staging.by_timer(text, now_ms)
         due = due and due._replace(key=key_hash(key))
-        message = sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._staging.cluster))
+        message = sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._staging.added))
         changes = self._timers.changes
         places = changes.to_replace(topic.name, key, now_ms)
         answers: list[Answer] = []
@@ -156,14 +150,6 @@ class Replacements:
             return answers[0]
 
         return replace
-
-    async def _known(self) -> None:
-        """Wait until the index of waiting messages by key is complete."""
-        if self._timers.is_counted:
-            return
-        counted = asyncio.Event()
-        self._timers.count(counted.set)
-        await counted.wait()
 
 
 def _in_place_of(message: NewMessage, origin: int, key: str, now_ms: int) -> NewMessage:

@@ -22,7 +22,7 @@ from duemq.broker.produce.message import DelayRequest, Due, NewMessage, as_store
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
-from duemq.broker.produce.staging import HOST_FLAGS, TIMER_NAMES, Staging, check_deletes
+from duemq.broker.produce.staging import BROKERS_FLAGS, TIMER_NAMES, Staging, check_deletes
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.tables.topics import RETRY_PREFIX, Topic
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode
@@ -30,6 +30,7 @@ from duemq.protocol.frames.frame import JSON
 from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.properties import tags_code_of
 from duemq.protocol.records.record import FLAG_TRANSACTION
+from duemq.protocol.records.recurrence import recurs
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, out_ms
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
 from duemq.scheduler.levels.service import LevelQueues
@@ -39,7 +40,7 @@ from duemq.storage.errors import NotInMemory
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore
 
-_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
+_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | BROKERS_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 _DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 _CHECKSUM: Final = checksum.NAME
@@ -78,7 +79,7 @@ class SendHandlers:
         self._levels = levels
         self._timers = timers
         self._staging = staging
-        self._cluster = staging.cluster
+        self._added = staging.added
         self._when_ready = when_ready
         self._batches = batches
         self._replacements = replacements
@@ -116,7 +117,7 @@ class SendHandlers:
         if _DELAY in text:
             return self._send_level(connection, request, topic, text)
         body = request.body
-        property_bytes = as_stored(text, self._cluster).encode()
+        property_bytes = as_stored(text, self._added).encode()
         appender = self._appender
         if len(body) > appender.max_body_size or len(property_bytes) > self._max_properties or 0 in property_bytes:
             appender.check(body, property_bytes)
@@ -165,7 +166,7 @@ class SendHandlers:
         # The due time computed from a delay is passed on to consumers, as an explicit time is.
         told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
-            f"{as_stored(text, self._cluster)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"
+            f"{as_stored(text, self._added)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"
             f"\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}"
         ).encode()
         if (
@@ -208,7 +209,7 @@ class SendHandlers:
         queue_id = header.queue_id
         now_ms = appender.store_timestamp if appender.has_begun else appender.begin(request.now_ms)
         property_bytes = (
-            f"{as_stored(text, self._cluster)}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
+            f"{as_stored(text, self._added)}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
         if (
             len(body) > appender.max_body_size
@@ -247,6 +248,9 @@ class SendHandlers:
             # Timer properties of a retry are left over from the message's first delivery.
             text = properties.without_all(text, TIMER_NAMES)
         asked = read_request(text)
+        if asked.recurrence is None and recurs(text):
+            # A client sends on a message that recurred.
+            text = properties.without_all(text, (*properties.RECURRENCE, properties.TIMER_REPLACE))
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
             raise self._topics.half_message_refused()
         if asked.replace_key is not None:
@@ -289,4 +293,4 @@ class SendHandlers:
                 due, text = self._reads.at_once(self._staging.by_timer, text, request.now_ms)
             if due is not None and due.deletes:
                 check_deletes(text, topic.name)
-        return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._cluster))
+        return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._added))

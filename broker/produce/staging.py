@@ -12,9 +12,11 @@ from duemq.protocol.codes import ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
+from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, deliver_time, out_ms
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import queue_id_of
+from duemq.scheduler.recurring.times import next_ms
 from duemq.scheduler.timers.config import Refusal
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
@@ -25,18 +27,20 @@ TIMER_NAMES: Final = (
     *properties.TIMER_STATE,
     properties.TIMER_DEL_UNIQKEY,
     properties.TIMER_REPLACE,
+    *properties.RECURRENCE,
 )
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
-HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
-"""The flags for the size of the hosts in a record. The broker sets them itself, whatever a client's sysflag says."""
+BROKERS_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6 | FLAG_RECURS
+"""The flags for the size of the hosts in a record, and for recurring messages. The broker sets them itself, whatever a
+client's sysflag says."""
 
 
 class Staging:
     """Stages messages that may have to wait, see `storage.log.append`."""
 
-    def __init__(self, store: MessageStore, levels: LevelQueues, timers: Timers, cluster_name: str) -> None:
-        self.cluster = f"{properties.CLUSTER}{properties.NAME_END}{cluster_name}"
-        """The property CLUSTER of new messages, see `as_stored`."""
+    def __init__(self, store: MessageStore, levels: LevelQueues, timers: Timers, added: str) -> None:
+        """`added`: the properties that the broker adds to new messages, see `message.of_broker`."""
+        self.added = added
         self._store = store
         self._appender = store.appender
         self._levels = levels
@@ -84,6 +88,29 @@ class Staging:
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
         return ByTimer(deliver_ms, deletes), text
 
+    def recurring(self, recurrence: Recurrence, text: str, now_ms: int) -> tuple[ByTimer, str]:
+        """Return when a recurring message that arrives now is delivered first, and its properties with that time.
+        Raises Refused."""
+        now_ms = self._appender.begin(now_ms)
+        try:
+            deliver_ms = next_ms(recurrence, now_ms)
+        except TimerIllegal as error:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
+        if deliver_ms is None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL, "timer message illegal, the recurring message would never be delivered"
+            )
+        refusal = self._timers.refusal(deliver_ms, now_ms)
+        if refusal is not None:
+            raise self.refused(refusal, deliver_ms - now_ms)
+        text = properties.without_all(text, (*properties.TIMER_STATE, properties.TIMER_PAUSED))
+        text = properties.with_property(text, properties.TIMER_REPLACE, "true")
+        if recurrence.every_ms and recurrence.start_ms is None:
+            # All deliveries count from the first one, whatever becomes of those between.
+            text = properties.with_property(text, properties.TIMER_START, str(deliver_ms))
+        text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
+        return ByTimer(deliver_ms, recurs=True), text
+
     def refused(self, refusal: Refusal, delay_ms: int) -> Refused:
         """Return the error for a message that the timers refuse; `delay_ms` is how long it would have to wait."""
         config = self._timers.config
@@ -122,7 +149,7 @@ class Staging:
         appender = self._appender
         if checksum.NAME in text:
             text = properties.without(text, checksum.NAME)
-        prepared, room = 0, 0
+        prepared, room, flags = 0, 0, 0
         store_timestamp = appender.begin(now_ms)
         if due is None:
             code = properties.tags_code_of(text)
@@ -135,6 +162,8 @@ class Staging:
                 text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(due.deliver_ms)))
                 if due.origin:
                     text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
+                if due.recurs:
+                    flags = FLAG_RECURS
                 if due.deletes:
                     # Found by its unique key: it has no due time, and names no record except one that it replaces.
                     code, prepared = properties.tags_code_of(text), due.origin
@@ -155,7 +184,7 @@ class Staging:
             message.born_timestamp,
             message.born_host,
             message.flag,
-            message.sys_flag & ~HOST_FLAGS,
+            message.sys_flag & ~BROKERS_FLAGS | flags,
             message.reconsume_times,
             prepared,  # see MessageStore.tags_code
         )

@@ -255,6 +255,12 @@ class BrokerConfig:
     recall_enabled: bool = _setting(
         "recallMessageEnable", True, "whether a message that waits may be recalled or cancelled", live=True
     )
+    recall_always_succeeds: bool = _setting(
+        "recallAlwaysSucceeds",
+        False,
+        "whether a recall of a message that is unknown or delivered is answered with success, as RocketMQ does",
+        live=True,
+    )
     mqtt_bridge: str = _setting(
         "mqttBridge", "", "duemq's own: rules (bridge.toml) of an MQTT bridge that runs beside the broker; empty: none"
     )

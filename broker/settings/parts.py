@@ -23,6 +23,7 @@ READ_WHERE_USED: Final = frozenset(
         "maxTransferCountOnMessageInMemory",
         "notifyConsumerIdsChangedEnable",
         "pullThreadPoolQueueCapacity",
+        "recallAlwaysSucceeds",
         "recallMessageEnable",
         "sendThreadPoolQueueCapacity",
         "shortPollingTimeMills",

@@ -37,6 +37,8 @@ class ConsumerOffsets:
         """Keys whose offsets are not in `_json` yet."""
         self._is_saved = True
         """Whether everything is in the file, or was in the most recently begun write of it."""
+        self._pulled: dict[str, dict[int, int]] = {}
+        """Where the last pulls of groups ended, by the keys of the table; only in memory, as in RocketMQ."""
 
     def load(self) -> None:
         """Read the table. Raises StoreFormatError."""
@@ -63,6 +65,18 @@ class ConsumerOffsets:
         self._changed.add(key)
         self._is_saved = False
 
+    def pulled(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """Note where a pull of a known group ended."""
+        key = f"{topic}{SEPARATOR}{group}"
+        offsets = self._pulled.get(key)
+        if offsets is None:
+            offsets = self._pulled[key] = {}
+        offsets[queue_id] = next_offset
+
+    def pull_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where the last pull of a group ended since the start; None without one."""
+        return self._pulled.get(f"{topic}{SEPARATOR}{group}", {}).get(queue_id)
+
     def topics_of(self, group: str) -> list[str]:
         """Return the topics for which a group has offsets."""
         return [topic for key in self._table for topic, _, name in (key.rpartition(SEPARATOR),) if name == group]
@@ -75,11 +89,15 @@ class ConsumerOffsets:
         """Remove a topic's offsets."""
         for group in self.groups_of(topic):
             self._remove(f"{topic}{SEPARATOR}{group}")
+        for key in [key for key in self._pulled if key.rpartition(SEPARATOR)[0] == topic]:
+            del self._pulled[key]
 
     def remove_group(self, group: str) -> None:
         """Remove a group's offsets."""
         for topic in self.topics_of(group):
             self._remove(f"{topic}{SEPARATOR}{group}")
+        for key in [key for key in self._pulled if key.rpartition(SEPARATOR)[2] == group]:
+            del self._pulled[key]
 
     def to_json(self) -> dict[str, Any]:
         """Return the table in the form of consumerOffset.json and GET_ALL_CONSUMER_OFFSET; offsets are already JSON."""

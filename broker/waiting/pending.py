@@ -1,5 +1,5 @@
-"""Waiting messages, for operators and programs: LIST_PENDING (30003), DUE_CURVE (30004), CHANGE_PENDING (30005), all
-duemq's own.
+"""Waiting messages: LIST_PENDING (30003), DUE_CURVE (30004) and CHANGE_PENDING (30005) for operators and programs, and
+CHANGE_BY_HANDLE (30010) for the senders of messages; all duemq's own.
 
 A search may read the whole timer log. It is done in slices, with other work in between; only a few searches run at a
 time, since each holds a piece of the log.
@@ -8,11 +8,11 @@ time, since each holds a piece of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
-from duemq.broker.access.permission import OPERATE, Action, Role, needs, topic_or_all
+from duemq.broker.access.permission import OPERATE, SEND, Action, Role, needs, topic_or_all
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -20,9 +20,11 @@ from duemq.broker.net.router import Answer, Router, outcome_of
 from duemq.broker.net.slices import Slices
 from duemq.broker.waiting.recall import TimerHandlers
 from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
-from duemq.protocol.records import properties
+from duemq.protocol.records import properties, recurrence
 from duemq.protocol.records.message_id import parse_offset_message_id
+from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.bodies import (
     ChangedMessage,
     ChangedMessages,
@@ -30,9 +32,11 @@ from duemq.protocol.requests.bodies import (
     DueCounts,
     PendingMessage,
     PendingPage,
+    PendingRecurrence,
 )
-from duemq.protocol.requests.headers import ChangePending, DueCurve, ListPending, Request, response
+from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, DueCurve, ListPending, Request, response
 from duemq.scheduler.pending import Pending, Place, Selection, Waiting
+from duemq.scheduler.recurring.records import is_recurring
 from duemq.scheduler.timers.config import Cancelled, Refusal
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.service import Timers
@@ -80,10 +84,12 @@ _OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
 
 
 class _Found(NamedTuple):
-    """A message to change: its id, and the physical offset of its record, None if that is still to be looked up."""
+    """A message to change: its id, and the physical offset of its record, None if that is still to be looked up.
+    `owner`: the topic and the UNIQ_KEY that it has to have, None if they do not matter."""
 
     message_id: str
     place: int | None = None
+    owner: tuple[str, str] | None = None
 
 
 class PendingHandlers:
@@ -116,6 +122,8 @@ class PendingHandlers:
         )
         router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(Action.ANY), role=Role.LOOK), self.curve)
         router.add(RequestCode.CHANGE_PENDING, ChangePending, OPERATE, self.change)
+        # As with a recall, whoever may send to the topic may take back what was sent, if he has the handle.
+        router.add(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle, SEND, self.change_by_handle)
 
     # --- in slices
 
@@ -199,6 +207,32 @@ class PendingHandlers:
         """Cancel messages, give them another time or deliver them now; return the outcome for each. The answer is sent
         once the changes are as durable as a send would be."""
         header = request.header
+
+        async def work(done: ChangedMessages) -> None:
+            if header.msg_id is not None:
+                await self._change(self._named(header), header, done)
+            else:
+                async with self._turn():
+                    await self._change_selected(_selection_to_change(header), header, done)
+
+        return await self._changed(connection, request, work)
+
+    async def change_by_handle(self, connection: Connection, request: Request[ChangeByHandle]) -> Answer:
+        """As `change`, for messages of one topic, named by what their handles tell."""
+        header = request.header
+
+        async def work(done: ChangedMessages) -> None:
+            await self._change(_of_handles(header), header, done)
+
+        return await self._changed(connection, request, work)
+
+    async def _changed(
+        self,
+        connection: Connection,
+        request: Request[ChangePending] | Request[ChangeByHandle],
+        work: Callable[[ChangedMessages], Awaitable[None]],
+    ) -> Answer:
+        header = request.header
         self._waiting.check_allowed("change")
         _check_action(header)
         if header.delay_ms is not None:
@@ -207,11 +241,7 @@ class PendingHandlers:
             await self._reads.run(self._check_time, header.deliver_ms)
         done = ChangedMessages({}, [])
         try:
-            if header.msg_id is not None:
-                await self._change(self._named(header), header, done)
-            else:
-                async with self._turn():
-                    await self._change_selected(_selection_to_change(header), header, done)
+            await work(done)
         except (Refused, StoreError, OSError) as error:
             code, remark = outcome_of(error)
             answer = response(code, f"{remark} (after {sum(done.counts.values())} messages)")
@@ -221,13 +251,9 @@ class PendingHandlers:
 
     def _named(self, header: ChangePending) -> Iterator[_Found]:
         """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
-        ids = (header.msg_id or "").split(",")
-        if len(ids) > MAX_IDS:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(ids)} ids are over {MAX_IDS}")
+        ids = _ids(header.action, header.msg_id or "")
         if _selection(header) != Selection():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed: name messages or select them, not both")
-        for message_id in ids:
-            parse_offset_message_id(message_id)
         return map(_Found, ids)
 
     async def _change_selected(self, selection: Selection, header: ChangePending, done: ChangedMessages) -> None:
@@ -242,7 +268,9 @@ class PendingHandlers:
                 part = []
         await self._change(part, header, done)
 
-    async def _change(self, messages: Iterable[_Found], header: ChangePending, done: ChangedMessages) -> None:
+    async def _change(
+        self, messages: Iterable[_Found], header: ChangePending | ChangeByHandle, done: ChangedMessages
+    ) -> None:
         """Change messages, and note the outcome for each. Raises Refused, StoreError, OSError."""
         async for found in self._slices.of(messages):
             outcome = await self._change_one(found, header)
@@ -250,17 +278,17 @@ class PendingHandlers:
             if len(done.messages) < MAX_IDS:
                 done.messages.append(ChangedMessage(found.message_id, outcome))
 
-    async def _change_one(self, found: _Found, header: ChangePending) -> ChangeOutcome:
-        place = found.place if found.place is not None else await self._waiting.place_of(found.message_id)
+    async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
+        place = found.place if found.place is not None else await self._waiting.place_of(found.message_id, found.owner)
         if place is None:
             return "NEVER_EXISTED"
 
         def change() -> Cancelled | None:
             if header.action == _CANCEL:
-                return self._pending.cancel(place, self._clock.now_ms())
+                return self._pending.cancel(place, self._clock.now_ms(), found.owner)
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
-            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms())
+            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
         result = await self._waiting.outcome(change)
         return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
@@ -274,7 +302,25 @@ class PendingHandlers:
             raise Refused(code, f"reschedule failed, {reason}")
 
 
-def _check_action(header: ChangePending) -> None:
+def _ids(action: str, text: str) -> list[str]:
+    """Return the ids of a request. Raises Refused, RemoteProtocolError."""
+    ids = text.split(",")
+    if len(ids) > MAX_IDS:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{action} failed, {len(ids)} ids are over {MAX_IDS}")
+    for message_id in ids:
+        parse_offset_message_id(message_id)
+    return ids
+
+
+def _of_handles(header: ChangeByHandle) -> Iterator[_Found]:
+    """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
+    ids, keys = _ids(header.action, header.msg_id), header.uniq_key.split(properties.NAME_END)
+    if len(keys) != len(ids):
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(keys)} uniqKeys for {len(ids)} ids")
+    return (_Found(message_id, None, (header.topic, key)) for message_id, key in zip(ids, keys, strict=True))
+
+
+def _check_action(header: ChangePending | ChangeByHandle) -> None:
     if header.action not in ACTIONS:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is none of {', '.join(ACTIONS)}")
     given = [number for number in (header.deliver_ms, header.delay_ms) if number is not None]
@@ -288,13 +334,14 @@ def _check_action(header: ChangePending) -> None:
 
 def _selection(header: ListPending | ChangePending) -> Selection:
     """Return the messages that a request selects. An empty text counts as absent, as in the binary header."""
-    return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms)
+    recurring = isinstance(header, ListPending) and bool(header.recurring)
+    return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms, recurring)
 
 
 def _selection_to_change(header: ChangePending) -> Selection:
     """As `_selection`, but require a topic and at least one more criterion. Raises Refused."""
     selection = _selection(header)
-    if selection.topic is None or selection[1:] == (None, None, None):
+    if selection.topic is None or (selection.key, selection.begin_ms, selection.end_ms) == (None, None, None):
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
             f"{header.action} failed: give msgId, or topic and at least one of key, beginMs, endMs",
@@ -318,4 +365,14 @@ def _described(found: Waiting) -> PendingMessage:
         len(message.body),
         message.born_timestamp,
         message.store_timestamp,
+        _recurrence_of(message),
     )
+
+
+def _recurrence_of(message: StoredMessage) -> PendingRecurrence | None:
+    if not is_recurring(message):
+        return None
+    try:
+        return PendingRecurrence(*recurrence.read(message.properties_text))
+    except TimerIllegal:
+        return PendingRecurrence()

@@ -31,6 +31,7 @@ from duemq.protocol.requests.headers import (
     response,
 )
 from duemq.protocol.requests.recall_handle import RecallHandle
+from duemq.scheduler.timers.changes import owner_of
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.files.formats import metrics_json
 from duemq.scheduler.timers.index.ids import given_id
@@ -110,7 +111,7 @@ class TimerHandlers:
             result = await self._recall_place(handle, handle.place[0])
         else:
             result = await self._recall_key(connection, handle, request.now_ms)
-        if result in _NOT_RECALLED:
+        if result in _NOT_RECALLED and not self._settings.config.recall_always_succeeds:
             answer = response(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
         else:
             answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
@@ -160,13 +161,16 @@ class TimerHandlers:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
-    async def place_of(self, message_id: str) -> int | None:
-        """Return the physical offset in an id, None if the id is from another broker or store. Raises
+    async def place_of(self, message_id: str, owner: tuple[str, str] | None = None) -> int | None:
+        """Return the physical offset in an id, None if the id is from another broker or store. `owner`: topic and
+        UNIQ_KEY of the message, if they are known: None is returned if the record is another message's. Raises
         RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
         message = await self._record_of(physical_offset)
+        if message is not None and owner is not None and owner != owner_of(message):
+            return None
         # After a store has moved, ids of older messages contain its old address, which each record also holds.
         known = (
             given_id(message)
@@ -184,9 +188,9 @@ class TimerHandlers:
             await self._learn_ids()
         return await self._reads.run(changes.record_of, physical_offset)
 
-    async def _cancel(self, physical_offset: int, named: tuple[str, str] | None = None) -> Cancelled:
+    async def _cancel(self, physical_offset: int, owner: tuple[str, str] | None = None) -> Cancelled:
         """See `TimerChanges.cancel`."""
-        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), named))
+        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), owner))
 
     async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
         """Return the outcome of a change of `TimerChanges`, repeated once the ids are known if it needs them."""

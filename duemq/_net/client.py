@@ -86,9 +86,17 @@ class Client:
         """The connection to a broker. Raises ConnectError, and the errors of the heartbeat that opens it."""
         return await self._brokers.get(address)
 
+    def open_connection(self, address: str) -> Connection | None:
+        """The connection to a broker, if it is open."""
+        return self._brokers.open_one(address)
+
     async def all_brokers(self) -> list[str]:
         """The addresses of all brokers that the name servers know. Raises what `NameServers.brokers` does."""
         return await self._nameservers.brokers(timeout=self.intervals.request_timeout)
+
+    async def brokers_by_name(self) -> dict[str, dict[int, str]]:
+        """All brokers that the name servers know, see `NameServers.brokers_by_name`."""
+        return await self._nameservers.brokers_by_name(timeout=self.intervals.request_timeout)
 
     @property
     def broker_addresses(self) -> list[str]:

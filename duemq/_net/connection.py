@@ -31,6 +31,9 @@ Codec = Literal["auto", "json", "msgpack"]
 MAX_IN_FLIGHT: Final = 16_384
 """Most requests of one connection that wait for their answers; a further one waits for its turn."""
 
+WRITE_BYTES: Final = 64 * 1024
+"""Frames of one turn of the event loop are written together, and at the latest when they have this size."""
+
 DEFAULT_PORT: Final = 9876
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
@@ -58,6 +61,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._end_reason: tuple[type[ConnectionLostError | PeerError], str] | None = None
         self._lost = asyncio.Event()
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        """Fires when the first pending request is too late, or before that."""
 
     @property
     def is_open(self) -> bool:
@@ -69,10 +76,27 @@ class Connection(asyncio.Protocol):
 
         Raises RequestTimeoutError, ConnectionLostError, PeerError; ArgumentError if the request exceeds a frame.
         """
+        # No asyncio.timeout for a request: one timer of the connection serves all.
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         try:
-            async with asyncio.timeout(timeout), self._turns:
-                await self._writable.wait()
-                return await self._ask(code, header, body, timeout)
+            if self._turns.locked() or not self._writable.is_set():
+                async with asyncio.timeout_at(deadline):
+                    await self._wait_for_turn()
+            else:
+                await self._turns.acquire()
+            try:
+                answer: asyncio.Future[Command] = loop.create_future()
+                opaque = self._pending.add(answer, deadline)
+                try:
+                    self._write(self._command(code, opaque, header, body, 0), self.codec)
+                    if self._timer is None or self._timer.when() > deadline:
+                        self._watch(loop, deadline)
+                    return await answer
+                finally:
+                    self._pending.take(opaque)
+            finally:
+                self._turns.release()
         except TimeoutError:
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
 
@@ -100,15 +124,28 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
             await self._lost.wait()
 
-    async def _ask(self, code: int, header: Header | None, body: Body, timeout: float) -> Command:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Command] = loop.create_future()
-        opaque = self._pending.add(answer, loop.time() + timeout)
+    async def _wait_for_turn(self) -> None:
+        await self._turns.acquire()
         try:
-            self._write(self._command(code, opaque, header, body, 0), self.codec)
-            return await answer
-        finally:
-            self._pending.take(opaque)
+            await self._writable.wait()
+        except BaseException:
+            self._turns.release()
+            raise
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(deadline, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail the requests whose time is over."""
+        self._timer = None
+        for answer in self._pending.expire(loop.time()):
+            if not answer.done():
+                answer.set_exception(TimeoutError())
+        deadline = self._pending.first_deadline()
+        if deadline is not None:
+            self._watch(loop, deadline)
 
     def _command(self, code: int, opaque: int, header: Header | None, body: Body, flag: int) -> Command:
         ext = header.to_ext() if header is not None else {}
@@ -119,12 +156,24 @@ class Connection(asyncio.Protocol):
     def _write(self, command: Command, codec: int) -> None:
         if self._end_reason is not None:
             raise self._error()
-        assert self._transport is not None
         try:
             frame = frame_codec.encode(command, codec)
         except LocalProtocolError as error:
             raise ArgumentError(str(error)) from None
-        self._transport.write(frame)
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write_out)
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
+        if self._unwritten_bytes >= WRITE_BYTES:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        """Write the frames of this turn of the event loop: one call of the system for all."""
+        if self._unwritten:
+            frames, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+            assert self._transport is not None
+            if not self._transport.is_closing():
+                self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     # --- called by the event loop --------------------------------------------------------------------------------
 
@@ -202,8 +251,12 @@ class Connection(asyncio.Protocol):
     def _end(self, kind: type[ConnectionLostError | PeerError], why: str) -> None:
         if self._end_reason is not None:
             return
+        self._write_out()
         self._end_reason = (kind, why)
         self._writable.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for answer in self._pending.clear():
             if not answer.done():
                 answer.set_exception(self._error())

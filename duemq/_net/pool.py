@@ -36,6 +36,11 @@ class Pool:
                 self._connections[address] = connection
         return connection
 
+    def open_one(self, address: str) -> Connection | None:
+        """Return the connection to an address, if there is one."""
+        connection = self._connections.get(address)
+        return connection if connection is not None and connection.is_open else None
+
     @property
     def addresses(self) -> list[str]:
         """Addresses to which there is a connection now."""

@@ -126,19 +126,24 @@ class NameServers:
         raise AssertionError("no name server")
 
     async def brokers(self, *, timeout: float) -> list[str]:
-        """Return the addresses of all brokers that a name server knows. Raises ConnectError if it knows none,
-        BrokerError, PeerError, and the errors of `ask`."""
+        """Return the addresses of all brokers that a name server knows. Raises what `brokers_by_name` does."""
+        brokers = await self.brokers_by_name(timeout=timeout)
+        return sorted({one for members in brokers.values() for one in members.values()})
+
+    async def brokers_by_name(self, *, timeout: float) -> dict[str, dict[int, str]]:
+        """Return the brokers that a name server knows, at least one: the addresses of each by its name, as in
+        `Route.brokers`. Raises ConnectError if it knows none, BrokerError, PeerError, and the errors of `ask`."""
         answer, address = await self.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, timeout=timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise error_of(answer, address)
         try:
-            brokers = bodies.decode(answer.body, ClusterInfo).broker_addr_table.values()
+            table = bodies.decode(answer.body, ClusterInfo).broker_addr_table
         except BodyError as error:
             raise PeerError(address, str(error)) from None
-        addresses = sorted({one for broker in brokers for one in broker.broker_addrs.values()})
-        if not addresses:
+        brokers = {name: dict(broker.broker_addrs) for name, broker in table.items() if broker.broker_addrs}
+        if not brokers:
             raise ConnectError(address, "the name server knows no broker")
-        return addresses
+        return brokers
 
     async def check(self, *, timeout: float) -> None:
         """Connect to one of the name servers. Raises ConnectError if that fails for all of them."""
@@ -205,6 +210,11 @@ class Routes:
         if not route.write_queues:
             raise NoRouteError(topic, "none of its queues can be written to now")
         return route
+
+    def known_to_send(self, topic: str) -> Route | None:
+        """Return what `find_to_send` would return, if it needs no question for that."""
+        route = self._routes.get(topic) or self._fallbacks.get(topic)
+        return route if route is not None and route.write_queues else None
 
     def was_found(self, topic: str) -> bool:
         """Return whether the topic has had a route since the start."""

@@ -3,7 +3,8 @@
 RocketMQ has delay levels, a short table of spans, and since 5.0 timers with any time. An older broker ignores a timer
 and delivers at once, and any broker takes a level beyond its table for the last one. At a duemq broker a topic may
 have a table of its own, by which its levels are read. So the client asks each broker what it has, for each connection
-and again from time to time, and refuses what would be delivered early.
+and again from time to time, and refuses what would be delivered early. A delay is sent with a timer, and as a level
+only where the broker has no timers and a level that equals it.
 
 A delay is told as a delay, and counts by the broker's clock: this machine's may be slow or fast.
 """
@@ -123,12 +124,16 @@ class DelaySpec:
     @property
     def is_plain(self) -> bool:
         """Whether the message is not delayed, so that the broker need not be asked."""
-        return self.at_once and not self.replaces
+        return self is AT_ONCE or (self.at_once and not self.replaces)
 
     @property
-    def needs_timer(self) -> bool:
-        """Whether no level can fulfil it: a time of delivery is no delay."""
-        return self.time_ms is not None
+    def takes_timer(self) -> bool:
+        """Whether a broker with timers fulfils it with one: its levels do not matter then."""
+        return self.level is None
+
+
+AT_ONCE: Final = DelaySpec()
+"""Without a delay, and without replacing another."""
 
 
 def read_delay_spec(
@@ -153,6 +158,12 @@ class Plan:
 
     properties: dict[str, str]
     due_time_ms: int | None = None
+    waits: bool = False
+    """Whether the message waits at the broker, so that one may change one's mind."""
+
+
+PLAIN: Final = Plan({})
+"""Without a delay."""
 
 
 def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
@@ -166,22 +177,22 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
                 address,
             )
         plan = make_plan(replace(spec, replaces=False), delays, now_ms, address, elapsed_ms)
-        return Plan({**plan.properties, properties.TIMER_REPLACE: "true"}, plan.due_time_ms)
+        return replace(plan, properties={**plan.properties, properties.TIMER_REPLACE: "true"})
     if spec.at_once:
         return Plan({})
     if spec.level is not None:
         return _plan_level(spec.level, delays, now_ms, address)
     levels = delays.valid_levels_ms
     if spec.delay_ms is not None:
-        if spec.delay_ms in levels:
-            return _plan_level(levels.index(spec.delay_ms) + 1, delays, now_ms, address)
         if delays.timers:
             # A message that was to wait does so for a moment at least: the broker says then when it was due.
             rest = max(1, spec.delay_ms - elapsed_ms)
-            return Plan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest)
+            return Plan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest, waits=True)
+        if spec.delay_ms in levels:
+            return _plan_level(levels.index(spec.delay_ms) + 1, delays, now_ms, address)
     elif spec.time_ms is not None:
         if delays.timers:
-            return Plan({properties.TIMER_DELIVER_MS: str(spec.time_ms)}, spec.time_ms)
+            return Plan({properties.TIMER_DELIVER_MS: str(spec.time_ms)}, spec.time_ms, waits=True)
         if spec.time_ms <= now_ms:
             return Plan({properties.DUE_MS: str(spec.time_ms)}, spec.time_ms)
     what = "a time of delivery" if spec.delay_ms is None else f"a delay of {format_duration(spec.delay_ms)}"
@@ -198,7 +209,7 @@ def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
     levels = delays.valid_levels_ms
     if not levels:
         # It does not say which levels it has: nothing to check against, and no due time to tell.
-        return Plan({properties.DELAY: str(level)})
+        return Plan({properties.DELAY: str(level)}, waits=True)
     if level > len(levels):
         where = "" if delays.own is None else f" for the topic {delays.own.topic}"
         raise DelayError(
@@ -206,4 +217,4 @@ def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
             levels,
         )
     due = now_ms + levels[level - 1]
-    return Plan({properties.DELAY: str(level), properties.DUE_MS: str(due)}, due)
+    return Plan({properties.DELAY: str(level), properties.DUE_MS: str(due)}, due, waits=True)

@@ -43,7 +43,7 @@ class DelayTables:
         except BrokerError as error:
             _raise_unless_a_level(spec, error)
             delays = self._brokers.keep(connection, "", Delays())
-        if not delays.topics_have_levels or (delays.timers and spec.needs_timer):
+        if not delays.topics_have_levels or (delays.timers and spec.takes_timer):
             return delays
         try:
             own = await self._own(connection, address, topic)
@@ -52,6 +52,11 @@ class DelayTables:
             # Not kept: the broker's own table must not be taken for the topic's.
             return Delays()
         return delays if own is None else replace(delays, own=own)
+
+    def known(self, connection: Connection, spec: DelaySpec) -> Delays | None:
+        """The delays of a broker, if they are kept and tell all about this wish: as `find`, without a question."""
+        delays = self._brokers.kept(connection, "") if spec.takes_timer else None
+        return delays if delays is not None and delays.timers else None
 
     async def _own(self, connection: Connection, address: str, topic: str) -> TopicLevels | None:
         try:
@@ -101,6 +106,11 @@ class Answers(Generic[T]):
             kept.pop(name, None)
             raise
         return self.keep(connection, name, answer)
+
+    def kept(self, connection: Connection, name: str) -> T | None:
+        """The answer that is kept and still valid, if there is one."""
+        found = self._kept.get(connection, {}).get(name)
+        return found[0] if found is not None and asyncio.get_running_loop().time() < found[1] else None
 
     def keep(self, connection: Connection, name: str, answer: T) -> T:
         """Believe an answer from now on; gives it back."""

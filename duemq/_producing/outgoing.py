@@ -50,14 +50,17 @@ def prepare(
     checks.check_topic_to_send(topic)
     data = _as_bytes(body)
     checks.check_body(data, max_body_bytes)
-    fields = dict(user_properties or {})
-    checks.check_properties(fields)
+    fields = dict[str, str]()
+    if user_properties:
+        fields.update(user_properties)
+        checks.check_properties(fields)
     if tags is not None:
         checks.check_tags(tags)
         fields[properties.TAGS] = tags
-    joined = _join_keys(keys)
-    if joined:
-        fields[properties.KEYS] = joined
+    if keys:
+        joined = _join_keys(keys)
+        if joined:
+            fields[properties.KEYS] = joined
     if sharding_key is not None:
         checks.check_property_text(sharding_key, "a sharding key")
         fields[SHARDING_KEY] = sharding_key
@@ -87,6 +90,8 @@ async def compressed(message: Outgoing, from_bytes: int | None) -> Outgoing:
 
 
 def _as_bytes(body: bytes | str) -> bytes:
+    if type(body) is bytes:
+        return body
     if isinstance(body, str):
         return body.encode()
     if not isinstance(body, bytes | bytearray | memoryview):

@@ -60,6 +60,13 @@ def check_topic_to_send(topic: str) -> None:
         raise ArgumentError(f"the topic {topic} belongs to the broker itself; nothing can be sent to it")
 
 
+def check_timeout(timeout: float) -> float:
+    """Return a time-out in seconds, if it is one."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ArgumentError(f"timeout={timeout!r}: give seconds, more than 0")
+    return timeout
+
+
 def check_group(group: str) -> None:
     """Check the name of a producer group or consumer group."""
     _check_name("group", group, MAX_GROUP_LENGTH)

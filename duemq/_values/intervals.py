@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+CONNECT_TIMEOUT: Final = 3.0
+"""Time-out for a connection, in seconds, as in RocketMQ's clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
     """Intervals and time-outs, in seconds."""
 
-    connect_timeout: float = 3.0
+    connect_timeout: float = CONNECT_TIMEOUT
     request_timeout: float = 3.0
     """Time-out of requests for which the caller gives no timeout: routes, heartbeats, offsets."""
 
@@ -52,3 +56,9 @@ class Intervals:
     def pause(self, failures: int) -> float:
         """Return the seconds to wait after a number of failures in a row, counted from 1."""
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 20))
+
+
+def with_connect_timeout(intervals: Intervals | None, connect_timeout: float) -> Intervals:
+    """Return intervals with a caller's own time-out for connections, in seconds."""
+    given = intervals or Intervals()
+    return given if connect_timeout == CONNECT_TIMEOUT else replace(given, connect_timeout=connect_timeout)

@@ -1,4 +1,4 @@
-"""The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
+"""The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq schedule`, `duemq serve`,
 `duemq clock advance`, `duemq user`, `duemq acl`, `duemq doctor`, `duemq tls self-signed`, `duemq mqtt-bridge` with the
 commands of `mqtt_bridge.cli`, `duemq store` with the commands of `broker.repair.cli`, and `duemq spark` with the
 commands of `spark_jobs.cli.commands`.
@@ -23,6 +23,7 @@ _ELSEWHERE: Final = {
     "receive": ("duemq.cli.messages", "receive"),
     "cancel": ("duemq.cli.messages", "cancel"),
     "pending": ("duemq.cli.pending", "pending"),
+    "schedule": ("duemq.cli.schedule", "schedule"),
     "clock": ("duemq.cli.clock", "clock"),
     "user": ("duemq.cli.users", "user"),
     "acl": ("duemq.cli.users", "acl"),

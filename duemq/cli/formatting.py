@@ -12,19 +12,18 @@ import msgspec
 
 from duemq._net.id_brokers import broker_of
 from duemq._values.durations import format_duration
-from duemq.messages import CancelResult, ChangeResult, Changes, DueCurve, PendingMessage, ReceivedMessage, SendResult
+from duemq.messages import (
+    ChangedMessage,
+    ChangeResult,
+    Changes,
+    DueCurve,
+    PendingMessage,
+    ReceivedMessage,
+    SendResult,
+)
 from duemq.protocol.printable import printable
 
 _UNKNOWN: Final = "is of the broker {broker}, which is not there now; it may wait there"
-_CANCELLED: Final = {
-    CancelResult.CANCELLED: "is cancelled",
-    CancelResult.ALREADY_CANCELLED: "was cancelled before",
-    CancelResult.ALREADY_DELIVERED: "is delivered already",
-    CancelResult.NO_LONGER_WAITS: "was delivered or cancelled long ago, or its store was compacted since",
-    CancelResult.NEVER_EXISTED: "is no message that waits or waited here",
-    CancelResult.BROKER_UNKNOWN: _UNKNOWN,
-}
-
 _CHANGED: Final = {
     ChangeResult.CANCELLED: ("is cancelled", "are cancelled"),
     ChangeResult.RESCHEDULED: ("has another time", "have another time"),
@@ -65,14 +64,15 @@ def result_as_json(result: SendResult) -> str:
             "queue_id": result.queue.queue_id,
             "queue_offset": result.queue_offset,
             "due_time_ms": result.due_time_ms,
+            "handle": None if result.handle is None else str(result.handle),
             "recall_handle": result.recall_handle,
         }
     )
 
 
-def cancelled_as_text(name: str, result: CancelResult) -> str:
-    """Return the outcome for a message that was to be cancelled."""
-    return _outcome(name, _CANCELLED[result])
+def changed_as_text(message: ChangedMessage) -> str:
+    """Return the outcome for a message that was to be changed."""
+    return _outcome(message.offset_message_id, _CHANGED[message.result][0])
 
 
 def _outcome(offset_message_id: str, text: str) -> str:
@@ -81,9 +81,9 @@ def _outcome(offset_message_id: str, text: str) -> str:
     return f"{printable(offset_message_id)} {text}"
 
 
-def cancelled_as_json(name: str, result: CancelResult) -> str:
-    """Return the outcome for a message that was to be cancelled."""
-    return _line({"id": name, "result": str(result)})
+def changed_as_json(message: ChangedMessage) -> str:
+    """Return the outcome for a message that was to be changed."""
+    return _line({"id": message.offset_message_id, "result": str(message.result)})
 
 
 def pending_as_text(message: PendingMessage) -> str:
@@ -96,6 +96,25 @@ def pending_as_text(message: PendingMessage) -> str:
     if message.keys:
         parts.append(f"({printable(' '.join(message.keys))})")
     parts.append(printable(message.offset_message_id))
+    return "  ".join(parts)
+
+
+def recurring_as_text(message: PendingMessage) -> str:
+    """Return the time of the next delivery, topic, [tag], name, and when the message recurs."""
+    found = message.recurrence
+    assert found is not None
+    parts = ["paused" if found.is_paused else local_time(message.due_time_ms), printable(message.topic)]
+    if message.tags:
+        parts.append(f"[{printable(message.tags)}]")
+    parts.append(printable(" ".join(message.keys)))
+    if found.every_ms is not None:
+        parts.append(f"every {format_duration(found.every_ms)}")
+    else:
+        parts.append(f"cron {printable(found.cron or '')!r} {printable(found.zone)}")
+    if found.count is not None:
+        parts.append(f"{found.count} times")
+    if found.end_ms is not None:
+        parts.append(f"until {local_time(found.end_ms)}")
     return "  ".join(parts)
 
 
@@ -122,7 +141,7 @@ def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
     """Yield the outcomes of changes: a line for each message, or one for all messages with the same result."""
     if by_id:
         for message in changes.messages:
-            yield _outcome(message.offset_message_id, _CHANGED[message.result][0])
+            yield changed_as_text(message)
         return
     for result, count in changes.counts.items():
         yield f"{count} message{'s' if count != 1 else ''} {_CHANGED[result][count != 1]}"

@@ -28,7 +28,7 @@ from duemq.cli.shared import (
 )
 from duemq.consumer import From, PushConsumer
 from duemq.errors import RequestTimeoutError
-from duemq.messages import CancelResult, ReceivedMessage
+from duemq.messages import ChangeResult, Changes, ReceivedMessage
 from duemq.producer import Producer
 
 
@@ -75,9 +75,9 @@ def send(
 
     BODY is text; without it, or if it is -, the body is read from standard input, unchanged.
 
-    The broker is asked which delays it has. A duration that equals one of its delay levels, or of the topic's where
-    that has its own, is sent as that level; any other duration, and --at, need a broker with timers: duemq, or RocketMQ
-    from 5.0 on. An older one would deliver such a message at once, so it is refused here.
+    --in and --at need a broker with timers: duemq, or RocketMQ from 5.0 on. With an older one, a duration that equals
+    one of its delay levels is sent as that level, and anything else is refused here, since that broker would deliver it
+    at once.
 
     \b
     duemq send orders '{"id": 7}' --tag paid --key 7
@@ -86,11 +86,11 @@ def send(
     duemq send searches 'index 4711' --in 30s --key 4711 --replace
     date | duemq send log --level 3
     """
-    properties = dict(_split_pair(pair) for pair in pairs)
-    content = _read_body(body)
+    properties = dict(split_pair(pair) for pair in pairs)
+    content = read_body(body)
 
     async def work() -> None:
-        async with _producer(nameserver, codec, timeout, account, tls) as producer:
+        async with make_producer(nameserver, codec, timeout, account, tls) as producer:
             result = await producer.send(
                 topic,
                 content,
@@ -107,7 +107,8 @@ def send(
     run(work())
 
 
-def _read_body(body: str | None) -> bytes:
+def read_body(body: str | None) -> bytes:
+    """Return the body of a message to send: the argument BODY, or what standard input has."""
     if body is not None and body != "-":
         return body.encode()
     # Standard input that is closed is None.
@@ -116,7 +117,8 @@ def _read_body(body: str | None) -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls: Tls) -> Producer:
+def make_producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls: Tls) -> Producer:
+    """Return the producer of a command, which is not started yet."""
     return Producer(
         nameserver,
         group=GROUP,
@@ -128,7 +130,8 @@ def _producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys, tls
     )
 
 
-def _split_pair(text: str) -> tuple[str, str]:
+def split_pair(text: str) -> tuple[str, str]:
+    """Return the name and the value of a property."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise click.UsageError(f"{text!r} is no NAME=VALUE")
@@ -259,26 +262,25 @@ def cancel(
 ) -> None:
     """Cancel messages that wait for a time or a delay level, and print the result for each.
 
-    ID is the offset_message_id that `duemq send --json` prints. The exit code is 0 if none of the messages will be
-    delivered. Needs duemq brokers.
+    ID is the handle or the offset_message_id that `duemq send --json` prints. The exit code is 0 if none of the
+    messages will be delivered. Needs duemq brokers, or for handles of messages with a timer RocketMQ's from 5.3 on.
 
     \b
-    id=$(duemq send reminders 'call back' --in 1h --json | jq -r .offset_message_id)
+    id=$(duemq send reminders 'call back' --in 1h --json | jq -r .handle)
     duemq cancel $id
     """
-    results = dict[str, CancelResult]()
+    found: list[Changes] = []
 
     async def work() -> None:
-        async with _producer(nameserver, codec, timeout, account, tls) as producer:
-            results.update(await producer.cancel(ids))
+        async with make_producer(nameserver, codec, timeout, account, tls) as producer:
+            found.append(await producer.cancel(ids))
 
     try:
         run(work())
     except RequestTimeoutError as error:
         fail(f"{error}. The same command again tells what became of each message")
-    for name, result in results.items():
-        click.echo(
-            formatting.cancelled_as_json(name, result) if as_json else formatting.cancelled_as_text(name, result)
-        )
-    if set(results.values()) - {CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED}:
+    (changes,) = found
+    for message in changes.messages:
+        click.echo(formatting.changed_as_json(message) if as_json else formatting.changed_as_text(message))
+    if set(changes.counts) - {ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED}:
         sys.exit(1)

@@ -2,37 +2,36 @@
 
 RocketMQ's clients, the journal and the window of messages on their way live as long as the bridge. For each connection
 to the MQTT broker there is a new `Session`.
+
+The subscriptions do not wait for RocketMQ: a message that an MQTT broker acknowledges while nobody is subscribed is
+lost. Until RocketMQ's clients are started, messages wait as they do whenever RocketMQ is away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from duemq._net.complaints import Complaints
 from duemq._values.checks import MAX_BODY_BYTES
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
-from duemq.admin import Admin
-from duemq.consumer import PushConsumer
-from duemq.errors import ArgumentError, ClosedError, DueMQError
+from duemq.errors import DueMQError
 from duemq.mqtt_bridge import delayed
+from duemq.mqtt_bridge.clients import Clients
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.fields import encoded_name
-from duemq.mqtt_bridge.rules.model import Outbound, Rules
+from duemq.mqtt_bridge.rules.model import Outbound, Rules, Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
 from duemq.mqtt_bridge.session.journal import Journal, State, open_journal
 from duemq.mqtt_bridge.session.packet_ids import PacketIds
 from duemq.mqtt_bridge.session.packets import Ack, Publish
 from duemq.mqtt_bridge.status import OFFLINE, Status
-from duemq.producer import Producer
 
 PACKET_BYTES: Final = MAX_BODY_BYTES + packets.HEAD_OF_LARGE
 """Maximum size of a packet that is kept whole, in bytes. The payload of larger ones is more than RocketMQ takes."""
@@ -40,7 +39,6 @@ COUNTERS_EVERY: Final = 10.0
 """Seconds between two reports of the counters."""
 FINISH: Final = 5.0
 """Maximum time for the messages on their way when the bridge is stopped, in seconds."""
-PRODUCER_GROUP: Final = "mqtt-bridge"
 MAX_REPORTED_NAME: Final = 64
 """Maximum number of characters of a bridge's name in its reports to brokers."""
 
@@ -58,13 +56,6 @@ class Bridge:
         self._rules = rules
         self._intervals = intervals or Intervals()
         self._clock = clock
-        self._access: Mapping[str, Any] = {
-            **rules.account._asdict(),
-            "tls": rules.tls.context() if rules.tls is not None else False,
-        }
-        """The arguments with which RocketMQ's clients get in."""
-        self._name = rules.connection.share or rules.connection.client_id
-        self._complaints = Complaints(log)
         self._stopped = asyncio.Event()
         self.status = Status(rules.status_topic, clock)
         self.is_ready = asyncio.Event()
@@ -76,195 +67,171 @@ class Bridge:
     async def run(self) -> None:
         """Work until stopped. Raises JournalError if the journal cannot be opened or written, and ArgumentError if
         RocketMQ's clients cannot be made with these rules."""
-        journal = await open_journal(self._rules.connection.state_directory)
-        try:
-            async with AsyncExitStack() as stack:
-                starting = asyncio.create_task(self._start(journal, stack), name="duemq bridge starts")
-                stopped = asyncio.create_task(self._stopped.wait())
-                try:
-                    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
-                    if starting.done():
-                        await starting.result().run(self._stopped)
-                finally:
-                    starting.cancel()
-                    stopped.cancel()
-                    await asyncio.wait((starting, stopped))
-        finally:
-            await journal.close()
-
-    async def _start(self, journal: Journal, stack: AsyncExitStack) -> _Running:
-        """Start RocketMQ's clients as soon as a name server answers; `stack` closes them."""
-        rules, nameserver = self._rules, self._rules.nameserver
-        producer = Producer(
-            nameserver, group=PRODUCER_GROUP, _intervals=self._intervals, _clock=self._clock, **self._access
-        )
-        stack.push_async_callback(producer.close)
-        await self._insist(producer.start)
-        admin = Admin(nameserver, _intervals=self._intervals, **self._access)
-        await self._insist(admin.__aenter__)
-        stack.push_async_exit(admin)
-
-        ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
-        outbound: dict[str, ToMqtt] = {}
-        window = Window(
-            most=rules.connection.max_in_flight,
-            journal=journal,
-            ids=ids,
-            finished=lambda flights: _share_out(flights, outbound),
-        )
-        all_rules = [(rule, False) for rule in rules.outbound]
-        if rules.delayed is not None:
-            all_rules.append((delayed.as_outbound(rules.delayed), True))
-        for rule, is_delayed in all_rules:
-            consumer = await self._consumer(rule, len(all_rules))
-            stack.push_async_callback(consumer.close)
-            outbound[rule.group] = ToMqtt(
-                rule,
-                is_delayed=is_delayed,
-                bridge=self._name,
-                consumer=consumer,
-                is_v5=rules.connection.protocol == "5",
-                window=window,
-                journal=journal,
-                ids=ids,
-                status=self.status,
-                intervals=self._intervals,
-                clock=self._clock,
-            )
-        inbound = FromMqtt(
-            rules,
-            bridge=self._name,
-            producer=producer,
-            recaller=delayed.Waiting(admin),
-            journal=journal,
-            status=self.status,
+        clients = Clients(
+            self._rules,
+            waiting=lambda: self.status.set_online(False),
             intervals=self._intervals,
             clock=self._clock,
         )
-        return _Running(
-            rules,
-            journal,
-            ids,
-            window,
-            inbound,
-            tuple(outbound.values()),
-            self.status,
-            partial(admin.report_bridge, encoded_name(self._name)[:MAX_REPORTED_NAME]),
-            self.is_ready,
-            self._intervals,
-        )
-
-    async def _consumer(self, rule: Outbound, rules: int) -> PushConsumer:
-        """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way."""
-        connection = self._rules.connection
-        failures = 0
-        while True:
-            consumer = PushConsumer(
-                rule.group,
-                nameserver=self._rules.nameserver,
-                from_=rule.start,
-                max_cached_messages=max(1, connection.max_in_flight // rules),
-                max_cached_bytes=connection.max_in_flight_bytes // rules,
-                _intervals=self._intervals,
-                _clock=self._clock,
-                **self._access,
-            )
-            consumer.subscribe(rule.topic, rule.tags)
-            try:
-                await consumer.start()
-            except DueMQError as error:
-                failures += 1
-                await self._wait_for_rocketmq(error, failures)
-            else:
-                self._complaints.resolve(_STARTING)
-                return consumer
-
-    async def _insist(self, start: Callable[[], Awaitable[object]]) -> None:
-        """Start a client of RocketMQ, and again until a name server answers and the brokers accept the account."""
-        failures = 0
-        while True:
-            try:
-                await start()
-            except DueMQError as error:
-                failures += 1
-                await self._wait_for_rocketmq(error, failures)
-            else:
-                self._complaints.resolve(_STARTING)
-                return
-
-    async def _wait_for_rocketmq(self, error: DueMQError, failures: int) -> None:
-        if isinstance(error, (ArgumentError, ClosedError)):
-            raise error
-        self._complaints.raise_(_STARTING, str(error))
-        await asyncio.sleep(self._intervals.pause(failures))
+        journal = await open_journal(self._rules.connection.state_directory)
+        try:
+            async with clients:
+                running = _Running(
+                    self._rules, journal, clients, self.status, self.is_ready, self._intervals, self._clock
+                )
+                await running.run(self._stopped)
+        finally:
+            await journal.close()
 
 
-_STARTING: Final = "starting"
 _MQTT: Final = "the MQTT session"
 _UNSURE: Final = -1
 """In the journal, in place of a QoS: a subscription that the MQTT broker has not confirmed."""
 
 
 class _Running:
-    """A bridge whose clients of RocketMQ are started."""
+    """A bridge at work."""
 
     def __init__(
         self,
         rules: Rules,
         journal: Journal,
-        ids: PacketIds,
-        window: Window,
-        inbound: FromMqtt,
-        outbound: tuple[ToMqtt, ...],
+        clients: Clients,
         status: Status,
-        report: Callable[[Mapping[str, int]], Awaitable[None]],
         is_ready: asyncio.Event,
         intervals: Intervals,
+        clock: Clock,
     ) -> None:
         self._rules = rules
         self._journal = journal
-        self._ids = ids
-        self._window = window
-        self._inbound = inbound
-        self._outbound = outbound
+        self._clients = clients
         self._status = status
-        self._report = report
-        """Reports the counters to the brokers. Raises DueMQError."""
         self._is_ready = is_ready
         self._intervals = intervals
+        self._clock = clock
+        self._name = rules.connection.share or rules.connection.client_id
+        self._ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
+        self._window = Window(
+            most=rules.connection.max_in_flight, journal=journal, ids=self._ids, finished=self._share_out
+        )
+        self._inbound = FromMqtt(
+            rules,
+            bridge=self._name,
+            producer=clients.producer,
+            recaller=delayed.Waiting(clients.admin),
+            journal=journal,
+            status=status,
+            intervals=intervals,
+            clock=clock,
+        )
+        self._outbound: dict[str, ToMqtt] = {}
+        """By group: the rules whose consumers are started."""
         self._complaints = Complaints(log)
+        self._started = asyncio.Event()
+        """Whether all of RocketMQ's clients are started."""
+        self._is_connected = False
+        """Whether the MQTT broker has acknowledged the subscriptions."""
         self._has_to_leave = asyncio.Event()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Work until stopped; then finish the messages on their way, within FINISH seconds. Raises JournalError."""
+        """Work until stopped; then finish the messages on their way, within FINISH seconds. Raises JournalError and
+        ArgumentError."""
         try:
             async with asyncio.TaskGroup() as tasks:
+                starting = tasks.create_task(self._start(), name="duemq starts RocketMQ's clients")
                 others = [
                     tasks.create_task(self._window.run(), name="duemq window"),
+                    tasks.create_task(self._inbound.save_forever(), name="duemq journal from MQTT"),
                     tasks.create_task(self._report_forever(), name="duemq counters"),
-                    *(
-                        tasks.create_task(each.run(), name=f"duemq to MQTT {each.rule.topic}")
-                        for each in self._outbound
-                    ),
                 ]
-                taking = tasks.create_task(self._inbound.run(), name="duemq from MQTT")
+                taking = tasks.create_task(self._take(), name="duemq from MQTT")
                 session = tasks.create_task(self._connect_forever(), name="duemq MQTT session")
-                await stopped.wait()
+                try:
+                    await stopped.wait()
+                except asyncio.CancelledError:
+                    # A cancelled wait_for of Python 3.11 goes on if it is over at the same time, so the session may not
+                    # notice that it was cancelled.
+                    self._has_to_leave.set()
+                    raise
                 self._inbound.close()
                 finishing = asyncio.gather(taking, self._window.drain())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FINISH if self._is_ready.is_set() else 0):
                         await finishing
                 self._has_to_leave.set()
-                if not self._is_ready.is_set():
+                if not self._is_connected:
                     session.cancel()
                 await asyncio.wait((session,), timeout=FINISH)
-                for task in (session, taking, *others):
+                for task in (session, taking, starting, *others):
                     task.cancel()
-            for each in self._outbound:
+            for each in self._outbound.values():
                 await each.settle()
         except* DueMQError as group:
             raise _first(group) from None
+
+    # --- RocketMQ
+
+    async def _start(self) -> None:
+        """Start RocketMQ's clients, and publish what the consumers receive. Raises ArgumentError."""
+        await self._clients.start()
+        rules = self._rules
+        all_rules = [(rule, False) for rule in rules.outbound]
+        if rules.delayed is not None:
+            all_rules.append((delayed.as_outbound(rules.delayed), True))
+        async with asyncio.TaskGroup() as tasks:
+            for rule, is_delayed in all_rules:
+                publishing = self._publish(rule, len(all_rules), is_delayed=is_delayed)
+                tasks.create_task(publishing, name=f"duemq to MQTT {rule.topic}")
+            if not all_rules:
+                self._set_started()
+
+    async def _publish(self, rule: Outbound, rules: int, *, is_delayed: bool) -> None:
+        """Carry the messages of one of so many rules."""
+        consumer = await self._clients.consumer(rule, rules)
+        outbound = self._outbound[rule.group] = ToMqtt(
+            rule,
+            is_delayed=is_delayed,
+            bridge=self._name,
+            consumer=consumer,
+            is_v5=self._rules.connection.protocol == "5",
+            window=self._window,
+            journal=self._journal,
+            ids=self._ids,
+            status=self._status,
+            intervals=self._intervals,
+            clock=self._clock,
+        )
+        if len(self._outbound) == rules:
+            self._set_started()
+        await outbound.run()
+
+    def _set_started(self) -> None:
+        self._started.set()
+        self._status.set_online(True)
+        self._update_ready()
+
+    def _update_ready(self) -> None:
+        if self._is_connected and self._started.is_set():
+            self._is_ready.set()
+            log.info("online: connected to the MQTT broker and to RocketMQ")
+        else:
+            self._is_ready.clear()
+
+    async def _take(self) -> None:
+        # Not before the brokers have accepted the account of the consumers: with a wrong one, messages whose senders
+        # choose their topics would be refused.
+        await self._started.wait()
+        await self._inbound.run()
+
+    def _share_out(self, flights: list[Flight]) -> None:
+        """Pass completed messages to their rules."""
+        by_group: dict[str, list[Flight]] = {}
+        for flight in flights:
+            by_group.setdefault(flight.place.group, []).append(flight)
+        for group, finished in by_group.items():
+            self._outbound[group].finished(finished)
+
+    # --- the MQTT broker
 
     async def _connect_forever(self) -> None:
         """Keep a connection until the bridge ends. Raises JournalError."""
@@ -280,14 +247,16 @@ class _Running:
             self._inbound.connected(session)
             try:
                 async with session:
-                    await self._begin(session)
+                    if not self._has_to_leave.is_set():
+                        await self._begin(session)
                     failures = 0
                     self._complaints.resolve(_MQTT)
                     why = await self._lost_or_leaving(session)
             except MqttConnectionError as error:
                 why = str(error)
             finally:
-                self._is_ready.clear()
+                self._is_connected = False
+                self._update_ready()
                 self._window.disconnected()
             if not self._has_to_leave.is_set():
                 failures += 1
@@ -297,37 +266,52 @@ class _Running:
     async def _begin(self, session: Session) -> None:
         if not session.is_present:
             self._journal.forget_session()
+        self._inbound.accepted(is_present=session.is_present)
         await self._window.connected(session)
         await self._subscribe(session)
         self._window.subscribed()
         self._status.connected(session)
-        self._is_ready.set()
+        self._is_connected = True
         log.info("connected to the MQTT broker; the session was %s", "kept" if session.is_present else "new")
+        self._update_ready()
 
     async def _subscribe(self, session: Session) -> None:
-        """Make the subscriptions of the rules, and end all others."""
+        """Make the subscriptions of the rules, and end all others.
+
+        All requests go out together: if what arrives meanwhile fills the bridge, it reads no answer until there is room
+        again. The new subscriptions are made first, since a message may come twice rather than not at all.
+        """
         share, journal = self._rules.connection.share, self._journal
         wanted = {
             each.filter if share is None else f"$share/{share}/{each.filter}": each
             for each in self._rules.subscriptions
         }
         known = dict(journal.subscriptions)
-        for topic in known.keys() - wanted.keys():
-            await session.unsubscribe_from(topic)
-            journal.forget_subscriptions([topic])
         for topic in wanted.keys() - known.keys():
             # Written before it is made. If the bridge is killed and its rules change, the subscription is ended later.
             journal.subscribe(topic, _UNSURE)
         await journal.saved()
-        for topic, each in wanted.items():
-            if not session.is_v5 and known.get(topic) == each.qos:
-                continue  # with MQTT 3.1.1 the broker would send the retained messages again
-            refused = await session.subscribe_to(topic, each)
-            if refused is not None:
-                log.error("the MQTT broker refuses the subscription to %r: %s", topic, refused)
-                continue
-            journal.subscribe(topic, each.qos)
+        await asyncio.gather(
+            *(
+                self._make_subscription(session, topic, each)
+                for topic, each in wanted.items()
+                # With MQTT 3.1.1 the broker would send the retained messages again.
+                if session.is_v5 or known.get(topic) != each.qos
+            ),
+            *(self._end_subscription(session, topic) for topic in known.keys() - wanted.keys()),
+        )
         await journal.saved()
+
+    async def _make_subscription(self, session: Session, topic: str, subscription: Subscription) -> None:
+        refused = await session.subscribe_to(topic, subscription)
+        if refused is not None:
+            log.error("the MQTT broker refuses the subscription to %r: %s", topic, refused)
+            return
+        self._journal.subscribe(topic, subscription.qos)
+
+    async def _end_subscription(self, session: Session, topic: str) -> None:
+        await session.unsubscribe_from(topic)
+        self._journal.forget_subscriptions([topic])
 
     async def _lost_or_leaving(self, session: Session) -> str:
         """Wait for the end of a connection; return its reason."""
@@ -358,11 +342,13 @@ class _Running:
         self._window.received(outbound)
 
     async def _report_forever(self) -> None:
+        await self._started.wait()
+        name = encoded_name(self._name)[:MAX_REPORTED_NAME]
         while True:
             await asyncio.sleep(COUNTERS_EVERY)
             self._status.publish_counters()
             try:
-                await self._report(asdict(self._status.counters))
+                await self._clients.admin.report_bridge(name, asdict(self._status.counters))
             except DueMQError as error:
                 log.debug("the counters could not be reported to the brokers: %s", error)
 
@@ -372,12 +358,3 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _share_out(flights: list[Flight], outbound: Mapping[str, ToMqtt]) -> None:
-    """Pass completed messages to their rules."""
-    by_group: dict[str, list[Flight]] = {}
-    for flight in flights:
-        by_group.setdefault(flight.place.group, []).append(flight)
-    for group, finished in by_group.items():
-        outbound[group].finished(finished)

@@ -3,7 +3,9 @@
 A batch has all messages that arrived while the batch before was sent. Its plain messages go out as batches of
 RocketMQ's, one for each topic, and its delayed messages as concurrent requests. Only one batch is sent at a time, since
 MQTT wants acknowledgements in the order of the messages. While RocketMQ is away nothing is acknowledged, so the MQTT
-broker keeps the messages.
+broker keeps the messages. Only if it loses the session, the bridge alone has what waits here, and sends it.
+
+Delays and expiry count from the time at which the bridge read a message, however long it then waits here.
 
 QoS 2 is exactly once: before a message is sent, the journal has its unique key, its queue, and an offset of this queue
 before which the message cannot lie. After a failed send, the bridge looks in the queue before it sends again.
@@ -14,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final, Protocol
 
@@ -28,6 +32,7 @@ from duemq.errors import (
     ClosedError,
     DueMQError,
     MessageRejectedError,
+    NoRouteError,
     NotSupportedError,
 )
 from duemq.messages import Message, MessageQueue
@@ -70,13 +75,30 @@ class Recaller(Protocol):
         """Return whether a message waits for a topic."""
 
 
+class _LeavingError(Exception):
+    """The bridge ends while RocketMQ is away."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """The packets of one read of the socket."""
+
+    items: Sequence[Publish | Ack]
+    at: float
+    """Time of the read, by the monotonic clock, in seconds."""
+    is_lost: bool = False
+    """Whether the MQTT broker has lost the session over which they came. It sends none of them again, and takes an
+    acknowledgement for that of another message."""
+
+
 @dataclass(slots=True)
 class _Work:
     """A message on its way to RocketMQ."""
 
     publish: Publish
-    begun: float
-    """Time of its arrival, by the loop's clock, in seconds."""
+    at: float
+    is_lost: bool
+    """These two as of its `_Arrival`."""
     target: Target | None = None
     delay: Delay | None = None
     taken: Taken | None = None
@@ -91,7 +113,7 @@ class FromMqtt:
     """Sends the messages of one bridge to RocketMQ.
 
     `bridge`: the bridge's name in the properties of messages. A session calls `received`; `run` sends until it is
-    cancelled.
+    cancelled. `monotonic` is in seconds.
     """
 
     def __init__(
@@ -105,6 +127,7 @@ class FromMqtt:
         status: Status,
         intervals: Intervals,
         clock: Clock,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules = rules
         self._bridge = bridge
@@ -115,6 +138,7 @@ class FromMqtt:
         self._counters = status.counters
         self._intervals = intervals
         self._clock = clock
+        self._monotonic = monotonic
         self._complaints = Complaints(log)
         self._is_v5 = rules.connection.protocol == "5"
         self._once = tuple(
@@ -125,45 +149,90 @@ class FromMqtt:
         self._known: dict[str, tuple[Inbound, Target] | None] = {}
         self._floors: dict[MessageQueue, tuple[int, float]] = {}
         self._session: Session | None = None
-        self._waiting: list[Publish | Ack] = []
+        self._sessions = 0
+        """Number of sessions that the MQTT broker has begun, after each loss of the one before."""
+        self._waiting: list[_Arrival] = []
+        self._earlier: list[_Arrival] = []
+        """Messages with QoS 1 and 2 of lost connections, until it is known whether the MQTT broker sends them again."""
+        self._waiting_count = 0
         self._waiting_bytes = 0
+        """Number of the packets, and size of the messages, that wait here, including the earlier ones."""
         self._batch_bytes = 0
         """Size of the messages that are being sent to RocketMQ."""
         self._arrived = asyncio.Event()
-        self._is_closing = False
+        self._has_forgotten = asyncio.Event()
+        self._closing = asyncio.Event()
         self._is_paused = False
 
     def connected(self, session: Session) -> None:
-        """Begin with a new connection. Messages of the last one that wait here are dropped, except those with QoS 0:
-        the MQTT broker sends them again."""
+        """Begin with a new connection, which the MQTT broker has not accepted yet."""
         self._session = session
         self._is_paused = False
-        kept = [each for each in self._waiting if isinstance(each, Publish) and each.qos == 0]
-        self._waiting = [*kept]
-        self._waiting_bytes = sum(each.size for each in kept)
+        waiting, self._waiting = self._waiting, []
+        for arrival in waiting:
+            if arrival.is_lost:
+                self._waiting.append(arrival)
+                continue
+            publishes = [each for each in arrival.items if isinstance(each, Publish)]
+            for kept, items in (
+                (self._waiting, [each for each in publishes if each.qos == 0]),
+                (self._earlier, [each for each in publishes if each.qos]),
+            ):
+                if items:
+                    kept.append(_Arrival(items, arrival.at))
+        self._count_waiting()
+
+    def accepted(self, *, is_present: bool) -> None:
+        """Continue when the MQTT broker has accepted the connection. `is_present`: whether it still has the session.
+        If so, it sends all messages again that are not acknowledged, so those that wait here are dropped."""
+        earlier, self._earlier = self._earlier, []
+        if not is_present:
+            self._sessions += 1
+            for arrival in earlier:
+                arrival.is_lost = True
+            self._waiting[:0] = earlier
+            if earlier:
+                self._arrived.set()
+        self._count_waiting()
+        self._read_on()
 
     def received(self, items: Iterable[Publish | Ack]) -> None:
         """Take messages and PUBRELs, in the order of their arrival."""
-        waiting, size, most = self._waiting, self._waiting_bytes, self._bound_bytes - self._batch_bytes
+        count, size, most = self._waiting_count, self._waiting_bytes, self._bound_bytes - self._batch_bytes
+        known = self._journal.received
+        kept: list[Publish | Ack] = []
+        renewed: list[int] = []
         for each in items:
-            if not isinstance(each, Publish):
-                waiting.append(each)
-            elif each.qos == 0 and (len(waiting) >= self._bound or size >= most):
-                self._counters.dropped += 1
-            else:
-                waiting.append(each)
+            if isinstance(each, Publish):
+                if each.qos == 0 and (count >= self._bound or size >= most):
+                    self._counters.dropped += 1
+                    continue
                 size += each.size
-        self._waiting_bytes = size
+                if each.qos == 2 and not each.dup and each.packet_id in known and known[each.packet_id].is_released:
+                    renewed.append(each.packet_id)
+            kept.append(each)
+            count += 1
+        self._waiting_count, self._waiting_bytes = count, size
+        if renewed:
+            # If the message has to be sent again before it has a row of its own, it must not be taken for the old one.
+            self._journal.forget_received(renewed)
+            self._has_forgotten.set()
         if not self._is_paused and not self._has_room() and self._session is not None:
             self._is_paused = True
             self._session.pause()
-        if waiting:
+        if kept:
+            self._waiting.append(_Arrival(kept, self._monotonic()))
             self._arrived.set()
+
+    def _count_waiting(self) -> None:
+        items = [each for arrival in (*self._earlier, *self._waiting) for each in arrival.items]
+        self._waiting_count = len(items)
+        self._waiting_bytes = sum(each.size for each in items if isinstance(each, Publish))
 
     def _has_room(self) -> bool:
         """Whether more may be read. The number of messages is a limit with MQTT 3.1.1 only, which has no receive
         maximum: its brokers send everything that they have."""
-        return len(self._waiting) < 2 * self._bound and self._waiting_bytes + self._batch_bytes < self._bound_bytes
+        return self._waiting_count < 2 * self._bound and self._waiting_bytes + self._batch_bytes < self._bound_bytes
 
     def _read_on(self) -> None:
         """Read on after a pause if there is room again."""
@@ -172,34 +241,54 @@ class FromMqtt:
             self._session.resume()
 
     async def run(self) -> None:
-        """Send messages until cancelled, or until `close` is called and the present batch is sent. Raises
-        JournalError."""
-        while not self._is_closing:
+        """Send messages until cancelled, or until `close` is called and the present batch is sent, or cannot be sent.
+        Raises JournalError."""
+        while not self._closing.is_set():
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
-            self._batch_bytes, self._waiting_bytes = self._waiting_bytes, 0
+            self._batch_bytes = sum(
+                each.size for arrival in batch for each in arrival.items if isinstance(each, Publish)
+            )
+            self._count_waiting()
             self._read_on()
-            if batch and self._session is not None and not self._is_closing:
-                await self._handle(batch, self._session)
+            if batch and self._session is not None and not self._closing.is_set():
+                with suppress(_LeavingError):
+                    await self._handle(batch, self._session)
             self._batch_bytes = 0
             self._read_on()
 
+    async def save_forever(self) -> None:
+        """Until cancelled, write to the disk what the journal forgets while messages wait. Raises JournalError."""
+        while True:
+            await self._has_forgotten.wait()
+            # A batch that begins meanwhile writes it with its own rows.
+            await asyncio.sleep(self._intervals.first_pause)
+            self._has_forgotten.clear()
+            await self._journal.saved()
+
     def close(self) -> None:
         """Begin no further batch: messages that are not acknowledged stay with the MQTT broker."""
-        self._is_closing = True
+        self._closing.set()
         self._arrived.set()
 
     # --- a batch
 
-    async def _handle(self, batch: Sequence[Publish | Ack], session: Session) -> None:
-        released = [each.packet_id for each in batch if isinstance(each, Ack)]
-        begun = asyncio.get_running_loop().time()
-        works = [_Work(each, begun) for each in batch if isinstance(each, Publish)]
+    async def _handle(self, batch: Sequence[_Arrival], session: Session) -> None:
+        released = [each.packet_id for arrival in batch for each in arrival.items if isinstance(each, Ack)]
+        works = [
+            _Work(each, arrival.at, arrival.is_lost)
+            for arrival in batch
+            for each in arrival.items
+            if isinstance(each, Publish)
+        ]
         self._counters.received += len(works)
         self._journal.release(released)
         to_send = [work for work in works if not self._is_over(work)]
-        await self._make_rows([work for work in to_send if work.publish.qos == 2 and not _is_recall(work)])
+        # The packet id of a message of a lost session is that of another message now.
+        await self._make_rows(
+            [work for work in to_send if work.publish.qos == 2 and not work.is_lost and not _is_recall(work)]
+        )
         to_send = [work for work in to_send if work.reason == packets.SUCCESS]
         await self._journal.saved()
         if released:
@@ -211,7 +300,7 @@ class FromMqtt:
         acks = bytearray()
         for work in works:
             qos = work.publish.qos
-            if qos:
+            if qos and not work.is_lost:
                 kind = packets.PUBACK if qos == 1 else packets.PUBREC
                 acks += encode_ack(kind, work.publish.packet_id, work.reason if self._is_v5 else packets.SUCCESS)
         if acks:
@@ -279,11 +368,27 @@ class FromMqtt:
             return False
         wait_ms = delay.delay_ms
         if wait_ms is None:
-            wait_ms = (delay.deliver_at_ms or 0) - self._clock()
+            wait_ms = (delay.deliver_at_ms or 0) - self._received_ms(work)
         if wait_ms < expiry * 1000:
             return False
         self._counters.expired += 1
         return True
+
+    def _has_expired(self, work: _Work) -> bool:
+        """Return whether a message expired while it waited here; count it if so. A recall does not expire."""
+        expiry = work.publish.properties.expiry
+        if expiry is None or _is_recall(work) or self._monotonic() - work.at < expiry:
+            return False
+        self._counters.expired += 1
+        return True
+
+    def _received_ms(self, work: _Work) -> int:
+        """Return the time at which a message was read, ms since the epoch."""
+        return round(self._zero_ms() + work.at * 1000)
+
+    def _zero_ms(self) -> float:
+        """Return the time at which the monotonic clock was 0, ms since the epoch."""
+        return self._clock() - self._monotonic() * 1000
 
     def _refuse(self, work: _Work, reason: str, code: int = packets.IMPLEMENTATION_ERROR) -> None:
         work.reason = code
@@ -294,6 +399,7 @@ class FromMqtt:
     async def _make_rows(self, works: Iterable[_Work]) -> None:
         """Find or make the journal's rows of messages with QoS 2. A message whose sender chose a forbidden topic is
         refused."""
+        sessions = self._sessions
         new: list[tuple[_Work, bytes]] = []
         for work in works:
             publish = work.publish
@@ -303,10 +409,13 @@ class FromMqtt:
             if known is not None and known.digest == digest and (publish.dup or not known.is_released):
                 self._counters.repeated += 1
                 work.taken, work.is_new = known, False
+                if not known.is_stored and known.queue.topic != self._topic(work):
+                    new.append((work, digest))  # the rules have changed
             else:
                 new.append((work, digest))
         taken = [await self._insist_on_row(work, digest) for work, digest in new]
-        self._journal.take(each for each in taken if each is not None)
+        if sessions == self._sessions:
+            self._journal.take(each for each in taken if each is not None)
 
     async def _insist_on_row(self, work: _Work, digest: bytes) -> Taken | None:
         """Return the new row of a message, or None if the message is refused."""
@@ -325,13 +434,17 @@ class FromMqtt:
                 return taken
 
     async def _make_row(self, work: _Work, digest: bytes) -> Taken:
-        if work.delay is not None:
-            assert self._rules.delayed is not None
-            topic, sharding_key = self._rules.delayed.topic, work.delay.key if work.delay.replace else None
-        else:
-            assert work.target is not None
-            topic, sharding_key = work.target.topic, work.target.sharding_key
-        queue = await self._producer.choose_queue(topic, sharding_key)
+        if work.taken is not None:
+            if await self._is_stored_elsewhere(work.taken):
+                work.taken = replace(work.taken, is_stored=True)
+                return work.taken
+            work.taken, work.is_new = None, True
+        sharding_key = None
+        if work.target is not None:
+            sharding_key = work.target.sharding_key
+        elif work.delay is not None and work.delay.replace:
+            sharding_key = work.delay.key
+        queue = await self._producer.choose_queue(self._topic(work), sharding_key)
         work.taken = Taken(
             packet_id=work.publish.packet_id,
             unique_key=self._producer.new_message_id(),
@@ -342,8 +455,23 @@ class FromMqtt:
         )
         return work.taken
 
+    def _topic(self, work: _Work) -> str:
+        """Return the RocketMQ topic to which a message is sent."""
+        if work.target is not None:
+            return work.target.topic
+        assert self._rules.delayed is not None
+        return self._rules.delayed.topic
+
+    async def _is_stored_elsewhere(self, row: Taken) -> bool:
+        """Return whether RocketMQ has a message in the topic to which earlier rules sent it."""
+        try:
+            return row.unique_key in await self._search([row])
+        except (AccessDeniedError, NoRouteError):
+            # The topic is gone, or no longer the bridge's. To come twice is better than to hold up all others.
+            return False
+
     async def _floor(self, queue: MessageQueue) -> int:
-        now = asyncio.get_running_loop().time()
+        now = self._monotonic()
         offset, asked = self._floors.get(queue, (0, 0.0))
         if queue not in self._floors or now - asked > FLOOR_AGE:
             offset = await self._producer.end_offset(queue)
@@ -354,21 +482,26 @@ class FromMqtt:
         """Return the messages of one queue that RocketMQ does not have; mark the others as stored."""
         rows = {work.taken.unique_key: work.taken for work in works if work.taken is not None}
         known = self._journal.received
-        done = {key for key, row in rows.items() if known.get(row.packet_id, row).is_stored}
-        missing = rows.keys() - done
+        done = {key for key, row in rows.items() if row.is_stored or known.get(row.packet_id, row).is_stored}
+        missing = [row for key, row in rows.items() if key not in done]
         if missing:
-            queue, floor = next(iter(rows.values())).queue, min(row.floor for row in rows.values())
-            done |= (await self._producer.stored(missing, queue, floor)).keys()
-            waiting = [key for key in rows.keys() - done if rows[key].is_delayed]
-            for key in waiting:
-                if await self._recaller.waits(queue.topic, key):
-                    done.add(key)
-            # Messages that were delivered between the two searches are in the queue now.
-            left = set(waiting) - done
-            if left:
-                done |= (await self._producer.stored(left, queue, floor)).keys()
+            done |= await self._search(missing)
             self._set_stored([rows[key] for key in done])
         return [work for work in works if work.taken is None or work.taken.unique_key not in done]
+
+    async def _search(self, rows: Sequence[Taken]) -> set[str]:
+        """Return the unique keys of those messages of one queue that RocketMQ has."""
+        queue, floor = rows[0].queue, min(row.floor for row in rows)
+        done = set(await self._producer.stored({row.unique_key for row in rows}, queue, floor))
+        waiting = [row.unique_key for row in rows if row.is_delayed and row.unique_key not in done]
+        for key in waiting:
+            if await self._recaller.waits(queue.topic, key):
+                done.add(key)
+        # Messages that were delivered between the two searches are in the queue now.
+        left = set(waiting) - done
+        if left:
+            done |= (await self._producer.stored(left, queue, floor)).keys()
+        return done
 
     def _set_stored(self, rows: Iterable[Taken]) -> None:
         self._journal.set_stored(row.packet_id for row in rows)
@@ -393,7 +526,10 @@ class FromMqtt:
         if len(groups) == 1:
             await self._send_until_over(groups[0])
         elif groups:
-            await asyncio.gather(*(self._send_until_over(each) for each in groups))
+            ends = await asyncio.gather(*(self._send_until_over(each) for each in groups), return_exceptions=True)
+            for end in ends:
+                if end is not None:
+                    raise end
 
     async def _send_until_over(self, works: list[_Work]) -> None:
         """Send the messages of one group until RocketMQ has them or they are refused. Raises ClosedError."""
@@ -403,6 +539,9 @@ class FromMqtt:
             try:
                 if has_to_look:
                     works = await self._not_stored(works)
+                works = [
+                    work for work in works if work.publish.properties.expiry is None or not self._has_expired(work)
+                ]
                 if works:
                     await self._send(works)
             except DueMQError as error:
@@ -429,7 +568,11 @@ class FromMqtt:
         if isinstance(error, ClosedError):
             raise error
         self._complaints.raise_(_SENDING, str(error))
-        await asyncio.sleep(self._intervals.pause(failures))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._intervals.pause(failures)):
+                await self._closing.wait()
+        if self._closing.is_set():
+            raise _LeavingError
 
     async def _send(self, works: list[_Work]) -> None:
         first = works[0]
@@ -446,9 +589,9 @@ class FromMqtt:
             self._set_stored(work.taken for work in works if work.taken is not None)
 
     async def _send_plain(self, works: list[_Work]) -> None:
-        now, taken = self._clock(), works[0].taken
+        zero_ms, taken = self._zero_ms(), works[0].taken
         queue, retries = (None, None) if taken is None else (taken.queue, 0)
-        messages = [self._message(work, now) for work in works]
+        messages = [self._message(work, round(zero_ms + work.at * 1000)) for work in works]
         if len(messages) > 1 or len(messages[0].body) < SINGLE_FROM_BYTES:
             results = await self._producer.send_batch(messages, queue=queue, retries=retries)
             last = results[-1]
@@ -466,9 +609,9 @@ class FromMqtt:
                 retries=retries,
             )
         if queue is not None:
-            self._floors[queue] = max(self._floors.get(queue, (0, 0.0)), (last.queue_offset + 1, self._now()))
+            self._floors[queue] = max(self._floors.get(queue, (0, 0.0)), (last.queue_offset + 1, self._monotonic()))
 
-    def _message(self, work: _Work, now_ms: int) -> Message:
+    def _message(self, work: _Work, received_ms: int) -> Message:
         target, publish = work.target, work.publish
         assert target is not None
         return Message(
@@ -476,7 +619,7 @@ class FromMqtt:
             translation.to_body(publish.payload),
             tags=target.tags,
             keys=target.key or (),
-            properties=translation.to_properties(publish, publish.topic, self._bridge, now_ms),
+            properties=translation.to_properties(publish, publish.topic, self._bridge, received_ms),
             sharding_key=target.sharding_key,
             message_id=work.taken.unique_key if work.taken is not None else None,
         )
@@ -485,12 +628,12 @@ class FromMqtt:
         assert self._rules.delayed is not None
         publish, taken = work.publish, work.taken
         fields = translation.to_properties(
-            publish, delay.plain_topic, self._bridge, self._clock(), without=DELAY_PROPERTIES
+            publish, delay.plain_topic, self._bridge, self._received_ms(work), without=DELAY_PROPERTIES
         )
         fields[translation.QOS] = str(publish.qos)
         rest = None
         if delay.delay_ms is not None:
-            elapsed_ms = round((self._now() - work.begun) * 1000)
+            elapsed_ms = round((self._monotonic() - work.at) * 1000)
             rest = timedelta(milliseconds=max(0, delay.delay_ms - elapsed_ms))
         await self._producer.send(
             self._rules.delayed.topic,
@@ -511,9 +654,6 @@ class FromMqtt:
         count = await self._recaller.cancel_key(self._rules.delayed.topic, delay.key)
         self._status.recalled(delay.plain_topic, delay.key, count)
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
 
 _SENDING: Final = "sending messages from MQTT to RocketMQ"
 
@@ -521,9 +661,10 @@ _SENDING: Final = "sending messages from MQTT to RocketMQ"
 def _is_final(error: DueMQError, work: _Work) -> bool:
     """Return whether a message has to be refused. An account that must not send to the topic of a rule may get the
     permission, and until then the MQTT broker keeps the messages. But a sender that chooses a forbidden topic must not
-    hold up all the others."""
+    hold up all the others. Wrong keys are no reason to refuse anything: then the brokers of RocketMQ 4.9 and 5.3 do not
+    speak of a permission."""
     if isinstance(error, AccessDeniedError):
-        return work.target is not None and work.target.is_chosen_by_sender
+        return work.target is not None and work.target.is_chosen_by_sender and "permission" in str(error)
     return isinstance(error, _FINAL)
 
 

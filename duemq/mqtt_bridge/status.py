@@ -1,6 +1,7 @@
 """The bridge's reports about itself: state, refused messages, recalls and counters, published to MQTT topics.
 
-duemq/bridge/<client id>             retained: {"state": "online"}, or {"state": "offline"}, also the bridge's will
+duemq/bridge/<client id>             retained: {"state": "online"}, while the bridge is connected on both sides, or
+                                     {"state": "offline"}, also the bridge's will
 duemq/bridge/<client id>/refused     a refused message: {"topic", "reason", "time_ms"}
 duemq/bridge/<client id>/recalled    the result of a recall: {"topic", "key", "cancelled", "time_ms"}
 duemq/bridge/<client id>/counters    retained: the `Counters`
@@ -86,17 +87,26 @@ class Status:
         self.counters = Counters()
         self._clock = clock
         self._session: Session | None = None
+        self._state: bytes | None = None
+        """What the bridge is while it is connected to the MQTT broker; None while it has not tried RocketMQ yet."""
         self._published = Counters()
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
     def connected(self, session: Session) -> None:
-        """Report that the bridge is subscribed."""
+        """Report the state to the MQTT broker, which has acknowledged the subscriptions."""
         self._session = session
-        self._publish(self.topic, ONLINE, retain=True)
+        self._publish_state()
         while self._kept:
             topic, payload = self._kept.popleft()
             self._publish(topic, payload, retain=False)
         self.publish_counters(even_unchanged=True)
+
+    def set_online(self, is_online: bool) -> None:
+        """Report whether RocketMQ's clients are started."""
+        state = ONLINE if is_online else OFFLINE
+        if state != self._state:
+            self._state = state
+            self._publish_state()
 
     def leaving(self) -> None:
         """Report that the bridge is about to disconnect."""
@@ -126,6 +136,10 @@ class Status:
         if even_unchanged or self.counters != self._published:
             self._published = replace(self.counters)
             self._publish(f"{self.topic}/counters", _json(asdict(self.counters)), retain=True)
+
+    def _publish_state(self) -> None:
+        if self._state is not None:
+            self._publish(self.topic, self._state, retain=True)
 
     def _report(self, kind: str, fields: Mapping[str, object]) -> None:
         topic, payload = f"{self.topic}/{kind}", _json({**fields, "time_ms": self._clock()})

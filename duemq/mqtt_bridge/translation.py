@@ -60,10 +60,10 @@ def to_body(payload: bytes) -> bytes:
 
 
 def to_properties(
-    publish: Publish, topic: str, bridge: str, now_ms: int, without: Collection[str] = ()
+    publish: Publish, topic: str, bridge: str, received_ms: int, without: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the RocketMQ properties of an MQTT message. `topic`: its MQTT topic, of a delayed one the plain topic;
-    `without`: names of user properties to leave out; `now_ms`: the time, ms since the epoch."""
+    `without`: names of user properties to leave out; `received_ms`: the time at which it came, ms since the epoch."""
     fields = {BRIDGE: bridge}
     _put(fields, TOPIC, topic)
     if not publish.payload:
@@ -83,7 +83,7 @@ def to_properties(
         # A prefix, since RocketMQ has no empty value.
         fields[CORRELATION_DATA] = f"0x{properties.correlation_data.hex()}"
     if properties.expiry is not None:
-        fields[EXPIRES_AT] = str(now_ms + properties.expiry * 1000)
+        fields[EXPIRES_AT] = str(received_ms + properties.expiry * 1000)
     if properties.user:
         _put_user(fields, [pair for pair in properties.user if pair[0] not in without])
     return fields

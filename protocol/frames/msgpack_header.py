@@ -23,12 +23,17 @@ def decode(header: bytes) -> Command:
     if not isinstance(head, list) or len(head) != 7:
         raise FrameError("a MessagePack header that is no array of 7 elements")
     code, language, version, opaque, flag, remark, ext = head
-    numbers = all(is_int32(number) for number in (code, version, opaque, flag))
-    texts = all(text is None or isinstance(text, str) for text in (language, remark))
-    if not (numbers and texts and isinstance(ext, dict)):
+    # Without generators: this runs for each frame.
+    if not (
+        (is_int32(code) and is_int32(version) and is_int32(opaque) and is_int32(flag))
+        and (language is None or isinstance(language, str))
+        and (remark is None or isinstance(remark, str))
+        and isinstance(ext, dict)
+    ):
         raise FrameError("a MessagePack header with an element of the wrong type or out of range")
-    if not all(isinstance(name, str) and isinstance(value, str) for name, value in ext.items()):
-        raise FrameError("a MessagePack header with an extension field that is not text")
+    for name, value in ext.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise FrameError("a MessagePack header with an extension field that is not text")
     return Command(code=code, language=language, version=version, opaque=opaque, flag=flag, remark=remark, ext=ext)
 
 

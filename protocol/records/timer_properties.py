@@ -46,7 +46,7 @@ MAX_DELIVER_AHEAD_MS: Final = 100 * 366 * 86_400_000
 """Lead over the store time, in ms, beyond which a value is no promised deliver time."""
 MAX_HASH: Final = 2**32
 """Largest tags code in the timer topic's queue that is a hash; larger ones are deliver times."""
-_MAX_MS: Final = 2**53
+MAX_MS: Final = 2**53
 """Largest number of ms that is a time."""
 
 
@@ -70,7 +70,7 @@ def _number(name: str, value: str) -> int:
     digits = value[1:] if value[:1] in ("-", "+") else value
     if not (digits.isascii() and digits.isdecimal()):
         raise TimerIllegal(f"the property {name}={value[:40]} is no number of milliseconds or seconds")
-    if len(digits) > 19 or abs(int(value)) > _MAX_MS:
+    if len(digits) > 19 or abs(int(value)) > MAX_MS:
         raise TimerIllegal(f"the property {name}={value[:40]} is beyond all time; it is in milliseconds or seconds")
     return int(value)
 
@@ -121,7 +121,7 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
     its slot.
     """
     slot = properties.get(text, properties.TIMER_OUT_MS)
-    if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > _MAX_MS:
+    if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > MAX_MS:
         return None
     is_again = properties.get(text, properties.TIMER_ROLL_TIMES) is not None
     prepared = prepared_transaction_offset

@@ -242,9 +242,22 @@ class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
     result: CancelOutcome
 
 
-class PendingMessage(msgspec.Struct, rename="camel", gc=False):
+class PendingRecurrence(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
+    """When a waiting message recurs, see `protocol.records.recurrence`. Times in ms since the epoch; `every_ms` is 0
+    with `cron`; `count`: the number of deliveries that are left."""
+
+    every_ms: Int64 = 0
+    cron: str = ""
+    zone: str = ""
+    start_ms: Int64 | None = None
+    end_ms: Int64 | None = None
+    count: Int64 | None = None
+    is_paused: bool = False
+
+
+class PendingMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     """A waiting message. Times in ms since the epoch; `delay_level` is 0 with a timer; `keys` as in the property KEYS;
-    `body_size` in bytes, as stored."""
+    `body_size` in bytes, as stored; `recurrence` is None for a message that is delivered once."""
 
     msg_id: str
     unique_key: str | None
@@ -257,6 +270,7 @@ class PendingMessage(msgspec.Struct, rename="camel", gc=False):
     body_size: Int32
     born_ms: Int64
     store_ms: Int64
+    recurrence: PendingRecurrence | None = None
 
 
 class PendingPage(msgspec.Struct, rename="camel", gc=False):
@@ -301,6 +315,17 @@ class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
     messages: list[ChangedMessage]
 
 
+RecurringOutcome = Literal["PAUSED", "RESUMED", "REMOVED", "UNCHANGED", "NOT_FOUND"]
+
+
+class ChangedRecurring(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to CHANGE_RECURRING. UNCHANGED: the message was paused before, or it was not paused.
+    `deliver_ms`: when it is delivered next, ms since the epoch, if it was resumed."""
+
+    result: RecurringOutcome
+    deliver_ms: Int64 | None
+
+
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):
     """A topic as a broker declares it. `attributes` are 5.x's. In a table the key is the topic's name, whatever
     `topic_name` says."""
@@ -326,6 +351,13 @@ class TopicConfig(msgspec.Struct, rename="camel", gc=False):
             "writeQueueNums": self.write_queue_nums,
         }
         return {**fields, "attributes": self.attributes} if self.attributes else fields
+
+
+class GroupAttributes(msgspec.Struct, rename="camel", gc=False):
+    """The part of 5.x's body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP that changes attributes: +name or -name, with
+    values."""
+
+    attributes: dict[str, str] | None = None
 
 
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):

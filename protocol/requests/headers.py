@@ -126,7 +126,8 @@ class CancelMessage(Header):
 class ListPending(Header):
     """LIST_PENDING (30003, duemq's own): messages that wait. What is None selects by nothing; `key` is one of KEYS, or
     the UNIQ_KEY; times are ms since the epoch, `end_ms` not included. `limit`: most messages of a page; `cursor` is of
-    the answer before, for the next page. `count_only`: how many there are, instead of the messages."""
+    the answer before, for the next page. `count_only`: how many there are, instead of the messages. `recurring`: only
+    recurring messages."""
 
     topic: str | None = None
     key: str | None = None
@@ -135,6 +136,7 @@ class ListPending(Header):
     limit: Int32 = 100
     cursor: str | None = None
     count_only: bool = False
+    recurring: bool | None = None
 
 
 class ReportBridge(Header):
@@ -165,6 +167,29 @@ class ChangePending(Header):
     key: str | None = None
     begin_ms: Int64 | None = None
     end_ms: Int64 | None = None
+    delay_ms: Int64 | None = None
+
+
+class ChangeRecurring(Header):
+    """CHANGE_RECURRING (30007, duemq's own). `action`: pause, resume or remove; `name`: the key of the topic's
+    recurring message."""
+
+    topic: str
+    name: str
+    action: str
+
+
+class ChangeByHandle(Header):
+    """CHANGE_BY_HANDLE (30010, duemq's own): `action`, `deliver_ms` and `delay_ms` as in ChangePending. Which messages:
+    those of the topic with the offset message ids in `msg_id`, joined by commas, and the UNIQ_KEYs in `uniq_key`, in
+    the same order, joined by the character 1, which no property has. A message with another key or topic is none that
+    is meant: a store that was here before may have given it the same id."""
+
+    action: str
+    topic: str
+    msg_id: str
+    uniq_key: str
+    deliver_ms: Int64 | None = None
     delay_ms: Int64 | None = None
 
 
@@ -467,6 +492,24 @@ class KVKey(Header):
 
     namespace: str
     key: str
+
+
+class BrokerName(Header):
+    """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str
+
+
+class WipedTopics(Header):
+    """Answer to WIPE_WRITE_PERM_OF_BROKER: the number of the broker's topics."""
+
+    wipe_topic_count: Int32
+
+
+class WritableTopics(Header):
+    """Answer to ADD_WRITE_PERM_OF_BROKER: the number of the broker's topics."""
+
+    add_topic_count: Int32
 
 
 class KVEntry(Header):

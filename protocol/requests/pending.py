@@ -40,6 +40,10 @@ class PendingRequests(Generic[T]):
         late = [opaque for opaque, (deadline, _) in self._waiting.items() if deadline <= now]
         return [self._waiting.pop(opaque)[1] for opaque in late]
 
+    def first_deadline(self) -> float | None:
+        """Return the earliest deadline; None where no request waits."""
+        return min((deadline for deadline, _ in self._waiting.values()), default=None)
+
     def clear(self) -> list[T]:
         """Take out all waiters, when the connection is lost."""
         waiters = [waiter for _, waiter in self._waiting.values()]

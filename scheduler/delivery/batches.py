@@ -3,6 +3,7 @@ and appended in one write."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,12 +12,15 @@ import structlog
 
 from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
-from duemq.protocol.records import checksum, properties, record
+from duemq.protocol.records import checksum, properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.scheduler.delivery.targets import Targets
 from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined
 from duemq.storage.durability.health import Verdict
 from duemq.storage.errors import StoreError
 from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, Records
+from duemq.storage.log.origins import MAX_RECURRING
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, Range
 from duemq.storage.store import MessageStore
@@ -60,8 +64,11 @@ class Outcome(NamedTuple):
 class Batches:
     """Delivers units. Raises StoreError if the store refuses the batch; then nothing of it was appended."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, follow: Callable[[StoredMessage, int], None] | None = None) -> None:
+        """`follow`: called with each record that recurs (`FLAG_RECURS`), when its delivery is staged, and with the
+        store time; stages the next record. None where no record recurs."""
         self._store = store
+        self._follow = follow
         self._targets = Targets(store)
         self._done: NDArray[np.int64] = np.empty(0, np.int64)
         self._done_end = 0
@@ -158,6 +165,16 @@ class Batches:
             return self._append_apart(records, now_ms, source)
         if not usual.all():
             records = records.part(slice(0, _leading(usual)))
+        recurring: list[tuple[int, StoredMessage]] = []
+        recurs = records.heads["sys_flag"] & FLAG_RECURS != 0
+        follow = self._follow
+        if follow is not None and recurs.any():
+            which_recur = np.flatnonzero(recurs)
+            if len(which_recur) > MAX_RECURRING:
+                records = records.part(slice(0, int(which_recur[MAX_RECURRING])))
+                which_recur = which_recur[:MAX_RECURRING]
+            recurring = [(at, records.decoded(at)) for at in which_recur.tolist()]
+            records.heads["sys_flag"][which_recur] &= ~FLAG_RECURS
         count = len(records)
         found, codes = self._targets.find(records)
         numbers = {queue: number for number, queue in enumerate(dict.fromkeys(found))}
@@ -173,9 +190,13 @@ class Batches:
             which, tags_codes = which[known], tags_codes[known]
             which -= which > numbers.pop(None)
             records = records.part(known)
+            recurring = [each for each in recurring if found[each[0]] is not None]
         appender.begin(now_ms)
         try:
             appender.add_copies(records, [queue for queue in numbers if queue is not None], which, tags_codes)
+            if follow is not None:
+                for _, message in recurring:
+                    follow(message, now_ms)
             appender.commit()
         except BaseException:
             appender.roll_back()
@@ -185,7 +206,7 @@ class Batches:
     def _append_apart(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
         """Deliver the first record alone: it has an unusual form (IPv6, a long topic), or is not a record."""
         try:
-            message = record.decode(records.data[int(records.starts[0]) : int(records.ends[0])])
+            message = records.decoded(0)
         except RecordError:
             return Outcome(Kind.GONE, 1)
         text = checksum.without(message.properties_text.encode())
@@ -195,19 +216,25 @@ class Batches:
             return Outcome(Kind.SKIPPED, 1)
         appender = self._store.appender
         appender.begin(now_ms)
-        appender.add(
-            queue,
-            message.body,
-            text,
-            properties.tags_code(message.get_property(properties.TAGS)),
-            message.born_timestamp,
-            message.born_host,
-            message.flag,
-            message.sys_flag,
-            message.reconsume_times,
-            message.physical_offset or ORIGIN_ZERO,
-        )
-        appender.commit()
+        try:
+            appender.add(
+                queue,
+                message.body,
+                text,
+                properties.tags_code(message.get_property(properties.TAGS)),
+                message.born_timestamp,
+                message.born_host,
+                message.flag,
+                message.sys_flag & ~FLAG_RECURS,
+                message.reconsume_times,
+                message.physical_offset or ORIGIN_ZERO,
+            )
+            if self._follow is not None and message.sys_flag & FLAG_RECURS:
+                self._follow(message, now_ms)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
         return Outcome(Kind.APPENDED, 1, 1)
 
     @staticmethod

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import structlog
 
-from duemq.protocol.records import properties
+from duemq.protocol.errors import TimerIllegal
+from duemq.protocol.records import properties, recurrence
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second, stored_key
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.recurring.records import PAUSED_MS, is_recurring
+from duemq.scheduler.recurring.times import next_ms
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.sums import is_superseded
@@ -72,6 +75,7 @@ class TimerChanges:
         catch_up: CatchUp,
         expect: Callable[[int], None],
         levels: LevelQueues | None,
+        moves: Moves,
     ) -> None:
         """Prepare the changes. `expect`: called with the deliver time, ms, of each message just before it is
         appended."""
@@ -86,7 +90,7 @@ class TimerChanges:
         self._expect = expect
         self.levels = levels
         """The queues of messages with a delay level, which can be changed as well; None without levels."""
-        self.moves = Moves()
+        self.moves = moves
         self._keeping: Iterator[bool | ColdRead] | None = None
         """The search of `keep_some` in progress."""
         self._now_ms = 0
@@ -94,20 +98,25 @@ class TimerChanges:
 
     # --- one message, by its place
 
-    def cancel(self, physical_offset: int, now_ms: int, named: tuple[str, str] | None = None) -> Cancelled | None:
+    def cancel(self, physical_offset: int, now_ms: int, owner: tuple[str, str] | None = None) -> Cancelled | None:
         """Cancel a message that waits with a timer or a level. Return None, and do nothing, if the result depends on
-        `ids` and these are not complete. `named`: the topic and UNIQ_KEY that the message must have; a message with
+        `ids` and these are not complete. `owner`: the topic and UNIQ_KEY that the message must have; a message with
         others counts as UNKNOWN. Raises StoreError, OSError."""
         return self._take_out(
-            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms), named
+            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms), owner
         )
 
-    def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
+    def reschedule(
+        self, physical_offset: int, deliver_ms: int, now_ms: int, owner: tuple[str, str] | None = None
+    ) -> Cancelled | None:
         """Give a message that waits with a timer or a level another time; a past one means "at once". Return CANCELLED
-        if that was done, None as `cancel` does. Raises StoreError, OSError."""
+        if that was done, None as `cancel` does. `owner`: see `cancel`. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
         return self._take_out(
-            physical_offset, now_ms, lambda message, _, position: self._append_again(message, position, due_ms, now_ms)
+            physical_offset,
+            now_ms,
+            lambda message, _, position: self._append_again(message, position, due_ms, now_ms),
+            owner,
         )
 
     def record_of(self, physical_offset: int) -> StoredMessage | None:
@@ -122,15 +131,15 @@ class TimerChanges:
         physical_offset: int,
         now_ms: int,
         append: Callable[[StoredMessage, int, int | None], object],
-        named: tuple[str, str] | None = None,
+        owner: tuple[str, str] | None = None,
     ) -> Cancelled | None:
         """Withdraw a waiting message after `append` has written the record that replaces it. `append` is called with
         the message, its deliver time (for a message of a level: the present time), and the position of its unit in the
-        timer log, None without one. `named`: see `cancel`. Each record on the way to the one that is taken out is
+        timer log, None without one. `owner`: see `cancel`. Each record on the way to the one that is taken out is
         compared, also the last: the first says by itself which message it belongs to. Raises StoreError, OSError."""
         while True:
             message = self._store.named_message_at(physical_offset)
-            if message is not None and named not in (None, _name_of(message)):
+            if message is not None and owner not in (None, owner_of(message)):
                 return Cancelled.UNKNOWN
             place = self._place_of(message, physical_offset, now_ms)
             if isinstance(place, _Place):
@@ -361,13 +370,58 @@ class TimerChanges:
             log.info("scheduled_messages_rolled", messages=count, before=limit)
 
     def _append_again(
-        self, message: StoredMessage, position: int | None, due_ms: int, now_ms: int, *, is_as_promised: bool = False
+        self,
+        message: StoredMessage,
+        position: int | None,
+        due_ms: int,
+        now_ms: int,
+        *,
+        is_as_promised: bool = False,
+        is_paused: bool = False,
     ) -> int:
         self._expect(due_ms)
-        again = self._records.again(message, due_ms, now_ms, is_as_promised=is_as_promised)
+        again = self._records.again(message, due_ms, now_ms, is_as_promised=is_as_promised, is_paused=is_paused)
         self.ids.appended(message, again)
         self.moves.add(message, position, again, due_ms)
         return again
+
+    # --- recurring messages
+
+    def recurring(self, topic: str, name: str, now_ms: int) -> list[_Place]:
+        """Return the waiting messages that recur with a name; nearly always one or none. Use as `to_replace`; for
+        `pause`, `resume` and `remove`. Raises StoreError, OSError."""
+        return [place for place in self.to_replace(topic, name, now_ms) if is_recurring(place.message)]
+
+    def pause(self, places: list[_Place], now_ms: int) -> bool:
+        """Have messages recur no more until they are resumed. Return whether any did. Raises StoreError, OSError."""
+        going_on = [place for place in places if not _is_paused(place)]
+        for place in going_on:
+            self._move(place, now_ms + PAUSED_MS, now_ms, is_paused=True)
+        return bool(going_on)
+
+    def resume(self, places: list[_Place], now_ms: int) -> int | None:
+        """Have paused messages recur again. Return the time of the next delivery, ms since the epoch; None if none was
+        paused. Raises TimerIllegal if no delivery is left, StoreError, OSError."""
+        paused = [place for place in places if _is_paused(place)]
+        due_ms = None
+        for place in paused:
+            due_ms = next_ms(recurrence.read(place.message.properties_text), now_ms)
+            if due_ms is None:
+                raise TimerIllegal("its last delivery would have been before now: remove it")
+            self._move(place, due_ms, now_ms)
+        return due_ms
+
+    def remove(self, places: list[_Place], now_ms: int) -> None:
+        """Cancel messages. Raises StoreError, OSError."""
+        for place in places:
+            self._records.delete(place.message, place.due_ms, now_ms)
+            with self._store.health.noting():
+                self._slots.withdraw(place.waits, place.second)
+
+    def _move(self, place: _Place, due_ms: int, now_ms: int, *, is_paused: bool = False) -> None:
+        self._append_again(place.message, int(place.waits["position"][0]), due_ms, now_ms, is_paused=is_paused)
+        with self._store.health.noting():
+            self._slots.withdraw(place.waits, place.second)
 
     # --- after a start
 
@@ -381,7 +435,11 @@ class TimerChanges:
                 self._slots.withdraw(self._slots.search.wait_at(found[0], second), second)
 
 
-def _name_of(message: StoredMessage) -> tuple[str | None, str | None]:
-    """Return the topic and UNIQ_KEY of a waiting message."""
+def owner_of(message: StoredMessage) -> tuple[str, str | None]:
+    """Return the topic that a message is for, and its UNIQ_KEY."""
     text = message.properties_text
-    return properties.get(text, properties.REAL_TOPIC), properties.get(text, properties.UNIQ_KEY)
+    return properties.get(text, properties.REAL_TOPIC) or message.topic, properties.get(text, properties.UNIQ_KEY)
+
+
+def _is_paused(place: _Place) -> bool:
+    return properties.get(place.message.properties_text, properties.TIMER_PAUSED) == "true"

@@ -6,6 +6,7 @@ from typing import Final
 
 from duemq.protocol.records import checksum, properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.topics import TimerTopics
@@ -21,6 +22,7 @@ _REPLACED: Final = (
     properties.TIMER_ROLL_TIMES,
     properties.TIMER_FIRST_ID,
     properties.TIMER_FROM_LEVEL,
+    properties.TIMER_PAUSED,
     properties.REAL_TOPIC,
     properties.REAL_QID,
 )
@@ -58,8 +60,9 @@ class TimerRecords:
             self._appender.roll_back()
             raise
 
-    def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """Stage the record of `delete`: the caller's `Appender.commit` writes the record."""
+    def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_followed: bool = False) -> None:
+        """Stage the record of `delete`: the caller's `Appender.commit` writes the record. `is_followed`: whether the
+        message recurs and goes on, by a record in the same batch."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -80,25 +83,36 @@ class TimerRecords:
             properties.tags_code(_DELETE_TAG),
             stored_ms,
             appender.store_host,
+            sys_flag=FLAG_RECURS if is_followed else 0,
             prepared_transaction_offset=message.physical_offset or ORIGIN_ZERO,
         )
         self._topics.staged(offset, topic)
 
-    def again(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_as_promised: bool = False) -> int:
+    def again(
+        self,
+        message: StoredMessage,
+        due_ms: int,
+        now_ms: int,
+        *,
+        is_as_promised: bool = False,
+        is_paused: bool = False,
+    ) -> int:
         """Append a waiting message again, to wait in the wheel until `due_ms`. Return the physical offset of the new
         record. `is_as_promised`: whether that is the time promised to its sender, by a delay level if it has one.
-        Raises StoreError."""
+        `is_paused`: whether the message recurs and is paused from now on. Raises StoreError."""
         before, origin = message.properties_text, message.physical_offset
         topic = properties.get(before, properties.REAL_TOPIC) or ""
         times = properties.get(before, properties.TIMER_ROLL_TIMES) or "0"
         level = properties.get(before, properties.TIMER_FROM_LEVEL)
         if message.topic == SCHEDULE_TOPIC:
             level = str(message.queue_id + 1)
+        was_paused = properties.get(before, properties.TIMER_PAUSED) == "true"
         added = {
             properties.TIMER_DELIVER_MS: str(due_ms),
             properties.TIMER_ROLL_TIMES: str(int(times) + 1 if times.isdecimal() else 1),
             properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
             properties.TIMER_FROM_LEVEL: level or "" if is_as_promised else "",
+            properties.TIMER_PAUSED: "true" if is_paused or (is_as_promised and was_paused) else "",
             properties.TIMER_FIRST_ID: timer_properties.first_id_value(given_id(message), origin),
             properties.REAL_TOPIC: topic,
             properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",

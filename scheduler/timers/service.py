@@ -33,7 +33,9 @@ import structlog
 from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler.delivery.batches import Batches, Kind
+from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.recurring.records import Recurring, is_recurring, left_out
 from duemq.scheduler.retry import Retry
 from duemq.scheduler.timers.changes import TimerChanges
 from duemq.scheduler.timers.checkpoint import TimerCheckpoint
@@ -56,7 +58,7 @@ from duemq.storage.clock import Moment
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
-from duemq.storage.log.copies import UNITS
+from duemq.storage.log.copies import UNITS, origin_of
 from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, ReadAhead, ReadCold
 from duemq.storage.store import MessageStore
@@ -125,7 +127,6 @@ class Timers:
         self._wake = wake
         self._wake_later = wake_later or wake
         self._read_cold = read_cold
-        self._batches = Batches(store)
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
         """The queue in which messages are staged, with the deliver time as tags code and as prepared-transaction
         offset."""
@@ -133,17 +134,23 @@ class Timers:
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
         self._slots = slots = Slots(store, topics, lambda: self.config, self._read_ahead)
+        self._catch_up = catch_up = CatchUp(store, slots, read_cold)
+        self.policies = Policies(real_topics.with_policies, catch_up.judge)
+        moves = Moves()
+        self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves)
+        self._batches = Batches(store, self._recurring.stage_next)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
         ids = TimerIds(store, slots.log, enqueuer)
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
-        self._catch_up = catch_up = CatchUp(store, slots, read_cold)
-        self.policies = Policies(real_topics.with_policies, catch_up.judge)
-        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
+        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
         """Cancels, reschedules and replaces waiting messages."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
         self._searching = Retry("overdue_messages_not_looked_at")
+        self._following = Retry("recurring_messages_not_appended")
+        self._unfollowed: list[int] = []
+        """The physical offsets of deliveries whose next records are missing."""
         self._is_reading = False
         self._is_warm = False
         self._soonest_ms = _NEVER_MS
@@ -170,6 +177,7 @@ class Timers:
 
     def _load(self, recovered: Recovered, now_ms: int) -> None:
         slots, enqueuer = self._slots, self._enqueuer
+        self._unfollowed = left_out(recovered.origins) if not recovered.is_foreign else []
         note, check = self._checkpoint.load(recovered)
         recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
         start = recovery.run(note, check)
@@ -260,6 +268,8 @@ class Timers:
         self._is_called = self._is_called_soon = False
         self._soonest_ms = _NEVER_MS
         now_ms = now.wall_ms
+        if self._unfollowed:
+            self._following.run(now_ms, lambda: self._follow(now_ms))
         take_census = self._slots.search.take_census
         is_counting = self._counting.run(now_ms, take_census)
         if not self.config.stop_dequeue:
@@ -279,6 +289,23 @@ class Timers:
             for call in waiting:
                 call()
         return self._next_ms(now_ms)
+
+    def _follow(self, now_ms: int) -> bool:
+        """Append the next records of recurring messages that a power cut has left out. Return True. Raises StoreError,
+        OSError; then nothing was appended."""
+        try:
+            for physical_offset in self._unfollowed:
+                message = self._store.message_at(physical_offset)
+                if message is not None and message.topic == TIMER_TOPIC:  # it deletes the message that recurs
+                    message = self._store.message_at(origin_of(message.prepared_transaction_offset) or 0)
+                if message is not None:
+                    self._recurring.stage_next(message, now_ms)
+            self._store.appender.commit()
+        except BaseException:
+            self._store.appender.roll_back()
+            raise
+        self._unfollowed = []
+        return True
 
     def _dequeue(self, now_ms: int) -> bool:
         """Do a part of the dequeuing. Return whether there was anything to do."""
@@ -410,7 +437,10 @@ class Timers:
             for physical, size in waits[["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
                 if message is not None:
-                    self._records.stage_deletion(message, due_of(message) or now_ms, now_ms)
+                    recurs = is_recurring(message)
+                    self._records.stage_deletion(message, due_of(message) or now_ms, now_ms, is_followed=recurs)
+                    if recurs:
+                        self._recurring.stage_next(message, now_ms)
             self._store.appender.commit()
         except BaseException:
             self._store.appender.roll_back()
@@ -482,6 +512,8 @@ class Timers:
     def _next_ms(self, now_ms: int) -> int | None:
         """Return when there will be work, ms since the epoch; None if only a message or a read can change that."""
         config, times = self.config, []
+        if self._unfollowed:
+            times.append(self._following.at_ms)
         if self._slots.census.is_begun and not self._slots.census.is_complete:
             times.append(self._counting.at_ms)
         if self._catch_up.is_busy and not config.stop_dequeue:

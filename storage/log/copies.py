@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from duemq.protocol.frames.command import Body
+from duemq.protocol.records import record
 from duemq.protocol.records.checksum import NAME_FIELD
 from duemq.protocol.records.checksum import SIZE as CHECKSUM_SIZE
-from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, HEAD_IPV4, MAGIC_V1
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, HEAD_IPV4, MAGIC_V1, StoredMessage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,6 +108,10 @@ class Records:
         """Return the property texts."""
         data, starts, ends = self.data, (self.texts + 2).tolist(), self.ends.tolist()
         return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def decoded(self, which: int) -> StoredMessage:
+        """Return one of the records as it was read. Raises RecordError."""
+        return record.decode(self.data[int(self.starts[which]) : int(self.ends[which])])
 
     def text_rows(self) -> NDArray[np.uint8] | None:
         """Return the property texts as the rows of a matrix, where all records have the same layout; else None."""

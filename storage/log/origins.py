@@ -7,12 +7,20 @@ Keeps invariant 14 of ARCHITECTURE.md.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from duemq.protocol.records.properties import NAME_END, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
+from duemq.protocol.records.properties import (
+    NAME_END,
+    TIMER_CRON,
+    TIMER_DEL_UNIQKEY,
+    TIMER_EVERY,
+    TIMER_ROLL_TIMES,
+)
 from duemq.protocol.records.record import FLAG_TRANSACTION
+from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import ORIGIN_ZERO, origin_of
 from duemq.storage.log.scan import ScannedRecord, Scanner
@@ -26,6 +34,11 @@ _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 _ROLL_TIMES: Final = f"{TIMER_ROLL_TIMES}{NAME_END}".encode()
 _DELETE_KEY: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
+_EVERY: Final = f"{TIMER_EVERY}{NAME_END}".encode()
+_CRON: Final = f"{TIMER_CRON}{NAME_END}".encode()
+MAX_RECURRING: Final = 32
+"""Most recurring messages that are delivered by one batch. The time of each next delivery takes some 60 us to compute,
+seldom 2 ms."""
 
 
 def origins_of(
@@ -51,11 +64,16 @@ class Origins:
         """Physical offsets of the records that withdrew the messages, in the order of `withdrawn`."""
         self.newest_ms = 0
         """The latest store time of the records that delivered messages, ms since the epoch."""
+        self.last_recurring: deque[ScannedRecord] = deque(maxlen=2 * MAX_RECURRING)
+        """The records at the end of the commitlog that deliver recurring messages, and those that wait for the
+        deliveries after that, which the same batch appended. A power cut may leave the first part of a batch."""
 
     def look(self, record: ScannedRecord) -> None:
         """Take the origin that a record names, if it names one. Scheduled records have their deliver time in that
         field, unless they are of the timer topic and delete or repeat another message."""
         prepared = record.prepared_transaction_offset
+        if self.last_recurring or record.sys_flag & FLAG_RECURS:
+            self._look_for_recurring(record)
         if not prepared or record.topic == _SCHEDULE_TOPIC:
             return
         origin = origin_of(prepared)
@@ -63,10 +81,24 @@ class Origins:
             return  # the same rule as in `origins_of`
         if record.topic != _TIMER_TOPIC:
             self.delivered.append(origin)
+            if not self.last_recurring and (_EVERY in record.properties or _CRON in record.properties):
+                self.last_recurring.append(record)
             self.newest_ms = max(self.newest_ms, record.store_timestamp)
         elif _ROLL_TIMES in record.properties or _DELETE_KEY in record.properties:
             self.withdrawn.append(origin)
             self.withdrawn_by.append(record.physical_offset)
+
+    def _look_for_recurring(self, record: ScannedRecord) -> None:
+        if record.topic == _TIMER_TOPIC:
+            is_next = record.sys_flag & FLAG_RECURS and _ROLL_TIMES not in record.properties
+        else:
+            is_next = _EVERY in record.properties or _CRON in record.properties
+            if not is_next and record.prepared_transaction_offset:
+                return  # the delivery of another message, by the same batch
+        if is_next:
+            self.last_recurring.append(record)
+        else:
+            self.last_recurring.clear()
 
     def withdrawn_since(self, position: int) -> NDArray[np.int64]:
         """Return the entries of `withdrawn` whose messages were taken back by a record at a physical offset or

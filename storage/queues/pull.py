@@ -193,7 +193,7 @@ def _record_at(data: memoryview, at: int) -> StoredMessage | None:
         message = decode(data, at)
     except RecordError:
         return None
-    return message if "\0" not in message.topic else None
+    return message if "\0" not in message.topic and not message.properties_text.endswith("\0") else None
 
 
 def _before_missing(found: Pulled, data: memoryview, parts: list[Range], number: int) -> Body:

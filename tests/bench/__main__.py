@@ -27,6 +27,7 @@ from pathlib import Path
 from tests.bench import (
     acl_cases,
     cases,
+    client_cases,
     level_cases,
     mqtt_cases,
     pressure_cases,
@@ -40,6 +41,7 @@ from tests.bench.figures import Figures, median, table
 
 NAMES = (
     *cases.NAMES,
+    *client_cases.NAMES,
     *acl_cases.NAMES,
     *tls_cases.NAMES,
     *level_cases.NAMES,
@@ -63,7 +65,7 @@ def main() -> None:
     theirs, mine = asyncio.run(run(arguments.rounds, only, tiny=arguments.tiny))
     print(
         table(
-            {**cases.FIGURES, **acl_cases.FIGURES, **tls_cases.FIGURES, **level_cases.FIGURES},
+            {**cases.FIGURES, **client_cases.FIGURES, **acl_cases.FIGURES, **tls_cases.FIGURES, **level_cases.FIGURES},
             theirs,
             mine,
             "Apache 4.9.7",
@@ -96,6 +98,7 @@ async def one_broker(
 ) -> Figures:
     """Return the figures of some cases for one broker."""
     figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
+    figures |= await client_cases.run(make, directory, client_cases.TINY if tiny else client_cases.REAL, only, say)
     figures |= await acl_cases.run(make, directory, acl_cases.TINY if tiny else acl_cases.REAL, only, say)
     figures |= await tls_cases.run(make, directory, tls_cases.TINY if tiny else tls_cases.REAL, only, say)
     figures |= await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)

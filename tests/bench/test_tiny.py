@@ -14,6 +14,7 @@ import pytest
 
 from tests.bench import (
     acl_cases,
+    client_cases,
     level_cases,
     mqtt_cases,
     pressure_cases,
@@ -45,6 +46,13 @@ async def test_a_case_of_levels_gives_its_figures(names: tuple[str, ...], tmp_pa
 
 def test_every_case_of_levels_is_exercised_here() -> None:
     assert {name for names in ALONE + WITH_JAVA for name in names} == set(level_cases.NAMES)
+
+
+async def test_the_case_of_the_python_client_gives_its_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await client_cases.run(ours, tmp_path, client_cases.TINY, client_cases.NAMES, said.append)
+    assert tuple(said) == client_cases.NAMES
+    assert set(figures) == set(client_cases.FIGURES)
 
 
 async def test_the_case_of_access_control_gives_its_figures(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from duemq.broker.produce.message import ByTimer
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.index.keys import key_hash
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import NAME, Timers
 from duemq.storage.budget import UNLIMITED, Pieces
@@ -30,6 +31,8 @@ CONFIG = StoreConfig("/s", commitlog_segment_size=1 << 16, queue_segment_size=20
 TIMERS = TimerConfig(log_segment_size=52 * 30, roll_window=40)
 PAUSING = TimerConfig(log_segment_size=52 * 30, roll_window=172_800)
 DELAYS = (-50, 0, 1, 500, 1000, 1500, 3000, 12_000, 41_000, 130_000)
+EVERY_MS = 7000
+"""The time between two deliveries of a recurring message, in ms."""
 STYLES = ("nothing", "some", "everything")
 
 
@@ -54,6 +57,8 @@ class World:
     """The last message of each key."""
     replaced: dict[bytes, bytes] = field(default_factory=dict)
     """Replacements by the body of the replaced message."""
+    recurring: dict[bytes, int] = field(default_factory=dict)
+    """Recurring messages: the time of the first delivery, ms since the epoch, by body."""
 
     def open(self) -> None:
         """Open, also after a kill -9; sometimes after a start that failed once the timers had opened their files."""
@@ -78,6 +83,17 @@ class World:
             text = with_time(f"UNIQ_KEY\x01{body.decode()}", due)
             self.sent[body] = self.sender.stage(body, ByTimer(due), text, "orders", 0)
             self.unacknowledged.append(body)
+        self.store.appender.commit()
+
+    def recur(self) -> None:
+        """Send a message that recurs, to a topic of its own."""
+        name = f"r{len(self.recurring)}"
+        due = self.clock.now_ms() + EVERY_MS
+        text = f"UNIQ_KEY\x01{name}\x02KEYS\x01{name}\x02TIMER_REPLACE\x01true\x02TIMER_EVERY\x01{EVERY_MS}ms"
+        text = with_time(f"{text}\x02TIMER_START\x01{due}", due)
+        self.sender.stage(name.encode(), ByTimer(due, key=key_hash(name), recurs=True), text, "beats", 0)
+        self.recurring[name.encode()] = due
+        self.unacknowledged.append(name.encode())
         self.store.appender.commit()
 
     def replace(self) -> None:
@@ -160,18 +176,24 @@ class World:
             self.clock.advance(max(0, due - self.clock.now_ms()))
 
     def delivered(self) -> list[bytes]:
-        queue = self.store.queue("orders", 0)
+        return [body for body, _ in self.deliveries("orders")]
+
+    def deliveries(self, topic: str) -> list[tuple[bytes, int]]:
+        """Return the bodies and deliver times of the messages in a topic's queue."""
+        queue = self.store.queue(topic, 0)
         if queue is None:
             return []
         units = [queue.unit(offset) for offset in range(queue.min_offset, queue.next_offset)]
         messages = [self.store.message_at(unit[0], unit[1]) for unit in units if unit is not None]
+        found = []
         for message in messages:
             assert message is not None
             due = message.get_property("TIMER_DELIVER_MS")
             assert due is not None
             assert message.store_timestamp >= int(due)
             assert origin_of(message.prepared_transaction_offset) is not None
-        return [message.body for message in messages if message is not None]
+            found.append((message.body, int(due)))
+        return found
 
 
 def run_scenario(seed: int, steps: int, *, has_pauses: bool = False) -> World:
@@ -183,7 +205,9 @@ def run_scenario(seed: int, steps: int, *, has_pauses: bool = False) -> World:
         if has_pauses and chance.random() < 0.2:
             world.change_policy()
         action = chance.random()
-        if action < 0.3:
+        if len(world.recurring) < 2 and chance.random() < 0.1:
+            world.recur()
+        elif action < 0.3:
             world.send(chance.randrange(1, 6))
         elif action < 0.5:
             world.flush()
@@ -216,13 +240,24 @@ def check_image(image: SimulatedFiles, world: World, when: int, end_ms: int) -> 
     assert [body for body, count in counts.items() if count > 1] == []
     acknowledged = {body for at, body in world.acknowledged if at <= when}
     cancelled = {body for at, body in world.cancelled if at <= when}
-    assert acknowledged - world.maybe_cancelled - set(counts) == set()
+    assert acknowledged - world.recurring.keys() - world.maybe_cancelled - set(counts) == set()
     assert cancelled & set(counts) == set()
+    check_recurring(after, world, acknowledged, end_ms)
     acknowledged |= cancelled
     for old, new in world.replaced.items():
         assert not {old, new} <= set(counts), "a message and the one that took its place"
         if old in acknowledged and new not in world.maybe_cancelled:
             assert {old, new} & set(counts), "neither a message nor the one that took its place"
+
+
+def check_recurring(after: World, world: World, acknowledged: set[bytes], end_ms: int) -> None:
+    """Compare the deliveries of recurring messages: each one once, none left out, until long after the crash."""
+    deliveries = after.deliveries("beats")
+    for body, first_ms in world.recurring.items():
+        times = [due for each, due in deliveries if each == body]
+        assert times == list(range(first_ms, first_ms + len(times) * EVERY_MS, EVERY_MS))
+        if times or body in acknowledged:
+            assert times[-1] > end_ms + 100_000
 
 
 @pytest.mark.parametrize("has_pauses", [False, True], ids=["", "pauses"])

@@ -5,14 +5,22 @@ commands run at the same time, for both versions, before the first test looks at
 """
 
 import asyncio
+import json
 import re
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from duemq import Producer
+from duemq._net.connection import connect
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests.headers import GetRouteInfo
 from tests.interop.environment import LEVEL_MS, ClientPool, SharedBroker
 from tests.interop.support import not_on, numbered
 from tests.peers.apache import AdminOutput, mqadmin
@@ -39,6 +47,8 @@ class Outputs:
     other_group: str = field(default_factory=lambda: unique("other"))
     producers: str = field(default_factory=lambda: unique("producers"))
     of: dict[str, AdminOutput] = field(default_factory=dict)
+    exported: str = ""
+    """The file that exportConfigs wrote."""
 
     async def run(self, name: str, *arguments: str) -> None:
         """Run a command and keep its output under a name."""
@@ -60,6 +70,10 @@ class Outputs:
         """Make a topic and a group, use them, inspect them in every way, delete them, and inspect again."""
         topic, group, address = self.topic, self.group, self.broker.address
         queues = ["-r", str(QUEUES), "-w", str(QUEUES)]
+        with tempfile.TemporaryDirectory() as folder:
+            await self.run("exportConfigs", "exportConfigs", "-c", CLUSTER, "-f", folder)
+            path = Path(folder, "configs.json")
+            self.exported = path.read_text() if path.exists() else ""
         await asyncio.gather(
             self.run("updateTopic", "updateTopic", "-b", address, "-t", topic, *queues, "-p", "6"),
             self.run("updateSubGroup", "updateSubGroup", "-b", address, "-g", self.other_group, "-r", "3", "-q", "2"),
@@ -209,6 +223,8 @@ async def test_consumer_progress(outputs: Outputs) -> None:
         at_broker, of_consumer, behind = row[3:6]
         assert (at_broker, behind) == (of_consumer, "0")
     assert sum(int(row[3]) for row in rows) == COUNT
+    if outputs.version == "5.3.3":
+        assert {row[6] for row in rows} == {"0"}, "what was pulled and not consumed"
     assert "Diff Total: 0" in outputs.text("consumerProgress")
 
 
@@ -238,6 +254,38 @@ async def test_get_broker_config(outputs: Outputs) -> None:
     table = {name.strip(): value.strip() for name, _, value in lines}
     assert table["brokerName"] == BROKER
     assert table["listenPort"] == str(outputs.broker.port)
+
+
+async def test_export_configs(outputs: Outputs) -> None:
+    not_on(outputs.broker, "apache-5.3.3", "mqadmin 4.9.7 reads properties that it does not have")
+    assert "success" in outputs.text("exportConfigs")
+    exported = json.loads(outputs.exported)
+    assert exported["clusterScale"] == {"masterBrokerSize": 1, "namesrvSize": 1, "slaveBrokerSize": 0}
+    assert exported["brokerConfigs"][BROKER]["flushDiskType"] == "ASYNC_FLUSH"
+
+
+async def test_group_attributes_that_do_not_exist_are_refused(shared_broker: SharedBroker) -> None:
+    broker = await shared_broker.running()
+    not_on(broker, "apache-4.9.7", "attributes came with 5.0")
+    arguments = ["-b", broker.address, "-g", unique("group"), "--attributes", "+priority.factor=50"]
+    told = await mqadmin("5.3.3", "updateSubGroup", *arguments, nameserver=broker.nameserver)
+    assert "unsupported key: priority.factor" in told.output
+
+
+async def test_a_broker_is_drained(shared_broker: SharedBroker) -> None:
+    broker = await shared_broker.running()
+    topic = unique("drained")
+    async with Producer(broker.nameserver) as producer:
+        await producer.send(topic, b"x")
+    for wipes, adds in (VERSIONS, VERSIONS[::-1]):
+        for version, command, perms in ((wipes, "wipeWritePerm", {4}), (adds, "addWritePerm", {6})):
+            told = await mqadmin(version, command, "-b", BROKER, nameserver=broker.nameserver)
+            assert f"write perm of broker[{BROKER}] in name server" in told.output
+            assert re.search(r"OK, [1-9]\d*", told.output)
+            connection = await connect(broker.nameserver, codec="json", on_request=lambda _: None, timeout=3)
+            answer = await connection.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo(topic), timeout=3)
+            connection.close()
+            assert {queue["perm"] for queue in fastjson.loads(bytes(answer.body))["queueDatas"]} == perms
 
 
 async def test_update_broker_config(outputs: Outputs) -> None:

@@ -233,8 +233,9 @@ class Client:
         compress_over: int | None = None,
         vip: bool | None = None,
         account: Account | None = None,
+        trace_topic: str | None = None,
     ) -> Producer:
-        """Start a producer. `account` signs its requests."""
+        """Start a producer. `account` signs its requests. `trace_topic`: a Java client sends its traces there."""
         producer = Producer(self, _handle("p"))
         await self.program.call(
             "producer_start",
@@ -245,6 +246,7 @@ class Client:
             retries=retries,
             compress_over=compress_over,
             vip=vip,
+            trace_topic=trace_topic,
             **_keys(account),
         )
         return producer
@@ -263,12 +265,13 @@ class Client:
         property_names: Sequence[str] = (),
         handle: str | None = None,
         account: Account | None = None,
+        trace_topic: str | None = None,
     ) -> PushConsumer:
         """Start a push consumer of a topic, or of topics with a tag expression each.
 
         It answers "later" to a message until that has been redelivered `fail_first` times. `property_names`: the
         properties that matter, for the client that cannot list them. `handle`: the instance name, for a consumer that
-        must come back under the same id.
+        must come back under the same id. `trace_topic`: a Java client sends its traces there.
         """
         subscriptions = {topics: "*"} if isinstance(topics, str) else topics
         consumer = PushConsumer(self, handle or _handle("c"), group)
@@ -285,6 +288,7 @@ class Client:
             max_reconsume_times=max_reconsume_times,
             property_names=list(property_names),
             begin=begin,
+            trace_topic=trace_topic,
             **_keys(account),
         )
         return consumer

@@ -3,6 +3,7 @@ Python. The Spark commands and `make` are run by tests/spark and by the continuo
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 import shlex
@@ -12,7 +13,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from pathlib import Path
 
-from duemq import Producer, PushConsumer
+from duemq import ChangeResult, Producer, PushConsumer, SendResult
 from duemq.testing import TestClock
 from tests.peers.duemq_broker import DuemqBroker
 
@@ -99,8 +100,15 @@ async def test_the_first_minute(tmp_path: Path) -> None:
 async def test_list_reschedule_and_cancel(tmp_path: Path) -> None:
     broker = DuemqBroker(tmp_path / "broker")
     await broker.start()
-    show, reschedule, cancel = commands(chapter("List, cancel and reschedule waiting messages"))
+    text = chapter("List, cancel and reschedule waiting messages")
+    show, reschedule, cancel = commands(text)
+    (snippet,) = snippets(text)
     async with Producer(broker.nameserver) as producer:
+        names: dict[str, object] = {"producer": producer}
+        await eval(compile(snippet, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        kept = names["result"]
+        assert isinstance(kept, SendResult)
+        assert (await producer.cancel(kept.handle)).result is ChangeResult.CANCELLED
         sent = await producer.send("reminders", b"call back", delay="30m")
     assert sent.offset_message_id in await run(broker.nameserver, show)
     filled = [

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from duemq import ArgumentError, ClosedError, ConnectError, Message, sync
+from duemq import ArgumentError, ClosedError, ConnectError, Message, SendManyError, sync
 from duemq.messages import ChangeResult
 from duemq.testing import BrokerClock, TestBroker
 
@@ -33,6 +34,9 @@ def test_send_receive_look_and_change(duemq_broker: TestBroker, duemq_clock: Bro
         with pytest.raises(TimeoutError):
             consumer.receive(timeout=0.05)
         assert [each.offset_message_id for each in admin.pending("t")] == [sent.offset_message_id]
+        other = producer.send(Message("t", b"not at all", delay="2h"))
+        assert producer.cancel(str(other.handle)).result is ChangeResult.CANCELLED
+        assert admin.cancel(other.handle).result is ChangeResult.ALREADY_CANCELLED
         assert admin.count(topic="t") == 1
         changed = admin.reschedule(topic="t", key="7", delay="1h")
         assert [each.result for each in changed.messages] == [ChangeResult.RESCHEDULED]
@@ -51,6 +55,42 @@ def test_send_receive_look_and_change(duemq_broker: TestBroker, duemq_clock: Bro
     with pytest.raises(ClosedError):
         producer.send("t", b"x")
     assert list(consumer) == []
+
+
+def test_many_are_sent_from_a_source_in_the_callers_thread(duemq_broker: TestBroker) -> None:
+    caller = threading.current_thread()
+    given = 0
+
+    def source(count: int) -> Iterator[Message]:
+        nonlocal given
+        for given in range(1, count + 1):
+            assert threading.current_thread() is caller
+            yield Message("t", f"{given}")
+
+    with sync.Producer(duemq_broker.nameserver, max_in_flight=100) as producer:
+        results = producer.send_many(source(5000))
+        assert len({each.offset_message_id for each in results}) == 5000
+        bodies = [outcome.message.body for outcome in producer.send_each(source(5000))]
+        assert bodies == [f"{number}" for number in range(1, 5001)]
+        for outcome in producer.send_each(source(1_000_000)):
+            assert outcome.result is not None
+            break
+        assert given < 3000, "no more is taken than goes on its way"
+        with pytest.raises(SendManyError) as caught:
+            producer.send_many([Message("t", b"x"), Message("t", b"")])
+        assert len(caught.value.stored) == len(caught.value.refused) == 1
+        with pytest.raises(RuntimeError, match="the source"):
+            producer.send_many(failing())
+        with pytest.raises(RuntimeError, match="the source"):
+            list(producer.send_each(failing()))
+    with pytest.raises(ClosedError):
+        producer.send_many(source(1_000_000))
+    assert given < 3000
+
+
+def failing() -> Iterator[Message]:
+    yield Message("t", b"x")
+    raise RuntimeError("the source")
 
 
 def test_handlers_are_ordinary_functions_in_threads(duemq_broker: TestBroker) -> None:

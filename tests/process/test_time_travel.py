@@ -73,7 +73,7 @@ async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
         sent = await producer.send(TOPIC, b"in 90 minutes", delay="90m")
         assert sent.due_time_ms is not None
         assert 0 <= sent.due_time_ms - begin_ms - 90 * 60_000 < 60_000
-        level = await producer.send(TOPIC, b"in an hour", delay="1h")
+        level = await producer.send(TOPIC, b"in an hour", level=17)
         moved = await producer.send(TOPIC, b"to be moved", delay="4h1m")
         recalled = await producer.send(TOPIC, b"to be recalled", delay="61m")
         replaced = await producer.send(TOPIC, b"older", delay="62m", keys="k", replace=True)
@@ -116,8 +116,7 @@ async def test_a_sender_whose_clock_is_wrong_keeps_its_delays(tmp_path: Path, sk
             assert waited >= parse_duration(delay)
             assert message.due_time_ms is not None
             assert begin <= message.due_time_ms - parse_duration(delay) <= begin + waited
-            if delay != "1s":
-                assert sent.due_time_ms == message.due_time_ms
+            assert sent.due_time_ms == message.due_time_ms
             assert message.lateness_ms == message.receive_time_ms - message.due_time_ms >= 0
             await message.ack()
     await broker.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Admin, CancelResult, Producer, PushConsumer
+from duemq import Admin, ChangeResult, Producer, PushConsumer
 from duemq.testing import TestClock
 from tests.peers.duemq_broker import DuemqBroker
 
@@ -30,8 +30,8 @@ async def test_a_message_in_forty_days_is_on_time_over_a_kill(broker: DuemqBroke
         cancelled = await producer.send(TOPIC, b"never either", delay="960h")
         assert recalled.recall_handle is not None
         await producer.recall(TOPIC, recalled.recall_handle)
-        found = await producer.cancel([cancelled.offset_message_id])
-        assert list(found.values()) == [CancelResult.CANCELLED]
+        found = await producer.cancel(cancelled.handle)
+        assert found.result is ChangeResult.CANCELLED
     await broker.kill()
     await broker.start()
     async with Admin(broker.nameserver) as admin:

@@ -8,6 +8,7 @@ from duemq.broker.produce.message import ByLevel, ByTimer, Due, NewMessage
 from duemq.broker.produce.staging import Staging
 from duemq.protocol.records import properties
 from duemq.scheduler.timers.index.keys import key_hash
+from tests.support.wire import ADDED_TEXT
 
 if TYPE_CHECKING:
     from duemq.scheduler.levels.service import LevelQueues
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 HOST: Final = b"\x7f\0\0\x01\0\0\x04\xd2"
 """127.0.0.1:1234 in the form of records."""
+
 TOPIC: Final = "orders"
 QUEUE: Final = 3
 
@@ -31,7 +33,7 @@ class Sender:
         self._clock = clock
         self._levels = levels
         self._timers = timers
-        self._staging = Staging(store, cast("LevelQueues", levels), cast("Timers", timers), "DefaultCluster")
+        self._staging = Staging(store, cast("LevelQueues", levels), cast("Timers", timers), ADDED_TEXT)
 
     def stage(
         self,

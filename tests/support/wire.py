@@ -38,6 +38,11 @@ def request(
     )
 
 
+ADDED = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""The properties that a broker of a test adds to each message."""
+ADDED_TEXT = "\x02".join(f"{name}\x01{value}" for name, value in ADDED.items())
+
+
 def send(
     topic: str,
     body: bytes = b"body",

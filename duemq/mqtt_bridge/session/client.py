@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import ssl
@@ -113,7 +114,11 @@ class Session(aiomqtt.Client):
         self._drained = asyncio.Event()
         self._drained.set()
         self._out = bytearray()
+        self._is_given_up = False
+        """Whether the connection is no longer wanted, though the thread that makes it may not have ended."""
         self._is_paused = False
+        self._pauses = 0
+        """Number of pauses."""
         self._why_broken: str | None = None
         self._wire = Wire(
             self._client, is_v5=self.is_v5, limit=limit, received=received, broken=self._set_broken, new_id=new_id
@@ -126,8 +131,20 @@ class Session(aiomqtt.Client):
             self._wire.cut()
             raise MqttConnectionError(f"no connection to the MQTT broker {self._address}: {error}") from None
         except BaseException:
+            self._is_given_up = True
             self._wire.cut()
             raise
+
+    def _client_connect(self) -> None:
+        # Runs in a thread, and to its end even if the session is cancelled meanwhile.
+        try:
+            super()._client_connect()
+        finally:
+            self._loop.call_soon_threadsafe(self._cut_if_given_up)
+
+    def _cut_if_given_up(self) -> None:
+        if self._is_given_up:
+            self._wire.cut()
 
     async def __aexit__(self, *_: object) -> None:
         """Send DISCONNECT if there is a connection, and close it. The MQTT broker keeps the session. Does not raise."""
@@ -158,6 +175,7 @@ class Session(aiomqtt.Client):
     def pause(self) -> None:
         """Read nothing more until `resume`. Pings go out as before, so that the MQTT broker keeps the connection."""
         self._is_paused = True
+        self._pauses += 1
         sock = self._client.socket()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
@@ -192,7 +210,7 @@ class Session(aiomqtt.Client):
             )
         try:
             qos = 0 if options is not None else subscription.qos
-            codes = await self._unless_lost(self.subscribe(topic, qos, options))
+            codes = await self._unless_lost(self.subscribe(topic, qos, options, timeout=math.inf))
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot subscribe to {topic!r}: {error}") from None
         code = codes[0]
@@ -201,19 +219,24 @@ class Session(aiomqtt.Client):
     async def unsubscribe_from(self, topic: str) -> None:
         """End a subscription; `topic` as in `subscribe_to`. Raises MqttConnectionError."""
         try:
-            await self._unless_lost(self.unsubscribe(topic))
+            await self._unless_lost(self.unsubscribe(topic, timeout=math.inf))
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot unsubscribe from {topic!r}: {error}") from None
 
     async def _unless_lost(self, call: Coroutine[Any, Any, T]) -> T:
-        """Wait for an answer, but not when the connection is lost, which aiomqtt does not notice while it waits. Raises
-        MqttConnectionError."""
+        """Wait for an answer, but not when the connection is lost, which aiomqtt does not notice while it waits. The
+        time of pauses, in which no answer is read, does not count. Raises MqttConnectionError."""
         calling = asyncio.create_task(call)
         try:
-            await asyncio.wait((calling, self._lost), return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                raise MqttConnectionError(self._lost.result())
-            return await calling
+            while True:
+                pauses, was_paused = self._pauses, self._is_paused
+                await asyncio.wait((calling, self._lost), timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+                if calling.done():
+                    return await calling
+                if self.is_lost:
+                    raise MqttConnectionError(self._lost.result())
+                if not was_paused and pauses == self._pauses:
+                    raise MqttConnectionError("the MQTT broker does not answer")
         finally:
             calling.cancel()
             await asyncio.wait((calling,))
@@ -272,7 +295,7 @@ class Session(aiomqtt.Client):
         self._loop.call_soon_threadsafe(self._watch, sock)
 
     def _watch(self, sock: PahoSocket) -> None:
-        if self._wire.is_open(sock):
+        if self._wire.is_open(sock) and not self._is_given_up:
             _set_no_delay(sock.fileno())
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
             self._misc_task = self._loop.create_task(self._misc_loop())

@@ -126,6 +126,10 @@ class Policies:
     def __bool__(self) -> bool:
         return bool(self._policies)
 
+    def of(self, topic: str) -> TimerPolicy | None:
+        """Return the policy of a topic."""
+        return self._policies.get(topic)
+
     def set(self, topic: str, policy: TimerPolicy | None) -> None:
         """Set or remove the policy of a topic."""
         self._next_ms.pop(topic, None)

@@ -23,7 +23,7 @@ from tests.peers.process import Process
 
 Version = Literal["5", "mqttv311"]
 _numbers = itertools.count()
-READY = "connected to the MQTT broker"
+READY = "online: connected"
 
 
 class Mosquitto:
@@ -77,7 +77,7 @@ class BridgeProcess:
         )
 
     async def start(self) -> None:
-        """Start it; returns when it is subscribed."""
+        """Start it; returns when it is connected on both sides."""
         await self.process.start(READY, timeout=30)
 
     async def launch(self) -> None:

@@ -75,6 +75,39 @@ async def test_the_bridge_starts_before_both_sides(world: World) -> None:
     assert message.body == b"hello"
 
 
+@pytest.mark.parametrize("mqtt", ["", 'share = "s"', 'protocol = "3.1.1"'])
+async def test_duemq_is_away_at_the_first_start(world: World, mqtt: str) -> None:
+    world.bridge.write(RULES, mqtt)
+    await asyncio.gather(world.mosquitto.start(), world.bridge.launch())
+    await world.bridge.logged("connected to the MQTT broker")
+    await world.bridge.logged("starting")
+    for number in range(30):  # more than Mosquitto has under way to a client
+        await world.publish("in/x", str(number), qos=number % 2 + 1)
+    await world.broker.start()
+    found = [int(message.body) for message in await world.received("In", 30)]
+    assert sorted(found) == list(range(30))
+
+
+async def test_a_rule_that_is_added_while_duemq_is_away(world: World) -> None:
+    """Messages for the old rules wait as well, some of them in the bridge, for a topic that has another name now."""
+    await world.start(RULES)
+    await world.publish("in/x", "first", qos=2)
+    await world.received("In", 1)
+    await world.broker.stop()
+    for number in range(5):
+        await world.publish("in/x", str(number), qos=2)
+    begin = world.bridge.log.stat().st_size
+    rules = RULES.replace('"In"', '"Later"')
+    world.bridge.write(f'{rules}[[to_rocketmq]]\nfilter = "new/#"\ntopic = "New"\nqos = 2\n')
+    await world.bridge.logged("connected to the MQTT broker", begin)
+    for number in range(5):
+        await world.publish("new/x", str(number), qos=number % 2 + 1)
+    await world.broker.start()
+    for topic in ("New", "Later"):
+        assert sorted(message.body for message in await world.received(topic, 5)) == [b"0", b"1", b"2", b"3", b"4"]
+    assert [message.body for message in await world.all_messages("In")] == [b"first"]
+
+
 async def test_the_state_is_reported(world: World) -> None:
     await world.start(RULES)
     async with world.client() as client:

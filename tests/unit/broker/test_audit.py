@@ -44,9 +44,13 @@ CHANGES = {
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
     RequestCode.RECALL_MESSAGE,
+    RequestCode.CHANGE_RECURRING,
+    RequestCode.CHANGE_BY_HANDLE,
     RequestCode.CANCEL_MESSAGE,
     RequestCode.CHANGE_PENDING,
     RequestCode.MOVE_CLOCK,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER,
     RequestCode.PUT_KV_CONFIG,
     RequestCode.DELETE_KV_CONFIG,
     RequestCode.DELETE_TOPIC_IN_NAMESRV,
@@ -79,7 +83,10 @@ async def test_what_is_recorded(secured: UnboundBroker) -> None:
     recorded = {code for code, permission in permissions.items() if is_recorded(code, permission)}
     others = {code for code in permissions if 3000 <= code < 3100}  # those of ACL 2.0
     assert recorded - others == CHANGES
-    assert all(permissions[code].role >= Role.OPERATE for code in recorded - {RequestCode.RECALL_MESSAGE})
+    assert all(
+        permissions[code].role >= Role.OPERATE
+        for code in recorded - {RequestCode.RECALL_MESSAGE, RequestCode.CHANGE_RECURRING, RequestCode.CHANGE_BY_HANDLE}
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -183,11 +190,17 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
         request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group),
         request(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup("readers")),
         request(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=48\ntls.server.keyPassword=canary-secret-x"),
+        request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, headers.BrokerName("broker-a")),
+        request(RequestCode.ADD_WRITE_PERM_OF_BROKER, headers.BrokerName("broker-a")),
         request(RequestCode.PUT_KV_CONFIG, headers.KVEntry("n", "k", "canary-secret-value")),
         request(RequestCode.DELETE_KV_CONFIG, headers.KVKey("n", "k")),
         request(RequestCode.CHANGE_PENDING, headers.ChangePending("cancel", topic="T")),
         request(RequestCode.CANCEL_MESSAGE, headers.CancelMessage("7F00000100002A9F0000000000000000")),
+        request(
+            RequestCode.CHANGE_BY_HANDLE, headers.ChangeByHandle("cancel", "T", "7F00000100002A9F0000000000000000", "K")
+        ),
         request(RequestCode.RECALL_MESSAGE, headers.RecallMessage("T", "handle")),
+        request(RequestCode.CHANGE_RECURRING, headers.ChangeRecurring("T", "name", "pause")),
         request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, headers.ResetOffset("T", "readers", 0)),
         request(RequestCode.MOVE_CLOCK, headers.MoveClock(1000)),
         request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic("T")),

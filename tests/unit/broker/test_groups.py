@@ -67,3 +67,10 @@ async def test_groups_and_what_a_newer_rocketmq_says_of_them_survive_a_restart(t
     table = json.loads(path.read_text())
     assert table["forbiddenTable"] == {}
     assert table["subscriptionGroupTable"]["g"]["attributes"] == {}
+
+
+async def test_attributes_that_do_not_exist_are_refused(broker: UnboundBroker, peer: Peer) -> None:
+    body = b'{"groupName":"g","attributes":{"+priority.factor":"50"}}'
+    answer = await peer.ask(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "unsupported key: priority.factor")
+    assert "g" not in broker.groups.table

@@ -18,6 +18,7 @@ from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import DataVersion, TopicConfig, TopicRoute
 from duemq.protocol.requests.headers import (
     BrokerIdentity,
+    BrokerName,
     Cluster,
     GetRouteInfo,
     KVEntry,
@@ -310,3 +311,24 @@ async def test_a_broker_learns_whether_its_topics_changed(broker: UnboundBroker,
     broker.clock.advance(EXPIRE_MS)
     broker.nameserver.expire()
     assert (await changed(DataVersion(5, 7)))[0] == "true"
+
+
+async def test_a_drained_broker_takes_no_more_sends(broker: UnboundBroker, peer: Peer) -> None:
+    await peer.ask(send("T"))
+    await peer.ask(registration("other", topics=[TopicConfig("T")]))
+    answer = await peer.ask(request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerName("other")))
+    assert (answer.code, answer.ext["wipeTopicCount"]) == (ResponseCode.SUCCESS, "1")
+    assert await perms(peer, "T") == {"broker-a": 6, "other": 4}
+    own = await peer.ask(request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerName("broker-a")))
+    assert int(own.ext["wipeTopicCount"]) > 1
+    assert await perms(peer, "T") == {"broker-a": 4, "other": 4}
+    answer = await peer.ask(request(RequestCode.ADD_WRITE_PERM_OF_BROKER, BrokerName("other")))
+    assert (answer.code, answer.ext["addTopicCount"]) == (ResponseCode.SUCCESS, "1")
+    assert await perms(peer, "T") == {"broker-a": 4, "other": 6}
+    nobody = await peer.ask(request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerName("nobody")))
+    assert nobody.ext["wipeTopicCount"] == "0"
+
+
+async def perms(peer: Peer, topic: str) -> dict[str, int]:
+    answer = await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo(topic)))
+    return {queue["brokerName"]: queue["perm"] for queue in fastjson.loads(bytes(answer.body))["queueDatas"]}

@@ -16,7 +16,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.message_id import offset_message_id, pack_host
-from duemq.protocol.requests.headers import CancelMessage, ChangePending, DueCurve, ListPending
+from duemq.protocol.requests.headers import CancelMessage, ChangeByHandle, ChangePending, DueCurve, ListPending
 from duemq.scheduler.pending import Pending
 from duemq.scheduler.timers.config import Cancelled
 from duemq.storage.durability.jobs import Lane
@@ -224,6 +224,53 @@ async def test_messages_are_cancelled_by_id(known: UnboundBroker, peer: Peer, lo
     await pass_time(known, loop, 61)
     assert await delivered(peer) == 2
     assert (await told(peer, change("cancel", stays)))["counts"] == {"ALREADY_DELIVERED": 1}
+
+
+@pytest.mark.parametrize("by_level", [False, True])
+@pytest.mark.parametrize("frame_codec", CODECS)
+async def test_by_handle_only_the_message_that_is_meant_is_changed(
+    known: UnboundBroker, peer: Peer, by_level: bool, frame_codec: int
+) -> None:
+    """An id is another message's after the store was replaced, and a sender may only change what is for his topic."""
+    delay = "DELAY\x015" if by_level else f"TIMER_DELIVER_MS\x01{LATER_MS}"
+    named = []
+    for key in ("U,1", "U2"):
+        await peer.ask(send("T", properties=f"UNIQ_KEY\x01{key}\x02{delay}"))
+        named.append(last(known).offset_message_id)
+
+    def by_handle(action: str, keys: str, topic: str = "T", **more: int) -> Command:
+        return request(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle(action, topic, ",".join(named), keys, **more))
+
+    for topic, keys in (("T", "U2\x01U,1"), ("Other", "U,1\x01U2")):
+        for action, more in (("reschedule", {"delay_ms": 5}), ("deliver", {}), ("cancel", {})):
+            other = await told(peer, by_handle(action, keys, topic, **more), frame_codec)
+            assert other["counts"] == {"NEVER_EXISTED": 2}, (topic, action)
+    both = "U,1\x01U2"
+    assert (await told(peer, by_handle("reschedule", both, delay_ms=90_000), frame_codec))["counts"] == {
+        "RESCHEDULED": 2
+    }
+    assert {each["deliverMs"] for each in (await told(peer, listing()))["messages"]} == {NOW_MS + 90_000}
+    mixed = await told(peer, by_handle("cancel", "U,1\x01U,1"), frame_codec)
+    assert [each["result"] for each in mixed["messages"]] == ["CANCELLED", "NEVER_EXISTED"]
+    again = await told(peer, by_handle("cancel", both), frame_codec)
+    assert [each["result"] for each in again["messages"]] == ["ALREADY_CANCELLED", "CANCELLED"]
+    assert await ids(peer) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark"),
+    [
+        (("cancel", "T", "x", "K"), "x"),
+        (("cancel", "T", "0" * 32, "K\x01K"), "2 uniqKeys for 1 ids"),
+        (("cancel", "T", ",".join(["0" * 32] * 1001), "K"), "1001 ids are over 1000"),
+        (("drop", "T", "0" * 32, "K"), "is none of cancel, reschedule, deliver"),
+        (("reschedule", "T", "0" * 32, "K"), "reschedule needs a time"),
+    ],
+)
+async def test_a_wrong_change_by_handle_is_refused(peer: Peer, fields: tuple[str, str, str, str], remark: str) -> None:
+    answer = await peer.ask(request(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle(*fields)))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert remark in (answer.remark or "")
 
 
 async def test_messages_get_another_time(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:

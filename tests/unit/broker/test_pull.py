@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from duemq.protocol.requests.headers import (
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     ConsumerGroup,
+    DeleteSubscriptionGroup,
     GetConsumeStats,
     PullMessageResponse,
     QueryConsumerOffset,
@@ -293,6 +295,21 @@ async def test_how_far_a_group_is_is_told(broker: UnboundBroker, peer: Peer, top
     assert json.loads(bytes(answer.body)) == {"groupList": ["g"]}
     answer = await peer.ask(request(RequestCode.GET_TOPIC_STATS_INFO, Topic(topic)))
     assert queue + b':{"lastUpdateTimestamp":1700000009000,"maxOffset":10,"minOffset":0}' in bytes(answer.body)
+
+
+async def test_what_is_pulled_and_not_consumed_is_told(peer: Peer, topic: str) -> None:
+    async def pull_offsets() -> list[int]:
+        answer = await peer.ask(request(RequestCode.GET_CONSUME_STATS, GetConsumeStats("g", topic)))
+        return [int(each) for each in re.findall(rb'"pullOffset":(\d+)', bytes(answer.body))]
+
+    await peer.ask(commit("g", topic, 0, 2))
+    assert (await pull_offsets())[0] == 2
+    await peer.ask(pull(topic, 2, group="g", count=5))
+    assert (await pull_offsets())[0] == 7
+    await peer.ask(commit("g", topic, 0, 9))
+    assert (await pull_offsets())[0] == 9
+    await peer.ask(request(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteSubscriptionGroup("g", remove_offset=True)))
+    assert (await pull_offsets())[0] == 0
 
 
 # --- offsets of queues

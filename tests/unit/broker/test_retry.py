@@ -18,7 +18,7 @@ from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic, To
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, UNIT
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import turns
-from tests.support.wire import pull, request, send
+from tests.support.wire import ADDED, pull, request, send
 
 
 def back(
@@ -52,7 +52,7 @@ async def test_a_message_sent_back_waits_for_its_level_and_then_comes_by_its_ret
     waiting = last(broker)
     assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 2)
     assert waiting.properties == {
-        "TAGS": "tagA", "UNIQ_KEY": "U", "CLUSTER": "DefaultCluster", "RETRY_TOPIC": "T", "DELAY": "3",
+        "TAGS": "tagA", "UNIQ_KEY": "U", **ADDED, "RETRY_TOPIC": "T", "DELAY": "3",
         "ORIGIN_MESSAGE_ID": original.offset_message_id, "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0",
     }  # fmt: skip
     broker.clock.advance(10_000)

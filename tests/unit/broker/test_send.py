@@ -16,12 +16,13 @@ from duemq.protocol.records import batch, record
 from duemq.protocol.records.message_id import pack_host, parse_offset_message_id
 from duemq.protocol.records.properties import MAX_BYTES, java_hash
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.protocol.requests.headers import SendMessageResponse, decode_ext
 from duemq.storage.clock import ManualClock
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support import wire
 from tests.support.broker import Peer, UnboundBroker, running
-from tests.support.wire import BORN_MS, pull, request, send
+from tests.support.wire import ADDED, ADDED_TEXT, BORN_MS, pull, request, send
 from tests.unit.protocol.test_golden import golden
 
 NOW_MS = 1_700_000_000_000
@@ -79,7 +80,7 @@ async def test_a_message_is_stored_as_it_came(broker: UnboundBroker, peer: Peer,
         assert (message.born_timestamp, message.store_timestamp, message.reconsume_times) == (BORN_MS, NOW_MS, 3)
         assert message.born_host == pack_host("127.0.0.1", 40000)
         assert message.store_host == pack_host("127.0.0.1", 10911)
-        assert message.properties == {"TAGS": "tagA", "KEYS": "k", "color": "grün", "CLUSTER": "DefaultCluster"}
+        assert message.properties == {"TAGS": "tagA", "KEYS": "k", "color": "grün", **ADDED}
         queue = broker.store.queue("T", 2)
         assert queue is not None
         assert queue.unit(queue_offset) == (message.physical_offset, message.size, java_hash("tagA"))
@@ -90,22 +91,21 @@ async def test_a_message_is_stored_as_it_came(broker: UnboundBroker, peer: Peer,
     [
         (None, {}),
         ("", {}),
-        ("WAIT\x01true", {}),
-        ("WAIT\x01true\x02", {}),
-        ("A\x01a\x02WAIT\x01true\x02B\x01b", {"A": "a", "B": "b"}),
-        ("WAIT\x01false\x02A\x01a", {"A": "a"}),
-        ("XWAIT\x01true\x02A\x01a\x02WAIT\x01true", {"XWAIT": "true", "A": "a"}),
+        ("WAIT\x01true", {"WAIT": "true"}),
+        ("A\x01a\x02WAIT\x01true\x02B\x01b", {"A": "a", "WAIT": "true", "B": "b"}),
         ("CLUSTER\x01theirs\x02A\x01a\x02", {"A": "a"}),
+        ("MSG_REGION\x01theirs\x02CLUSTER\x01theirs\x02A\x01a\x02TRACE_ON\x01false", {"A": "a"}),
+        ("MSG_REGION\x01theirs\x02A\x01a\x02TRACE_ON\x01false", {"A": "a"}),
         ("A\x01a\x02A\x01b", {"A": "b"}),
         ("A\x01WAIT", {"A": "WAIT"}),
     ],
 )
-async def test_properties_are_stored_without_wait_and_with_our_cluster(
+async def test_properties_are_stored_with_those_of_the_broker(
     broker: UnboundBroker, peer: Peer, text: str | None, wanted: dict[str, str]
 ) -> None:
     for _ in range(2):
         message = await sent(broker, peer, send("T", properties=text))
-        assert message.properties == {**wanted, "CLUSTER": "DefaultCluster"}
+        assert message.properties == {**wanted, **ADDED}
 
 
 async def test_a_message_from_ipv6_keeps_its_host(broker: UnboundBroker) -> None:
@@ -154,7 +154,7 @@ async def test_a_client_does_not_say_what_kind_of_host_it_has(
     ]
     for command in commands:
         for message in stored(broker, await peer.ask(command)):
-            assert message.sys_flag == sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6)
+            assert message.sys_flag == sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6 | FLAG_RECURS)
     data = broker.store.log.read(0, broker.store.log.end)
     assert len(record.decode_all(data or b"")) == 5
 
@@ -182,7 +182,8 @@ async def test_our_record_of_a_captured_send_is_rocketmqs(tmp_path: Path) -> Non
         peer = broker.connect(("127.0.0.1", 32982))
         command = next(command for _, command in wire.decode_all(golden("json-producer.requests.bin")))
         ours = await sent(broker, peer, command)
-    assert ours.properties == theirs.properties
+    assert ours.properties == {**theirs.properties, **ADDED, "WAIT": "true"}, "as 5.3.3 adds, and keeps WAIT"
+    theirs.size += len(ours.properties_text.encode()) - len(theirs.properties_text.encode())
     theirs.properties_text = ours.properties_text
     assert ours == theirs
 
@@ -199,7 +200,7 @@ async def test_a_queue_that_is_not_there_is_refused(peer: Peer) -> None:
 async def test_what_is_too_large_is_refused(tmp_path: Path, oversize: str) -> None:
     async with running(tmp_path, "maxMessageSize=1000") as broker:
         peer = broker.connect()
-        largest = send("T", bytes(1000), properties="A\x01" + "x" * (MAX_BYTES - 30))
+        largest = send("T", bytes(1000), properties="A\x01" + "x" * (MAX_BYTES - 3 - len(ADDED_TEXT)))
         assert header_of(await peer.ask(largest)).queue_offset == 0
         assert header_of(await peer.ask(largest)).queue_offset == 1 if (largest := send("T", bytes(1000))) else None
         big = {
@@ -294,7 +295,7 @@ async def test_a_delayed_message_waits_in_the_queue_of_its_level(
         (message,) = stored(broker, answer)
         assert (message.topic, message.queue_id, message.queue_offset) == (SCHEDULE_TOPIC, capped - 1, queue_offset)
         wanted = {"TAGS": "tagA", "KEYS": "k", "DELAY": str(capped), "REAL_TOPIC": "T", "REAL_QID": "2"}
-        assert message.properties == {**wanted, "CLUSTER": "DefaultCluster"}
+        assert message.properties == {**wanted, **ADDED}
         queue = broker.store.queue(SCHEDULE_TOPIC, capped - 1)
         assert queue is not None
         unit = queue.unit(queue_offset)
@@ -348,7 +349,7 @@ async def test_the_messages_of_a_batch_are_stored_one_after_the_other(
             (b"part 1", 1),
             (b"part 2", 2),
         ]
-        assert messages[0].properties == {"TAGS": "tagA", "CLUSTER": "DefaultCluster"}
+        assert messages[0].properties == {"TAGS": "tagA", **ADDED}
         pulled = await peer.ask(pull("T", first, queue_id=1, subscription="tagA"))
         assert len(record.decode_all(bytes(pulled.body))) == 3
 
@@ -357,17 +358,17 @@ async def test_the_messages_of_a_batch_are_stored_one_after_the_other(
     ("whole", "part", "stored_text"),
     [
         # As Apache's 4.9.7 was seen to store them, except for the order of the request's properties.
-        ("", "TAGS\x01a", "TAGS\x01a\x02CLUSTER\x01DefaultCluster"),
-        ("", "", "CLUSTER\x01DefaultCluster"),
+        ("", "TAGS\x01a", f"TAGS\x01a\x02{ADDED_TEXT}"),
+        ("", "", ADDED_TEXT),
         (
             "K\x01batch\x02UNIQ_KEY\x01BATCHID\x02WAIT\x01true",
             "UNIQ_KEY\x01PART1\x02TAGS\x01a\x02WAIT\x01true",
             "UNIQ_KEY\x01PART1\x02TAGS\x01a\x02WAIT\x01true\x02K\x01batch\x02UNIQ_KEY\x01BATCHID\x02WAIT\x01true"
-            "\x02CLUSTER\x01DefaultCluster",
+            f"\x02{ADDED_TEXT}",
         ),
-        ("K\x01batch", "K\x01own\x02", "K\x01own\x02K\x01batch\x02CLUSTER\x01DefaultCluster"),
-        ("EMPTY\x01\x02K\x01a\x02K\x01b\x02nothing", "X\x01y", "X\x01y\x02K\x01b\x02CLUSTER\x01DefaultCluster"),
-        ("CLUSTER\x01mine", "CLUSTER\x01other", "CLUSTER\x01other\x02CLUSTER\x01DefaultCluster"),
+        ("K\x01batch", "K\x01own\x02", f"K\x01own\x02K\x01batch\x02{ADDED_TEXT}"),
+        ("EMPTY\x01\x02K\x01a\x02K\x01b\x02nothing", "X\x01y", f"X\x01y\x02K\x01b\x02{ADDED_TEXT}"),
+        ("CLUSTER\x01mine", "CLUSTER\x01other", f"CLUSTER\x01other\x02{ADDED_TEXT}"),
     ],
 )
 async def test_the_properties_of_a_batch_are_those_of_each_message(

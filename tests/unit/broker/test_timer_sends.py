@@ -22,7 +22,7 @@ from duemq.storage.budget import Unlimited
 from duemq.storage.clock import Moment
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
-from tests.support.wire import request, send
+from tests.support.wire import ADDED, ADDED_TEXT, request, send
 from tests.unit.broker.test_retry import back, last
 from tests.unit.broker.test_send import NOW_MS, header_of, refused, sent, stored
 
@@ -96,7 +96,7 @@ async def test_a_message_for_a_later_time_waits_with_the_timers(
         (message,) = stored(broker, answer)
         assert (message.topic, message.queue_id, message.queue_offset) == (TIMER_TOPIC, 0, queue_offset)
         assert (message.body, message.flag, message.sys_flag, message.reconsume_times) == (b"body", 7, 1, 3)
-        added = {"TIMER_OUT_MS": str(out_ms), "REAL_TOPIC": "T", "REAL_QID": "2", "CLUSTER": "DefaultCluster"}
+        added = {"TIMER_OUT_MS": str(out_ms), "REAL_TOPIC": "T", "REAL_QID": "2", **ADDED}
         if "TIMER_DELAY_" in text:
             added["TIMER_DELIVER_MS"] = str(deliver_ms)  # so that consumers know how late it is
         assert message.properties == {**values(whole), **added}
@@ -114,7 +114,7 @@ async def test_a_message_for_a_later_time_waits_with_the_timers(
         f"TIMER_OUT_MS\x01{NOW_MS}",
         "TIMER_OUT_MS\x01x\x02TIMER_ROLL_TIMES\x011\x02TIMER_ENQUEUE_MS\x019223372036854775807\x02TIMER_DEQUEUE_MS\x011",
         "REAL_TOPIC\x01Other\x02REAL_QID\x0199",
-        "REAL_QID\x0199\x02REAL_TOPIC\x01Other\x02CLUSTER\x01theirs\x02WAIT\x01true",
+        "REAL_QID\x0199\x02REAL_TOPIC\x01Other\x02CLUSTER\x01theirs\x02MSG_REGION\x01theirs",
     ],
 )
 async def test_what_is_left_of_an_earlier_delivery_has_no_effect(broker: UnboundBroker, peer: Peer, left: str) -> None:
@@ -122,7 +122,7 @@ async def test_what_is_left_of_an_earlier_delivery_has_no_effect(broker: Unbound
     TIMER_OUT_MS at once."""
     for text in (f"{left}\x02TIMER_DELIVER_MS\x01{LATER_MS}", f"TIMER_DELIVER_MS\x01{LATER_MS}\x02{left}") * 2:
         message = await sent(broker, peer, send("T", queue_id=1, properties=text))
-        added = {"TIMER_OUT_MS": str(NOW_MS + 5000), "REAL_TOPIC": "T", "REAL_QID": "1", "CLUSTER": "DefaultCluster"}
+        added = {"TIMER_OUT_MS": str(NOW_MS + 5000), "REAL_TOPIC": "T", "REAL_QID": "1", **ADDED}
         assert message.topic == TIMER_TOPIC
         assert message.properties == {"TIMER_DELIVER_MS": str(LATER_MS), **added}
         assert message.properties_text.endswith(f"TIMER_OUT_MS\x01{NOW_MS + 5000}\x02REAL_TOPIC\x01T\x02REAL_QID\x011")
@@ -145,7 +145,7 @@ async def test_a_time_that_is_past_means_at_once(
         answer = await peer.ask(send("T", queue_id=1, properties=whole))
         (message,) = stored(broker, answer)
         assert (message.topic, message.queue_id, message.prepared_transaction_offset) == ("T", 1, 0)
-        assert message.properties == {**values(text), "CLUSTER": "DefaultCluster"}
+        assert message.properties == {**values(text), **ADDED}
         assert "recallHandle" not in answer.ext
     assert staged == []
 
@@ -165,7 +165,7 @@ async def test_a_level_counts_before_a_time(broker: UnboundBroker, peer: Peer, o
         message = await sent(broker, peer, send("T", properties="\x02".join(parts[::order])))
         assert (message.topic, message.queue_id) == (SCHEDULE_TOPIC, 1)
         assert message.prepared_transaction_offset == NOW_MS + 5000
-        wanted = {"A": "a", "DELAY": "2", "REAL_TOPIC": "T", "REAL_QID": "0", "CLUSTER": "DefaultCluster"}
+        wanted = {"A": "a", "DELAY": "2", "REAL_TOPIC": "T", "REAL_QID": "0", **ADDED}
         assert message.properties == wanted
     assert staged == []
 
@@ -409,7 +409,7 @@ async def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path, "maxMessageSize=1000") as broker:
         peer = broker.connect()
         text = f"TIMER_DELIVER_MS\x01{LATER_MS}"
-        room = MAX_BYTES - len("\x02A\x01\x02CLUSTER\x01DefaultCluster") - len(text)
+        room = MAX_BYTES - len(f"\x02A\x01\x02{ADDED_TEXT}") - len(text)
         room -= len(f"\x02TIMER_OUT_MS\x01{NOW_MS}\x02REAL_TOPIC\x01T\x02REAL_QID\x010") + AGAIN_ROOM
         largest = f"{text}\x02A\x01{'x' * room}"
         for _ in range(2):

@@ -21,13 +21,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from duemq import cli
+from duemq import MessageHandle, cli
 from duemq.cli.shared import moment
-from duemq.protocol.codes import RequestCode
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
-from tests.unit.duemq.fake import FakeBroker, success
+from tests.unit.duemq.fake import FakeBroker, failure, success
 
 SEND = RequestCode.SEND_MESSAGE_V2
 
@@ -187,7 +187,7 @@ def test_cancel_says_what_became_of_each(
     table = [BrokerData({0: broker.address}, broker.name, "c")]
     told = [{"msgId": each, "result": outcome} for each, outcome in zip(IDS, outcomes, strict=True)]
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
-    broker.on(RequestCode.CANCEL_MESSAGE, success(body=fastjson.dumps(told)))
+    broker.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
     result = run("cancel", *IDS)
     assert (result.exit_code, result.stderr) == (code, "")
     assert result.stdout.splitlines() == [f"{each} {line}" for each, line in zip(IDS, lines, strict=True)]
@@ -195,6 +195,21 @@ def test_cancel_says_what_became_of_each(
     assert [json.loads(line) for line in as_json.stdout.splitlines()] == [
         {"id": each, "result": outcome} for each, outcome in zip(IDS, outcomes, strict=True)
     ]
+
+
+def test_cancel_takes_the_handle_that_send_prints(known: FakeBroker, run: Callable[..., Result]) -> None:
+    handle = json.loads(run("send", "demo", "hello", "--level", "2", "--json").stdout)["handle"]
+    named = MessageHandle.parse(handle).offset_message_id
+    told = [{"msgId": named, "result": "CANCELLED"}]
+    known.on(RequestCode.CHANGE_BY_HANDLE, success(body=fastjson.dumps({"counts": {}, "messages": told})))
+    for command in (["cancel"], ["pending", "cancel"]):
+        result = run(*command, handle)
+        assert (result.exit_code, result.stdout) == (0, f"{named} is cancelled\n")
+    assert {request.ext["msgId"] for request in known.requests_of(RequestCode.CHANGE_BY_HANDLE)} == {named}
+    known.on(RequestCode.CHANGE_BY_HANDLE, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+    refused = run("cancel", handle)
+    assert refused.exit_code == 1
+    assert "is no duemq broker, and to cancel a message without a recall handle" in refused.stderr
 
 
 GONE = "7F00000100002A9F0000000000000042"
@@ -207,7 +222,6 @@ def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
 ) -> None:
     here = f"7F000001{int(known.address.rpartition(':')[2]):08X}0000000000000042"
     told = [{"msgId": each, "result": "NEVER_EXISTED"} for each in (GONE, here)]
-    known.on(RequestCode.CANCEL_MESSAGE, success(body=fastjson.dumps(told)))
     known.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
     result = run(*command, GONE, here)
     assert (result.exit_code, result.stderr) == (1, "")
@@ -221,10 +235,10 @@ def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
 def test_cancel_says_how_to_go_on_where_there_is_no_answer_in_time(
     known: FakeBroker, run: Callable[..., Result]
 ) -> None:
-    known.on(RequestCode.CANCEL_MESSAGE, None)
+    known.on(RequestCode.CHANGE_PENDING, None)
     result = run("cancel", IDS[0], "--timeout", "50ms")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "to CANCEL_MESSAGE within 0.05 s. The same command again tells what became of each" in result.stderr
+    assert "to CHANGE_PENDING within 0.05 s. The same command again tells what became of each" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", "0" * 32, "0" * 33]])
@@ -285,6 +299,7 @@ def test_what_waits_is_printed_line_by_line(known: FakeBroker, run: Callable[...
         "body_size": 5,
         "born_time_ms": 1,
         "store_time_ms": 2,
+        "recurrence": None,
     }
 
 

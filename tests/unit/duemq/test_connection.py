@@ -93,6 +93,53 @@ async def test_a_request_that_is_not_answered_times_out_and_the_next_one_works(b
     assert (await ask(connection)).code == ResponseCode.SUCCESS
 
 
+async def test_each_request_has_its_own_time(broker: FakeBroker, open_: Open) -> None:
+    """One timer serves all requests: the first to be late is not the first that was sent, and those behind it are
+    late at their own times."""
+    broker.on(ASKED, None)
+    connection = await open_(broker)
+    late: list[float] = []
+
+    async def wait(timeout: float) -> None:
+        with pytest.raises(RequestTimeoutError, match=f"within {timeout:g} s"):
+            await ask(connection, timeout)
+        late.append(timeout)
+
+    patient = asyncio.create_task(ask(connection, 60))
+    await asyncio.gather(*(wait(timeout) for timeout in (0.06, 0.02, 0.04)))
+    assert late == [0.02, 0.04, 0.06]
+    assert not patient.done()
+    patient.cancel()
+
+
+async def test_the_requests_of_one_turn_go_out_in_one_write(broker: FakeBroker, open_: Open) -> None:
+    connection = await open_(broker)
+    transport, writes = connection._transport, []
+    assert transport is not None
+
+    class Counted:
+        def write(self, data: bytes) -> None:
+            writes.append(data)
+            transport.write(data)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(transport, name)
+
+    connection._transport = Counted()
+    await asyncio.gather(*(ask(connection) for _ in range(50)))
+    assert len(writes) == 1
+    await asyncio.gather(*(connection.request(ASKED, body=bytes(30_000), timeout=5) for _ in range(5)))
+    assert [len(data) // 30_000 for data in writes[1:]] == [3, 2], "and not too much is kept for it"
+    connection._transport = transport
+
+
+async def test_what_was_sent_is_written_before_the_connection_closes(broker: FakeBroker, open_: Open) -> None:
+    connection = await open_(broker)
+    await connection.send_oneway(ASKED, timeout=5)
+    connection.close()
+    await broker.until_requests(ASKED)
+
+
 async def test_an_answer_that_comes_too_late_is_ignored(broker: FakeBroker, open_: Open) -> None:
     broker.on(ASKED, None, success())
     connection = await open_(broker)

@@ -111,17 +111,35 @@ def delay(milliseconds: int) -> DelaySpec:
     return DelaySpec(delay_ms=milliseconds)
 
 
+@pytest.mark.parametrize(
+    ("spec", "delays", "waits"),
+    [
+        (DelaySpec(), OLD, False),
+        (DelaySpec(level=1), OLD, True),
+        (DelaySpec(level=1), Delays(), True),
+        (delay(5_000), OLD, True),
+        (delay(7_000), TIMERS, True),
+        (DelaySpec(time_ms=NOW - 1), OLD, False),
+        (DelaySpec(time_ms=NOW + 1), TIMERS, True),
+        (DelaySpec(replaces=True), replace(TIMERS, replaces=True), False),
+        (DelaySpec(delay_ms=7_000, replaces=True), replace(TIMERS, replaces=True), True),
+    ],
+)
+def test_a_plan_knows_whether_the_message_waits(spec: DelaySpec, delays: Delays, waits: bool) -> None:
+    assert make_plan(spec, delays, NOW, "h:1").waits is waits
+
+
 def test_at_once_needs_nothing() -> None:
     assert planned(DelaySpec(), Delays()) == ({}, None)
 
 
-@pytest.mark.parametrize("delays", [OLD, TIMERS])
-def test_a_delay_that_equals_a_level_is_sent_as_that_level(delays: Delays) -> None:
-    assert planned(delay(5_000), delays) == ({"DELAY": "2", "DUE_MS": str(NOW + 5_000)}, NOW + 5_000)
+def test_a_delay_that_equals_a_level_is_sent_as_that_level_where_there_are_no_timers() -> None:
+    assert planned(delay(5_000), OLD) == ({"DELAY": "2", "DUE_MS": str(NOW + 5_000)}, NOW + 5_000)
+    assert planned(delay(5_000), TIMERS) == ({"TIMER_DELAY_MS": "5000"}, NOW + 5_000)
 
 
-def test_any_other_delay_is_sent_as_a_delay_and_a_time_as_a_time() -> None:
-    """A delay without a level is sent as a delay, and a time as a time, so that a delay counts by the broker's clock:
+def test_a_broker_with_timers_gets_a_delay_as_a_delay_and_a_time_as_a_time() -> None:
+    """A delay is sent as a delay, and a time as a time, so that a delay counts by the broker's clock:
     the sender's may be slow or fast."""
     assert planned(delay(5_001), TIMERS) == ({"TIMER_DELAY_MS": "5001"}, NOW + 5_001)
     assert planned(DelaySpec(time_ms=NOW + 5_000), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW + 5_000)}, NOW + 5_000)
@@ -147,7 +165,7 @@ def test_without_timers_the_error_names_the_levels() -> None:
 
 @pytest.mark.parametrize("delays", [WITH_OWN, replace(TIMERS, own=OWN)])
 def test_a_topics_own_table_is_the_one_that_counts(delays: Delays) -> None:
-    assert planned(delay(60_000), delays)[0]["DELAY"] == "1"
+    assert planned(delay(60_000), WITH_OWN)[0]["DELAY"] == "1"
     assert planned(DelaySpec(level=1), delays) == ({"DELAY": "1", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
     with pytest.raises(DelayError, match=r"has no delay level 3 for the topic T, only 2: 1m 1s$") as caught:
         planned(DelaySpec(level=3), delays)

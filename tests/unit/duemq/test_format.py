@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
-from duemq import MessageQueue, SendResult, SendStatus
+from duemq import MessageHandle, MessageQueue, SendResult, SendStatus
 from duemq.cli import formatting
 from tests.unit.duemq.test_message import received
 
@@ -49,8 +50,12 @@ def test_a_result_for_programs() -> None:
         "queue_id": 3,
         "queue_offset": 7,
         "due_time_ms": 5,
+        "handle": None,
         "recall_handle": None,
     }
+    recallable = MessageHandle("demo", "broker-a", "ID", "0" * 32, "djEgYSBiIDEgYw==")
+    told = json.loads(formatting.result_as_json(replace(result(5), handle=recallable)))
+    assert (told["handle"], told["recall_handle"]) == (str(recallable), "djEgYSBiIDEgYw==")
 
 
 def test_a_message_on_one_line() -> None:

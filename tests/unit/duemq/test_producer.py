@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from duemq import (
+    Admin,
     ArgumentError,
     BrokerError,
-    CancelResult,
     ClosedError,
     ConnectError,
     ConnectionLostError,
     DelayError,
     IllegalOperationError,
     Message,
+    MessageHandle,
     MessageQueue,
     NoRouteError,
     NotSupportedError,
@@ -32,7 +33,6 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.frame import JSON, MSGPACK
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.requests import bodies, recall_handle
-from duemq.protocol.requests.bodies import BrokerData
 from duemq.protocol.requests.headers import OffsetResponse, RecallMessageResponse, SendMessageResponse
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, FakeConnection, Request, failure, sent, success
@@ -320,7 +320,7 @@ async def test_a_time_of_delivery_needs_no_table_where_there_are_timers(ours: Fa
         assert not ours.requests_of(TOPIC_CONFIG)
         await producer.send("own", b"x", delay=10)
         await producer.send("own", b"x", delay=5)
-    assert levels_sent(ours) == [None, None, "2"]
+    assert levels_sent(ours) == [None, None, None]
     assert 9_000 < int(sends(ours)[1].properties()["TIMER_DELAY_MS"]) <= 10_000
 
 
@@ -393,7 +393,7 @@ async def test_a_restart_costs_latency_and_no_errors(broker: FakeBroker, produce
     broker.server.close()
     broker.cut()
     sending = asyncio.gather(*(producer.send("demo", b"%d" % number) for number in range(50)))
-    while not producer._failing:
+    while not producer._sender._failing:
         await asyncio.sleep(0)
     loop = asyncio.get_running_loop()
     broker.server = await loop.create_server(lambda: FakeConnection(broker), "127.0.0.1", port)
@@ -516,7 +516,7 @@ async def test_an_answer_without_its_fields_is_the_brokers_fault(broker: FakeBro
 async def test_arguments_are_checked_before_anything_is_sent(broker: FakeBroker, producer: Producer) -> None:
     for arguments in ({"body": b""}, {"body": bytes(4 * 1024 * 1024 + 1)}, {"topic": "de mo"}, {"tags": "a||b"}):
         with pytest.raises(ArgumentError):
-            await producer.send(**{"topic": "demo", "body": b"x", **arguments})  # type: ignore[arg-type]
+            await producer.send(**{"topic": "demo", "body": b"x", **arguments})  # type: ignore[call-overload]
     assert not broker.requests
 
 
@@ -585,18 +585,75 @@ async def test_without_a_name_server_the_start_fails() -> None:
         await make_producer(gone).start()
 
 
-async def test_closing_fails_what_is_under_way(broker: FakeBroker) -> None:
+async def test_closing_waits_for_what_is_under_way_and_takes_no_more(broker: FakeBroker) -> None:
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def later(request: Request) -> Any:
+        return await answer
+
+    producer = make_producer(broker, max_in_flight=1)
+    await producer.start()
+    first = await producer.send("demo", b"x")
+    broker.on(SEND, later)
+    sending = [asyncio.create_task(producer.send("demo", b"x")) for _ in range(2)]
+    await broker.until_requests(SEND, 2)
+    closing = asyncio.create_task(producer.close())
+    flushing = asyncio.create_task(producer.flush())
+    await asyncio.sleep(0)
+    with pytest.raises(ClosedError):
+        await producer.send("demo", b"x")
+    assert not closing.done()
+    answer.set_result(sent(first.offset_message_id, 0, 1))
+    broker.on(SEND, sent(first.offset_message_id, 0, 2))
+    assert [result.queue_offset for result in await asyncio.gather(*sending)] == [1, 2], "also the one that waited"
+    await closing
+    await flushing
+
+
+async def test_a_start_that_failed_can_be_tried_again() -> None:
+    async with FakeBroker() as broker:
+        port = broker.server.sockets[0].getsockname()[1]
+        broker.server.close()
+        producer = make_producer(broker)
+        admin = Admin(broker.address, _intervals=INTERVALS)
+        for client in (producer, admin):
+            with pytest.raises(ConnectError):
+                await client.start()
+        loop = asyncio.get_running_loop()
+        broker.server = await loop.create_server(lambda: FakeConnection(broker), "127.0.0.1", port)
+        await asyncio.gather(producer.start(), producer.start(), admin.start(), admin.start())
+        await producer.send("demo", b"x")
+        assert len([task for task in asyncio.all_tasks() if task.get_name() == "duemq heartbeats"]) == 2
+        await producer.close()
+        await admin.close()
+        with pytest.raises(ClosedError):
+            await admin.start()
+
+
+async def test_closing_fails_what_is_still_under_way_after_its_timeout(broker: FakeBroker) -> None:
     broker.on(SEND, None)
     producer = make_producer(broker, retries=0)
     await producer.start()
     sending = asyncio.create_task(producer.send("demo", b"x"))
     await broker.until_requests(SEND)
-    await producer.close()
-    with pytest.raises(ConnectionLostError, match="closed by this client"):
+    await producer.close(timeout=0)
+    with pytest.raises(ConnectionLostError, match="closed by this client") as caught:
         await sending
+    assert caught.value.maybe_stored
 
 
-@pytest.mark.parametrize("options", [{"group": "a b"}, {"codec": "xml"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group": "a b"},
+        {"codec": "xml"},
+        {"timeout": 0},
+        {"connect_timeout": -1},
+        {"retries": -1},
+        {"max_in_flight": 0},
+        {"max_in_flight_bytes": 0},
+    ],
+)
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Producer("h:1", **options)
@@ -605,7 +662,6 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 # --- messages that wait ----------------------------------------------------------------------------------------------
 
 RECALL = RequestCode.RECALL_MESSAGE
-CANCEL = RequestCode.CANCEL_MESSAGE
 
 
 def handle_for(topic: str = "demo", broker: str = "broker-a") -> str:
@@ -613,9 +669,20 @@ def handle_for(topic: str = "demo", broker: str = "broker-a") -> str:
 
 
 async def test_a_result_has_the_handle_that_the_broker_gave(broker: FakeBroker, producer: Producer) -> None:
-    assert (await producer.send("demo", b"x")).recall_handle is None
-    broker.on(SEND, success(SendMessageResponse("ID", 0, 0, recall_handle="H")))
-    assert (await producer.send("demo", b"x")).recall_handle == "H"
+    assert (await producer.send("demo", b"x")).handle is None
+    given = handle_for()
+    broker.on(SEND, success(SendMessageResponse("0" * 32, 0, 0, recall_handle=given)))
+    timer = await producer.send("demo", b"x", delay=5)
+    assert timer.handle == MessageHandle("demo", "broker-a", "KEY", "0" * 32, given)
+    assert timer.recall_handle == given
+    assert timer.due_time_ms == NOW_MS + 1, "as the broker says, in its handle"
+    assert (await producer.send("demo", b"x")).handle is None, "it does not wait"
+    broker.on(SEND, success(SendMessageResponse("0" * 32, 0, 0)))
+    level = await producer.send("demo", b"x", level=2)
+    assert level.handle == MessageHandle("demo", "broker-a", level.message_id, "0" * 32)
+    assert level.recall_handle is None
+    broker.on(SEND, success(SendMessageResponse("0" * 32, 0, 0, recall_handle="of another version")))
+    assert (await producer.send("demo", b"x", level=2)).recall_handle is None
 
 
 async def test_a_message_is_recalled_at_its_broker(pair: tuple[FakeBroker, FakeBroker]) -> None:
@@ -646,95 +713,9 @@ async def test_what_is_no_handle_of_the_topic_is_not_sent(
     assert broker.requests_of(RECALL) == []
 
 
-@pytest.fixture
-async def cluster(pair: tuple[FakeBroker, FakeBroker]) -> AsyncIterator[tuple[FakeBroker, FakeBroker, Producer]]:
-    """Two brokers, each with the messages of its `outcomes_of`; and a producer."""
-    first, second = pair
-    table = [BrokerData({0: broker.address}, broker.name, "c") for broker in pair]
-    first.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": ["a", "b"]})))
-    async with make_producer(first) as producer:
-        yield first, second, producer
-
-
-def let_cancel(broker: FakeBroker, known: dict[str, str]) -> None:
-    def answer(request: Request) -> Any:
-        ids = request.ext["msgId"].split(",")
-        return success(
-            body=fastjson.dumps([{"msgId": each, "result": known.get(each, "NEVER_EXISTED")} for each in ids])
-        )
-
-    broker.on(CANCEL, answer)
-
-
-A, B, C = "0" * 31 + "A", "0" * 31 + "b", "0" * 55 + "C"
-
-
-async def test_messages_are_cancelled_wherever_they_are(cluster: tuple[FakeBroker, FakeBroker, Producer]) -> None:
-    first, second, producer = cluster
-    let_cancel(first, {A: "CANCELLED"})
-    let_cancel(second, {B: "ALREADY_DELIVERED"})
-    assert await producer.cancel([B, A, C, A]) == {
-        B: CancelResult.ALREADY_DELIVERED,
-        A: CancelResult.CANCELLED,
-        C: CancelResult.NEVER_EXISTED,
-    }
-    assert [request.ext["msgId"] for request in first.requests_of(CANCEL)] == [f"{B},{A},{C}"]
-    assert await producer.cancel([]) == {}
-
-
-async def test_many_ids_go_in_several_requests(cluster: tuple[FakeBroker, FakeBroker, Producer]) -> None:
-    first, second, producer = cluster
-    ids = [f"{number:032X}" for number in range(2001)]
-    let_cancel(first, dict.fromkeys(ids, "CANCELLED"))
-    let_cancel(second, {})
-    assert await producer.cancel(ids) == dict.fromkeys(ids, CancelResult.CANCELLED)
-    assert [len(each.ext["msgId"].split(",")) for each in second.requests_of(CANCEL)] == [1000, 1000, 1]
-
-
-async def test_apaches_brokers_have_none_of_the_messages(cluster: tuple[FakeBroker, FakeBroker, Producer]) -> None:
-    first, second, producer = cluster
-    let_cancel(first, {A: "CANCELLED"})
-    second.on(CANCEL, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 30002 not supported"))
-    assert await producer.cancel([A, B]) == {A: CancelResult.CANCELLED, B: CancelResult.NEVER_EXISTED}
-    first.on(CANCEL, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 30002 not supported"))
-    with pytest.raises(BrokerError, match="not supported"):
-        await producer.cancel([A])
-
-
-async def test_a_broker_that_fails_matters_where_a_message_may_be_there(
-    cluster: tuple[FakeBroker, FakeBroker, Producer],
-) -> None:
-    first, second, producer = cluster
-    let_cancel(first, {A: "CANCELLED"})
-    second.on(CANCEL, failure(ResponseCode.NO_PERMISSION, "cancel failed, operation is forbidden"))
-    assert await producer.cancel([A]) == {A: CancelResult.CANCELLED}
-    with pytest.raises(BrokerError, match="forbidden"):
-        await producer.cancel([A, B])
-
-
-@pytest.mark.parametrize("body", [b"", b"{}", b'[{"msgId":"x","result":"MAYBE"}]'])
-async def test_an_answer_that_makes_no_sense_is_the_brokers_fault(
-    cluster: tuple[FakeBroker, FakeBroker, Producer], body: bytes
-) -> None:
-    first, second, producer = cluster
-    for broker in first, second:
-        broker.on(CANCEL, success(body=body))
-    with pytest.raises(PeerError):
-        await producer.cancel([A])
-
-
-@pytest.mark.parametrize("message_id", ["", "x" * 32, "0" * 31, "0" * 40, 5])
-async def test_what_is_no_offset_message_id_is_not_sent(
-    cluster: tuple[FakeBroker, FakeBroker, Producer], message_id: Any
-) -> None:
-    with pytest.raises(ArgumentError, match="no offset message id"):
-        await cluster[2].cancel([A, message_id])
-    assert cluster[0].requests_of(CANCEL) == []
-
-
 async def test_a_closed_producer_cancels_nothing(broker: FakeBroker) -> None:
     producer = make_producer(broker)
-    for work in (producer.cancel([A]), producer.recall("demo", handle_for())):
+    for work in (producer.cancel("0" * 32), producer.recall("demo", handle_for())):
         with pytest.raises(ClosedError):
             await work
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from duemq.errors import DueMQError
+from duemq.errors import ArgumentError, DueMQError
 from duemq.messages import Message, MessageQueue, SendResult, SendStatus
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.rules.model import Rules
@@ -82,18 +82,22 @@ class FakeProducer:
     waiting: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
+    may_choose: asyncio.Event = field(default_factory=asyncio.Event)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     on_send: Callable[[], None] = lambda: None
     ids: int = 0
 
     def __post_init__(self) -> None:
         self.may_go.set()
+        self.may_choose.set()
 
     def new_message_id(self) -> str:
         self.ids += 1
         return f"ID{self.ids}"
 
     async def choose_queue(self, topic: str, sharding_key: str | None = None) -> MessageQueue:
+        self.has_begun.set()
+        await self.may_choose.wait()
         return MessageQueue(topic, "broker-a", QUEUE)
 
     async def end_offset(self, queue: MessageQueue) -> int:
@@ -110,7 +114,14 @@ class FakeProducer:
     async def send_batch(self, messages: list[Message], **options: Any) -> list[SendResult]:
         self.calls.append("send_batch")
         stored = [
-            {"topic": each.topic, "body": each.body, "message_id": each.message_id, "keys": each.keys, **options}
+            {
+                "topic": each.topic,
+                "body": each.body,
+                "message_id": each.message_id,
+                "keys": each.keys,
+                "properties": each.properties,
+                **options,
+            }
             for each in messages
         ]
         return await self._store(stored)
@@ -120,6 +131,9 @@ class FakeProducer:
         return (await self._store([{"topic": topic, "body": body, **options}]))[0]
 
     async def _store(self, stored: list[dict[str, Any]]) -> list[SendResult]:
+        queue = stored[0].get("queue")
+        if queue is not None and queue.topic != stored[0]["topic"]:
+            raise ArgumentError("`queue` has to be of the topic")  # as the real one
         self.on_send()
         self.has_begun.set()
         await self.may_go.wait()
@@ -155,6 +169,7 @@ class FakeRecaller:
 
 CONNACK = "2003000000"
 CONNACK_PRESENT = "2003010000"
+CONNACK_311 = "20020000"
 
 
 class Peer:
@@ -180,7 +195,8 @@ class Peer:
                 elif first & 0xF0 == 0x10:
                     writer.write(self._connack)
                 elif first & 0xF0 == 0x80:
-                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
+                    is_v5 = self.received[0][1][6] == 5
+                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01" if is_v5 else b"\x90\x03" + body[:2] + b"\x01")
             self.changed.set()
         writer.close()
 

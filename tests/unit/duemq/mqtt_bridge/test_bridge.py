@@ -6,17 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
+
+from duemq.consumer import PushConsumer
+from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.bridge import Bridge
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.session import packets
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
+from tests.peers.ports import free_port
 from tests.support.access import USER, signature
 from tests.unit.duemq.conftest import INTERVALS
-from tests.unit.duemq.fake import FakeBroker, success
-from tests.unit.duemq.mqtt_bridge.fakes import Peer, peer
+from tests.unit.duemq.fake import FakeBroker, FakeConnection, success
+from tests.unit.duemq.mqtt_bridge.fakes import CONNACK, CONNACK_311, CONNACK_PRESENT, Peer, peer
 
 RULES = """
 [delayed]
@@ -27,25 +33,65 @@ mqtt_topic = "out"
 """
 
 
+class Running(NamedTuple):
+    """A bridge that runs, and the MQTT broker's side of it."""
+
+    made: Bridge
+    task: asyncio.Task[None]
+    mqtt_broker: Peer
+
+
 @asynccontextmanager
 async def bridge(
     broker: FakeBroker, directory: Path, mqtt: str, text: str = RULES, head: str = ""
 ) -> AsyncIterator[Peer]:
     """Run a bridge, and yield the MQTT broker's side of it. `head`: lines in front of the tables of its file of rules;
     `mqtt`: lines of [mqtt]; `text`: the other tables."""
+    async with peer() as mqtt_broker, bridge_with(mqtt_broker, broker, directory, mqtt, text, head):
+        yield mqtt_broker
+
+
+@asynccontextmanager
+async def bridge_with(
+    mqtt_broker: Peer,
+    broker: FakeBroker,
+    directory: Path,
+    mqtt: str,
+    text: str = RULES,
+    head: str = "",
+    address: str | None = None,
+) -> AsyncIterator[Running]:
+    """Run a bridge. `address`: that of the name server, by default the broker's."""
     table = [BrokerData({0: broker.address}, broker.name, "c")]
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
     broker.on(RequestCode.REPORT_BRIDGE, success())
-    async with peer() as mqtt_broker:
-        head = f'nameserver = "{broker.address}"\n{head}\n[mqtt]\nclient_id = "b"\nport = {mqtt_broker.port}\n'
-        found = parse(f"{head}{mqtt}\n{text}", directory / "bridge.toml", {})
-        made = Bridge(found, intervals=INTERVALS)
-        running = asyncio.create_task(made.run())
-        try:
-            yield mqtt_broker
-        finally:
-            running.cancel()
-            await asyncio.wait((running,))
+    head = f'nameserver = "{address or broker.address}"\n{head}\n[mqtt]\nclient_id = "b"\nport = {mqtt_broker.port}\n'
+    found = parse(f"{head}{mqtt}\n{text}", directory / "bridge.toml", {})
+    made = Bridge(found, intervals=INTERVALS)
+    task = asyncio.create_task(made.run())
+    try:
+        yield Running(made, task, mqtt_broker)
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+class Away:
+    """A name server that is away, at `address`, until it comes."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self._broker = broker
+        self._port = free_port()
+        self._server: asyncio.Server | None = None
+        self.address = f"127.0.0.1:{self._port}"
+
+    async def come(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: FakeConnection(self._broker), "127.0.0.1", self._port)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
 
 async def test_every_request_is_signed(broker: FakeBroker, tmp_path: Path) -> None:
@@ -82,3 +128,119 @@ async def test_no_more_bytes_are_taken_from_rocketmq_than_mqtt_acknowledges(brok
         assert len(broker.requests_of(RequestCode.PULL_MESSAGE)) == pulls
         mqtt_broker.send(acks[30])
         await mqtt_broker.until(packets.PUBLISH, TOLD + 64)
+
+
+IN = '[delayed]\nenabled = false\n[[to_rocketmq]]\nfilter = "in/#"\ntopic = "In"\nqos = 2\n'
+
+
+def states(sent: list[bytes]) -> list[bytes]:
+    """The states among messages of the bridge, in their order."""
+    return [word for body in sent for word in (b"offline", b"online") if b'{"state":"' + word + b'"}' in body]
+
+
+@pytest.mark.parametrize(
+    ("mqtt", "connack", "topic"),
+    [
+        ("", CONNACK, b"in/#"),
+        ('share = "s"', CONNACK, b"$share/s/in/#"),
+        ('protocol = "3.1.1"', CONNACK_311, b"in/#"),
+    ],
+)
+@pytest.mark.parametrize(("qos", "kind"), [(1, packets.PUBACK), (2, packets.PUBREC)])
+async def test_the_subscriptions_do_not_wait_for_rocketmq(
+    broker: FakeBroker, tmp_path: Path, mqtt: str, connack: str, topic: bytes, qos: int, kind: int
+) -> None:
+    """An MQTT broker that acknowledges messages before the bridge is subscribed loses them."""
+    away = Away(broker)
+    properties = None if connack == CONNACK_311 else packets.NO_PROPERTIES
+    async with (
+        peer(connack) as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, mqtt, IN, address=away.address) as running,
+    ):
+        [subscribe] = await mqtt_broker.until(0x80)
+        assert topic in subscribe
+        message = packets.encode_publish("in/a", b"x", qos=qos, retain=False, packet_id=1, properties=properties)
+        mqtt_broker.send(bytes(message))
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        assert (broker.requests, running.made.is_ready.is_set()) == ([], False)
+        assert not [first for first, _ in mqtt_broker.received if first & 0xF0 == kind]
+        await away.come()
+        await mqtt_broker.until(kind)
+        async with asyncio.timeout(10):
+            await running.made.is_ready.wait()
+        assert [message.body for (name, _), queue in broker.queues.items() if name == "In" for message in queue] == [
+            b"x"
+        ]
+        assert states(await mqtt_broker.until(packets.PUBLISH, TOLD + 1)) == [b"offline", b"online"]
+    away.close()
+
+
+async def test_subscriptions_are_made_though_what_arrives_first_fills_the_bridge(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    """Nothing more is read then, so no SUBACK either."""
+    away = Away(broker)
+    waiting = [
+        packets.encode_publish(
+            "in/a", b"x" * 70_000, qos=1, retain=False, packet_id=number, properties=packets.NO_PROPERTIES
+        )
+        for number in (1, 2, 3)
+    ]
+    text = f'{IN}[[to_rocketmq]]\nfilter = "new"\ntopic = "New"\n'
+    mqtt = "receive_maximum_bytes = 65536"
+    connack = CONNACK_PRESENT + b"".join(waiting).hex()
+    async with (
+        peer(connack) as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, mqtt, text, address=away.address),
+    ):
+        await mqtt_broker.until(0x80, 2)
+        await away.come()
+        await mqtt_broker.until(packets.PUBACK, 3)
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        assert len(await mqtt_broker.until(0x10)) == 1
+    away.close()
+
+
+async def test_it_stops_while_rocketmq_is_away(broker: FakeBroker, tmp_path: Path) -> None:
+    away = Away(broker)
+    async with (
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address) as running,
+    ):
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        running.made.stop()
+        async with asyncio.timeout(10):
+            await running.task
+        await mqtt_broker.until(0xE0)
+
+
+async def test_rules_that_rocketmqs_clients_refuse_end_it(
+    broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_: PushConsumer) -> None:
+        raise ArgumentError("never")
+
+    monkeypatch.setattr(PushConsumer, "start", start)
+    async with peer() as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "") as running:
+        with pytest.raises(ArgumentError, match="never"):
+            async with asyncio.timeout(10):
+                await running.task
+
+
+async def test_what_waits_in_the_bridge_outlives_the_session(broker: FakeBroker, tmp_path: Path) -> None:
+    away = Away(broker)
+    async with peer() as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address):
+        await mqtt_broker.until(0x80)
+        message = packets.encode_publish(
+            "in/a", b"x", qos=1, retain=False, packet_id=1, properties=packets.NO_PROPERTIES
+        )
+        mqtt_broker.send(bytes(message))
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        assert mqtt_broker.writer is not None
+        mqtt_broker.writer.close()
+        await mqtt_broker.until(0x80, 2)
+        await away.come()
+        await broker.until(lambda: any(name == "In" and queue for (name, _), queue in broker.queues.items()))
+        await mqtt_broker.until(packets.PUBLISH, 2 * TOLD + 1)
+        assert not [first for first, _ in mqtt_broker.received if first & 0xF0 == packets.PUBACK]
+    away.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,10 +44,20 @@ class Bench:
     """The inbound part of a bridge, and the fakes around it."""
 
     def __init__(
-        self, inbound: FromMqtt, producer: FakeProducer, recaller: FakeRecaller, status: Status, journal: Journal
+        self,
+        inbound: FromMqtt,
+        producer: FakeProducer,
+        recaller: FakeRecaller,
+        status: Status,
+        journal: Journal,
+        passed: list[float],
+        running: asyncio.Task[None],
     ) -> None:
         self.inbound = inbound
         self.journal = journal
+        self.passed = passed
+        """Seconds that have passed; their sum is the time."""
+        self.running = running
         self.producer = producer
         self.recaller = recaller
         self.status = status
@@ -56,6 +67,7 @@ class Bench:
     def connect(self, session: FakeSession) -> None:
         self.session = session
         self.inbound.connected(cast("Any", session))
+        self.inbound.accepted(is_present=session.is_present)
 
     async def acks(self, *items: Publish | Ack, count: int | None = None) -> list[tuple[int, int, int]]:
         """Hand these over, and return the acknowledgements as soon as there are `count`, by default one for each."""
@@ -72,6 +84,7 @@ async def bench(
     journal = await open_journal(directory / "state")
     producer = producer or FakeProducer()
     recaller = FakeRecaller(producer)
+    passed: list[float] = []
     found = rules(text, directory, mqtt)
     status = Status(found.status_topic, lambda: NOW)
     inbound = FromMqtt(
@@ -82,14 +95,16 @@ async def bench(
         journal=journal,
         status=status,
         intervals=INTERVALS,
-        clock=lambda: NOW,
+        clock=lambda: NOW + round(sum(passed) * 1000),
+        monotonic=lambda: sum(passed),
     )
-    running = asyncio.create_task(inbound.run())
+    running = [asyncio.create_task(each) for each in (inbound.run(), inbound.save_forever())]
     try:
-        yield Bench(inbound, producer, recaller, status, journal)
+        yield Bench(inbound, producer, recaller, status, journal, passed, running[0])
     finally:
-        running.cancel()
-        await asyncio.wait((running,))
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
         await journal.close()
 
 
@@ -228,6 +243,22 @@ async def test_a_sender_that_chooses_a_forbidden_topic_is_refused(tmp_path: Path
         assert await at.acks(message(1, qos=qos)) == [(kind, 1, 0x87)]
         assert await at.acks(message(2, qos=qos, topic="in/b")) == [(kind, 2, 0)]
         assert [each["topic"] for each in producer.messages] == ["in-b"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_while_the_account_is_wrong_a_topic_of_the_senders_choice_waits_too(tmp_path: Path, qos: int) -> None:
+    wrong = AccessDeniedError(1, "Check signature failed for accessKey=in-a", "a")
+    producer = FakeProducer(failures=[(wrong, False)] * 3)
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        await at.acks(message(1, qos=qos))
+        assert (producer.bodies, at.status.counters.refused) == ([b"x"], 0)
+
+
+async def test_a_topic_of_the_senders_choice_is_refused_with_access_control_of_rocketmq_5_too(tmp_path: Path) -> None:
+    text = "User:bridge has no permission to access Topic:in-a from 127.0.0.1, no matched policies"
+    producer = FakeProducer(failures=[(AccessDeniedError(3004, text, "a"), False)])
+    async with bench(tmp_path, TEMPLATED, producer=producer) as at:
+        assert await at.acks(message(1)) == [(PUBACK, 1, 0x87)]
 
 
 async def test_it_is_refused_too_where_the_end_of_the_queue_may_not_be_asked(tmp_path: Path) -> None:
@@ -378,3 +409,177 @@ async def test_a_message_that_expires_before_it_is_due_is_dropped(tmp_path: Path
     async with bench(tmp_path) as at:
         await at.acks(message(1, topic="delayed/10/a", expiry=10), message(2, topic="delayed/10/a", expiry=11))
         assert (len(at.producer.messages), at.status.counters.expired) == (1, 1)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("topic", ["in/a", "delayed/1/a", f"delayed/@{NOW // 1000 + 1}/a"])
+async def test_a_message_that_expires_while_it_waits_here_is_dropped(tmp_path: Path, qos: int, topic: str) -> None:
+    """Whether RocketMQ is away from the beginning, or the bridge notices while it sends."""
+    away = ConnectionLostError("a", "gone")
+    producer = FakeProducer(failures=[(away, False)] * 2)
+    async with bench(tmp_path, producer=producer) as at:
+        producer.may_go.clear()
+        at.inbound.received([message(1, b"sent", qos, topic, expiry=5)])
+        await producer.has_begun.wait()
+        at.inbound.received([message(2, b"behind it", qos, topic, expiry=5)])
+        at.inbound.received([message(3, b"lives longer", qos, topic, expiry=6)])
+        at.passed.append(5)
+        producer.may_go.set()
+        acks = await at.acks(message(4), count=3 * bool(qos) + 1)
+        kind = {1: PUBACK, 2: PUBREC}.get(qos, 0)
+        assert acks == [(kind, number, 0) for number in (1, 2, 3) if qos] + [(PUBACK, 4, 0)]
+        assert (sorted(producer.bodies), at.status.counters.expired) == ([b"lives longer", b"x"], 2)
+
+
+async def test_it_is_dropped_too_if_it_had_expired_before_it_was_due(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, topic=f"delayed/@{NOW // 1000 + 10}/a", expiry=8)])
+        at.passed.append(3)
+        at.producer.may_go.set()
+        await at.session.until(2)
+        assert (len(at.producer.messages), at.status.counters.expired) == (1, 1)
+
+
+async def test_one_that_rocketmq_has_stored_is_not_counted_as_expired(tmp_path: Path) -> None:
+    producer = FakeProducer(failures=[(RequestTimeoutError("a", "send", 3.0), True)])
+    async with bench(tmp_path, producer=producer) as at:
+        at.producer.on_send = lambda: at.passed.append(9)
+        assert await at.acks(message(1, qos=2, expiry=5)) == [(PUBREC, 1, 0)]
+        assert (producer.bodies, at.status.counters.expired) == ([b"x"], 0)
+
+
+async def test_a_recall_does_not_expire(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, topic="delayed/recall;key=k/a", expiry=5)])
+        at.passed.append(9)
+        at.producer.may_go.set()
+        await at.session.until(2)
+        assert at.recaller.cancelled == ["a#k"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_delay_and_expiry_count_from_the_receipt(tmp_path: Path, qos: int) -> None:
+    async with bench(tmp_path) as at:
+        at.passed.append(100)
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, b"3 s", qos, "delayed/3/a", expiry=20)])
+        at.passed.append(1)
+        at.inbound.received([message(3, b"plain", qos, expiry=20), message(4, b"1 s", qos, "delayed/1/a")])
+        at.passed.append(1.5)
+        at.producer.may_go.set()
+        await at.session.until(4)
+        found = {
+            each["body"]: (each.get("delay"), each["properties"].get("MQTT_EXPIRES_AT"))
+            for each in at.producer.messages[1:]
+        }
+    assert found == {
+        b"3 s": (timedelta(seconds=0.5), str(NOW + 120_000)),
+        b"plain": (None, str(NOW + 121_000)),
+        b"1 s": (timedelta(0), None),
+    }
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_waits_here_is_sent_when_the_mqtt_broker_has_lost_the_session(tmp_path: Path, qos: int) -> None:
+    """Nobody else has it. It gets no acknowledgement: its packet id is that of another message now."""
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1, b"first", qos)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, b"second", qos), message(3, b"third", qos)])
+        at.journal.forget_session()
+        at.connect(FakeSession(is_present=False))
+        at.producer.may_go.set()
+        async with asyncio.timeout(10):
+            while len(at.producer.messages) < 3:
+                await asyncio.sleep(0)
+        assert await at.acks(message(2, b"second", qos)) == [(PUBACK if qos == 1 else PUBREC, 2, 0)]
+        assert at.producer.bodies == [b"first", b"second", b"third", b"second"]
+
+
+async def test_what_waits_here_is_dropped_when_the_mqtt_broker_sends_it_again(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(2, b"again")])
+        session = FakeSession()
+        at.inbound.connected(cast("Any", session))
+        at.inbound.received([message(2, b"again", dup=True)])  # comes right behind the CONNACK
+        at.inbound.accepted(is_present=True)
+        at.producer.may_go.set()
+        await session.until(1)
+        assert at.producer.bodies == [b"x", b"again"]
+
+
+async def test_no_row_of_a_lost_session_is_taken_for_a_message_of_the_next_one(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_choose.clear()
+        at.inbound.received([message(1, qos=2)])
+        await at.producer.has_begun.wait()
+        at.journal.forget_session()
+        at.connect(FakeSession(is_present=False))
+        at.producer.may_choose.set()
+        assert await at.acks(message(1, qos=2)) == [(PUBREC, 1, 0)]
+        assert at.producer.bodies == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_used_packet_id_is_known_as_used_again_while_its_message_waits(tmp_path: Path, is_killed: bool) -> None:
+    """An MQTT broker that has to send it again marks it as sent again; the message before had the same content."""
+    async with bench(tmp_path) as at:
+        await at.acks(message(5, qos=2))
+        await at.acks(Ack(PUBREL, 5))
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await asyncio.sleep(0)
+        at.inbound.received([message(5, qos=2)])
+        if not is_killed:
+            at.connect(FakeSession())
+            at.producer.may_go.set()
+            await at.acks(message(5, qos=2, dup=True))
+            assert at.producer.bodies == [b"x", b"x", b"x"]
+            return
+        async with asyncio.timeout(10):
+            while not at.journal.is_saved:
+                await asyncio.sleep(0.001)
+    producer = FakeProducer()
+    async with bench(tmp_path, producer=producer) as at:
+        await at.acks(message(5, qos=2, dup=True))
+        assert producer.bodies == [b"x"]
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_message_on_its_way_is_sent_once_though_its_rule_has_another_topic_now(
+    tmp_path: Path, is_stored: bool
+) -> None:
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), is_stored)])
+    async with bench(tmp_path, producer=producer) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(5, qos=2)])
+        await producer.has_begun.wait()
+        at.inbound.close()
+        producer.may_go.set()
+        await at.running
+    async with bench(tmp_path, RULES.replace('topic = "In"', 'topic = "New"'), producer=producer) as at:
+        assert await at.acks(message(5, qos=2, dup=True)) == [(PUBREC, 5, 0)]
+        assert [each["topic"] for each in producer.messages] == ["In" if is_stored else "New"]
+
+
+async def test_it_ends_at_once_while_rocketmq_is_away(tmp_path: Path) -> None:
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), False)] * 1000)
+    async with bench(tmp_path, producer=producer) as at:
+        at.inbound.received([message(1), message(2, topic="delayed/1/a")])
+        await producer.has_begun.wait()
+        at.inbound.close()
+        async with asyncio.timeout(10):
+            await at.running
+        assert (len(producer.failures) > 900, at.session.sent) == (True, [])

@@ -103,6 +103,19 @@ async def test_an_answer_is_not_waited_for_when_the_connection_is_lost(tmp_path:
                 await client.unsubscribe_from("a/#")
 
 
+async def test_an_answer_has_time_until_the_bridge_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duemq.mqtt_bridge.session.client.TIMEOUT", 0.001)
+    async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
+        client.pause()
+        subscribing = asyncio.create_task(client.subscribe_to("a/#", Subscription("a/#", 2, "once")))
+        await broker.until(0x80)
+        done, _ = await asyncio.wait((subscribing,), timeout=0.05)
+        assert not done
+        monkeypatch.undo()
+        client.resume()
+        assert await subscribing is None
+
+
 async def test_nothing_is_acknowledged_by_itself(tmp_path: Path) -> None:
     received = Received()
     async with peer() as broker, session(broker.port, received, tmp_path) as client:

@@ -28,7 +28,9 @@ final class Producers {
 
     JSONObject start(JSONObject request) throws Exception {
         String handle = request.getString("handle");
-        DefaultMQProducer producer = new DefaultMQProducer(request.getString("group"), Keys.hook(request));
+        String traces = request.getString("trace_topic");
+        DefaultMQProducer producer =
+            new DefaultMQProducer(request.getString("group"), Keys.hook(request), traces != null, traces);
         Messages.configure(producer, request, handle);
         if (request.containsKey("timeout_ms")) {
             producer.setSendMsgTimeout(request.getIntValue("timeout_ms"));

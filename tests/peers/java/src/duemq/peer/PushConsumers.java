@@ -27,8 +27,9 @@ final class PushConsumers {
     JSONObject start(JSONObject request) throws Exception {
         String handle = request.getString("handle");
         int failFirst = request.getIntValue("fail_first");
+        String traces = request.getString("trace_topic");
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
-            request.getString("group"), Keys.hook(request), new AllocateMessageQueueAveragely());
+            request.getString("group"), Keys.hook(request), new AllocateMessageQueueAveragely(), traces != null, traces);
         Messages.configure(consumer, request, handle);
         consumer.setConsumeFromWhere("last".equals(request.getString("begin"))
             ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

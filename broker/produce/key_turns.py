@@ -1,0 +1,53 @@
+"""Changes of the messages that wait for a topic and key (TIMER_REPLACE), one change after the other.
+
+The broker has to know which messages wait for which key. So the first change after a start waits until the timers have
+indexed that, and each one reads the records of the messages it is about, in a thread if that has to wait for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.clock import Clock
+from duemq.storage.queues.pull import ColdRead
+from duemq.storage.store import MessageStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class KeyTurns:
+    """Gives the changes their turns. `clock` is the messages' clock."""
+
+    def __init__(self, store: MessageStore, timers: Timers, clock: Clock, reads: ColdReads) -> None:
+        self._store = store
+        self._timers = timers
+        self._clock = clock
+        self._reads = reads
+        self._turn = asyncio.Lock()
+
+    async def change(
+        self, topic: str, key: str, look: Callable[P, Callable[[], T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Wait for a turn; then call `look`, and without anything in between the function that it returns, whose result
+        is returned. `look` may call `TimerChanges.to_replace`; it is repeated if it would have to wait for the disk, so
+        it must not change anything. Raises what the two raise."""
+        async with self._turn:
+            await self._known()
+            ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
+            if ranges and not self._store.is_cached(ranges):
+                await self._reads.read(ColdRead(self._store.log, ranges).run)
+            change = await self._reads.run(look, *args, **kwargs)
+            return change()
+
+    async def _known(self) -> None:
+        """Wait until the index of waiting messages by key is complete."""
+        if self._timers.is_counted:
+            return
+        counted = asyncio.Event()
+        self._timers.count(counted.set)
+        await counted.wait()

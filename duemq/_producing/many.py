@@ -1,0 +1,399 @@
+"""Sends many messages: as batches where brokers take batches, several on their way, with results in order.
+
+A batch is a request for one queue. A message without a delay goes into the open batch of its lane: that of its topic,
+or, if it is bound to a queue by sharding key or by name, that of its queue. A batch is sent when it is full, or when
+the source has nothing more for the moment and at most one batch of the lane is on its way: so the messages of a slow
+source are sent at once, and those of a fast one fill their batches. The batches of a queue to which messages are bound
+go one after the other, which keeps their order. Delayed messages, and those that are compressed, are single sends:
+brokers take neither in a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple
+
+from duemq._producing.delay import DelaySpec
+from duemq._producing.outgoing import Outgoing
+from duemq._producing.sending import OVERHEAD_BYTES, Choose, Sender, shard_number
+from duemq.errors import ArgumentError, DueMQError, MessageRejectedError, NotSupportedError, SendManyError
+from duemq.messages import Message, MessageQueue, SendOutcome, SendResult
+from duemq.protocol.records import batch
+
+BATCH_MESSAGES: Final = 256
+BATCH_BYTES: Final = 256 * 1024
+"""Most of a batch: more makes neither side faster, and each would be busy for longer at a time. Brokers take 4 MiB by
+default."""
+_PART_BYTES: Final = 22
+"""What a batch has for each message besides its body and properties."""
+_FEW: Final = 2
+"""A batch that is not full waits while so many of its lane are on their way."""
+
+_OF_THE_MESSAGE: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
+"""Failures that are the message's own: others may be sent all the same."""
+
+
+class Job(NamedTuple):
+    """A message that is ready to be sent."""
+
+    outgoing: Outgoing
+    spec: DelaySpec
+    choose: Choose
+    begun: float
+    """When it was taken, by the loop's clock: its delay counts from then."""
+    is_compressed: bool
+    """Whether it is to be compressed."""
+
+
+class _Slot:
+    """A message on its way."""
+
+    __slots__ = ("error", "job", "message", "result", "size", "text")
+
+    def __init__(self, message: Message) -> None:
+        self.message: Message | None = message
+        self.job: Job | None = None
+        self.text = ""
+        self.size = 0
+        """What it takes of the window, in bytes; 0 outside."""
+        self.result: SendResult | None = None
+        self.error: DueMQError | None = None
+
+
+class _Lane:
+    """The batches of one topic, or of one queue to which messages are bound."""
+
+    __slots__ = ("bytes", "choose", "is_ordered", "on_their_way", "open", "ready", "topic")
+
+    def __init__(self, topic: str, choose: Choose, *, is_ordered: bool) -> None:
+        self.topic = topic
+        self.choose = choose
+        self.is_ordered = is_ordered
+        self.open: list[_Slot] = []
+        self.bytes = 0
+        self.ready: deque[list[_Slot]] = deque()
+        self.on_their_way = 0
+
+
+class Many:
+    """One call of `Producer.send_many` or `send_each`.
+
+    `prepare` checks a message, and raises ArgumentError; `send_one` sends one that is in the window. `timeout`: for
+    each message, in seconds, from when it, or its batch, is sent. `most_bytes`: of a batch. `gives_up`: whether to take
+    no more messages after a failure that is not a message's own.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        prepare: Callable[[Message], Job],
+        send_one: Callable[[Job, float, int | None], Awaitable[SendResult]],
+        timeout: float,
+        retries: int | None,
+        most_bytes: int,
+        most_kept: int,
+        *,
+        gives_up: bool,
+    ) -> None:
+        self._sender = sender
+        self._window = sender.window
+        self._prepare = prepare
+        self._send_one = send_one
+        self._timeout = timeout
+        self._retries = retries
+        self._most_bytes = min(BATCH_BYTES, most_bytes)
+        self._most_kept = most_kept
+        self._gives_up = gives_up
+        self._has_given_up = False
+        self._is_over = False
+        self._keeps_messages = False
+        self._loop = asyncio.get_running_loop()
+        self._slots: deque[_Slot] = deque()
+        """Taken and not passed on yet, in the order of the source."""
+        self._lanes: dict[str | MessageQueue, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._crash: BaseException | None = None
+        self._is_idle_set = False
+        self._progress = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def collect(self, source: Iterable[Message] | AsyncIterable[Message]) -> list[SendResult]:
+        """See `Producer.send_many`."""
+        outcomes: list[SendResult | DueMQError] = []
+        failed: list[SendOutcome] = []
+        async with aclosing(self._done(source)) as done:
+            async for slots in done:
+                for slot in slots:
+                    if slot.result is not None:
+                        outcomes.append(slot.result)
+                    else:
+                        assert slot.error is not None
+                        assert slot.message is not None
+                        outcomes.append(slot.error)
+                        failed.append(SendOutcome(slot.message, error=slot.error))
+        if failed:
+            raise SendManyError(outcomes, failed) from failed[0].error
+        return [each for each in outcomes if isinstance(each, SendResult)]
+
+    async def each(self, source: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[SendOutcome, None]:
+        """See `Producer.send_each`."""
+        self._keeps_messages = True
+        async with aclosing(self._done(source)) as done:
+            async for slots in done:
+                for slot in slots:
+                    assert slot.message is not None
+                    yield SendOutcome(slot.message, slot.result, slot.error)
+
+    async def _done(self, source: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[list[_Slot], None]:
+        """Yield messages of which it is known what became of them, in order."""
+        feeding = asyncio.create_task(self._feed(source), name="duemq send_many")
+        feeding.add_done_callback(lambda _: self._progress.set())
+        try:
+            while True:
+                found = []
+                while self._slots and (self._slots[0].result is not None or self._slots[0].error is not None):
+                    found.append(self._slots.popleft())
+                if found:
+                    self._room.set()
+                    yield found
+                    continue
+                if self._crash is not None:
+                    raise self._crash
+                if feeding.done() and not self._slots:
+                    feeding.result()
+                    return
+                if self._has_given_up and not self._slots:
+                    # The source may take its time with a message that is not wanted any more.
+                    return
+                self._progress.clear()
+                await self._progress.wait()
+        finally:
+            self._is_over = True
+            feeding.cancel()
+            self._drop_open()
+
+    # --- taking
+
+    async def _feed(self, source: Iterable[Message] | AsyncIterable[Message]) -> None:
+        try:
+            if isinstance(source, AsyncIterable):
+                async for message in source:
+                    pause = self._take(message)
+                    if pause is not None:
+                        await pause
+                    if self._has_given_up:
+                        break
+            else:
+                for message in source:
+                    pause = self._take(message)
+                    if pause is not None:
+                        await pause
+                    if self._has_given_up:
+                        break
+        finally:
+            if not self._is_over:
+                self._send_open()
+
+    def _take(self, message: Message) -> Awaitable[None] | None:
+        """Take a message. Gives what is to be awaited before the next one, if anything."""
+        if not isinstance(message, Message):
+            raise ArgumentError(f"{message!r} is no Message")
+        slot = _Slot(message)
+        self._slots.append(slot)
+        try:
+            slot.job = job = self._prepare(message)
+            slot.text = job.outgoing.property_text({}) if job.spec.is_plain else ""
+        except DueMQError as error:
+            self._end(slot, None, error)
+            return None
+        size = len(job.outgoing.body) + OVERHEAD_BYTES
+        if len(self._slots) >= self._most_kept or not self._window.try_enter(size):
+            return self._wait_and_put(slot, job, size)
+        slot.size = size
+        return self._put(slot, job)
+
+    async def _wait_and_put(self, slot: _Slot, job: Job, size: int) -> None:
+        # What is open holds a part of the window, and goes on its way before anybody waits for that.
+        self._send_open()
+        while len(self._slots) > self._most_kept:
+            self._room.clear()
+            await self._room.wait()
+        await self._window.enter(size)
+        slot.size = size
+        pause = self._put(slot, job)
+        if pause is not None:
+            await pause
+
+    def _put(self, slot: _Slot, job: Job) -> Awaitable[None] | None:
+        message = slot.message
+        assert message is not None
+        if not job.spec.is_plain:
+            self._start(self._send_single(slot, job))
+            return None
+        part_bytes = _PART_BYTES + len(job.outgoing.body) + len(slot.text)
+        is_large = job.is_compressed or part_bytes > self._most_bytes
+        if message.queue is None and message.sharding_key is None:
+            if is_large:
+                self._start(self._send_single(slot, job))
+                return None
+            lane = self._lanes.get(message.topic)
+            if lane is None:
+                lane = self._lanes[message.topic] = _Lane(message.topic, job.choose, is_ordered=False)
+            return self._add(lane, slot, part_bytes)
+        queue = message.queue
+        if queue is None:
+            assert message.sharding_key is not None
+            route = self._sender.known_route(message.topic)
+            if route is None:
+                return self._find_route_and_put(slot, job)
+            queue = route.write_queues[shard_number(message.sharding_key) % len(route.write_queues)]
+        lane = self._lanes.get(queue)
+        if lane is None:
+            lane = self._lanes[queue] = _Lane(message.topic, _always(queue), is_ordered=True)
+        if not is_large:
+            return self._add(lane, slot, part_bytes)
+        if lane.open:
+            self._close(lane)
+        lane.open.append(slot)
+        self._close(lane)
+        return asyncio.sleep(0)
+
+    async def _find_route_and_put(self, slot: _Slot, job: Job) -> None:
+        try:
+            await self._sender.route(job.outgoing.topic, self._timeout)
+        except BaseException as error:
+            self._leave(slot)
+            if not isinstance(error, DueMQError):
+                raise
+            self._end(slot, None, error)
+            return
+        pause = self._put(slot, job)
+        if pause is not None:
+            await pause
+
+    def _add(self, lane: _Lane, slot: _Slot, part_bytes: int) -> Awaitable[None] | None:
+        is_full = False
+        if lane.bytes + part_bytes > self._most_bytes:
+            self._close(lane)
+            is_full = True
+        lane.open.append(slot)
+        lane.bytes += part_bytes
+        if len(lane.open) >= BATCH_MESSAGES:
+            self._close(lane)
+            is_full = True
+        if not self._is_idle_set:
+            self._is_idle_set = True
+            self._loop.call_soon(self._idle)
+        # Everything else has its turn after each batch.
+        return asyncio.sleep(0) if is_full else None
+
+    def _idle(self) -> None:
+        """The source has had its turn: what is open goes on its way, unless enough is."""
+        self._is_idle_set = False
+        if not self._is_over:
+            for lane in list(self._lanes.values()):
+                if lane.open and lane.on_their_way < _FEW:
+                    self._close(lane)
+
+    # --- sending
+
+    def _send_open(self) -> None:
+        for lane in list(self._lanes.values()):
+            if lane.open:
+                self._close(lane)
+
+    def _close(self, lane: _Lane) -> None:
+        """The open batch of a lane is complete."""
+        lane.ready.append(lane.open)
+        lane.open, lane.bytes = [], 0
+        self._go_on(lane)
+
+    def _go_on(self, lane: _Lane) -> None:
+        while lane.ready and not (lane.is_ordered and lane.on_their_way):
+            lane.on_their_way += 1
+            self._start(self._send_batch(lane, lane.ready.popleft()))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._crash = task.exception()
+            self._progress.set()
+
+    async def _send_single(self, slot: _Slot, job: Job) -> None:
+        try:
+            result = await self._send_one(job, self._timeout, self._retries)
+        except DueMQError as error:
+            self._end(slot, None, error)
+        else:
+            self._end(slot, result, None)
+        finally:
+            self._leave(slot)
+
+    async def _send_batch(self, lane: _Lane, slots: list[_Slot]) -> None:
+        try:
+            if len(slots) == 1:
+                await self._send_singly(lane, slots)
+                return
+            messages = [slot.job.outgoing for slot in slots if slot.job is not None]
+            body = batch.encode((0, each.body, slot.text) for each, slot in zip(messages, slots, strict=True))
+            whole = Outgoing(lane.topic, body, 0, {}, "")
+            try:
+                results = await self._sender.send_batch(whole, messages, lane.choose, self._timeout, self._retries)
+            except MessageRejectedError:
+                # Which of the messages the broker does not take is found out one by one.
+                await self._send_singly(lane, slots)
+            except DueMQError as error:
+                for slot in slots:
+                    self._end(slot, None, error)
+            else:
+                for slot, result in zip(slots, results, strict=True):
+                    self._end(slot, result, None)
+        finally:
+            for slot in slots:
+                self._leave(slot)
+            lane.on_their_way -= 1
+            if lane.open and lane.on_their_way < (1 if lane.is_ordered else _FEW) and not self._is_over:
+                self._close(lane)
+            else:
+                self._go_on(lane)
+
+    async def _send_singly(self, lane: _Lane, slots: list[_Slot]) -> None:
+        for slot in slots:
+            assert slot.job is not None
+            await self._send_single(slot, slot.job._replace(choose=lane.choose))
+
+    def _end(self, slot: _Slot, result: SendResult | None, error: DueMQError | None) -> None:
+        slot.result, slot.error, slot.job = result, error, None
+        if error is None:
+            if not self._keeps_messages:
+                # The caller's messages may be many: those that are stored need not stay.
+                slot.message = None
+        elif self._gives_up and not isinstance(error, _OF_THE_MESSAGE):
+            self._has_given_up = True
+        self._progress.set()
+
+    def _leave(self, slot: _Slot) -> None:
+        if slot.size:
+            self._window.leave(slot.size)
+            slot.size = 0
+
+    def _drop_open(self) -> None:
+        """The caller is gone: what is on its way goes on, what is not is not sent any more."""
+        for lane in self._lanes.values():
+            for slots in (lane.open, *lane.ready):
+                for slot in slots:
+                    self._leave(slot)
+            lane.open, lane.bytes = [], 0
+            lane.ready.clear()
+
+
+def _always(queue: MessageQueue) -> Choose:
+    return lambda route, failed: queue

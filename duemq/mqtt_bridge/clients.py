@@ -1,0 +1,105 @@
+"""RocketMQ's clients of a bridge, and how they are started: again and again, until the brokers are there and let them
+in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeVar
+
+from duemq._net.complaints import Complaints
+from duemq._values.intervals import Intervals
+from duemq._values.times import Clock
+from duemq.admin import Admin
+from duemq.consumer import PushConsumer
+from duemq.errors import ArgumentError, ClosedError, DueMQError
+from duemq.mqtt_bridge.rules.model import Outbound, Rules
+from duemq.producer import Producer
+
+PRODUCER_GROUP: Final = "mqtt-bridge"
+
+T = TypeVar("T")
+
+log = logging.getLogger("duemq.mqtt_bridge")
+
+
+class Clients:
+    """The producer, the admin client and the consumers of a bridge with these rules; `async with` closes them all.
+
+    `waiting` is called whenever a client could not be started, and will be tried again. Raises ArgumentError if the
+    clients cannot be made with these rules.
+    """
+
+    def __init__(self, rules: Rules, *, waiting: Callable[[], None], intervals: Intervals, clock: Clock) -> None:
+        tls = rules.tls.context() if rules.tls is not None else False
+        self._access: dict[str, Any] = {**rules.account._asdict(), "tls": tls}
+        """The arguments with which clients get in."""
+        self._rules = rules
+        self._waiting = waiting
+        self._intervals = intervals
+        self._clock = clock
+        self._complaints = Complaints(log)
+        self._open = AsyncExitStack()
+        self.producer = Producer(
+            rules.nameserver, group=PRODUCER_GROUP, _intervals=intervals, _clock=clock, **self._access
+        )
+        self.admin = Admin(rules.nameserver, _intervals=intervals, **self._access)
+
+    async def __aenter__(self) -> Clients:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def start(self) -> None:
+        """Start the producer and the admin client as soon as a name server answers. Raises ArgumentError."""
+        self._open.push_async_callback(self.producer.close)
+        await self._insist(self.producer.start, _STARTING)
+        self._open.push_async_callback(self.admin.close)
+        await self._insist(self.admin.start, _STARTING)
+
+    async def consumer(self, rule: Outbound, rules: int) -> PushConsumer:
+        """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way.
+        Raises ArgumentError."""
+        connection = self._rules.connection
+
+        async def start() -> PushConsumer:
+            consumer = PushConsumer(
+                rule.group,
+                nameserver=self._rules.nameserver,
+                from_=rule.start,
+                max_cached_messages=max(1, connection.max_in_flight // rules),
+                max_cached_bytes=connection.max_in_flight_bytes // rules,
+                _intervals=self._intervals,
+                _clock=self._clock,
+                **self._access,
+            )
+            consumer.subscribe(rule.topic, rule.tags)
+            await consumer.start()
+            return consumer
+
+        consumer = await self._insist(start, f"{_STARTING} the consumer of {rule.topic}")
+        self._open.push_async_callback(consumer.close)
+        return consumer
+
+    async def _insist(self, start: Callable[[], Awaitable[T]], who: str) -> T:
+        """Start a client, and again until a name server answers and the brokers accept the account."""
+        failures = 0
+        while True:
+            try:
+                started = await start()
+            except (ArgumentError, ClosedError):
+                raise
+            except DueMQError as error:
+                failures += 1
+                self._waiting()
+                self._complaints.raise_(who, str(error))
+                await asyncio.sleep(self._intervals.pause(failures))
+            else:
+                self._complaints.resolve(who)
+                return started
+
+
+_STARTING: Final = "starting"

@@ -1,0 +1,1 @@
+"""Recurring messages: when they are delivered next, and the records for that."""

@@ -1,0 +1,167 @@
+"""Recurring messages: when one is delivered or dropped, the record for its next delivery is staged in the same batch.
+
+The delivered copy names the record that it delivers, and the next record is a message of the timer topic's queue like
+any other. A power cut may leave the first part of the last batch, with a delivery and without the next record, which
+the start then makes (`left_out`). So there is always exactly one waiting record.
+
+Keeps invariant 34 of ARCHITECTURE.md.
+
+See `protocol.records.recurrence` for the properties, and `recurring.times` for the times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from duemq.protocol.errors import TimerIllegal
+from duemq.protocol.records import checksum, properties, recurrence
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
+from duemq.protocol.records.timer_properties import MAX_MS, out_ms
+from duemq.scheduler.delivery.moves import Moves
+from duemq.scheduler.recurring.times import next_ms
+from duemq.scheduler.timers.config import OVERDUE_MS
+from duemq.scheduler.timers.index.keys import key_of
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.log.origins import Origins
+from duemq.storage.log.scan import ScannedRecord
+from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+PAUSED_MS: Final = 10 * 366 * 86_400_000
+"""How far ahead a paused message waits, in ms: as far as any message may."""
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
+_DELETE_KEY: Final = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
+_REPLACED: Final = (
+    checksum.NAME,
+    *properties.TIMERS,
+    *properties.TIMER_STATE,
+    properties.TIMER_COUNT,
+    properties.TIMER_PAUSED,
+    properties.UNIQ_KEY,
+    properties.REAL_TOPIC,
+    properties.REAL_QID,
+)
+
+
+def is_recurring(message: StoredMessage) -> bool:
+    """Whether a waiting record recurs."""
+    return bool(message.sys_flag & FLAG_RECURS)
+
+
+class Recurring:
+    """Stages the next records of recurring messages."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        queue: ConsumeQueue,
+        topics: TimerTopics,
+        policy_of: Callable[[str], TimerPolicy | None],
+        expect: Callable[[int], None],
+        moves: Moves,
+    ) -> None:
+        """`queue`: the timer topic's. `policy_of`: returns a topic's policy, which decides about missed deliveries.
+        `expect`: called with the deliver time, ms, of each record before it is staged. `moves`: tells searches in
+        progress about the records."""
+        self._appender = store.appender
+        self._queue = queue
+        self._topics = topics
+        self._policy_of = policy_of
+        self._expect = expect
+        self._moves = moves
+
+    def stage_next(self, message: StoredMessage, now_ms: int) -> None:
+        """Stage the record for the delivery after that of `message`, which is the record that waited for it, or the
+        delivered copy; nothing if that was the last one.
+        `Appender.begin` comes before, `commit` after. Does nothing but log an error if the properties have become
+        wrong, for example since this machine does not know the time zone. Raises StoreError."""
+        text = message.properties_text
+        topic = properties.get(text, properties.REAL_TOPIC) or ""
+        try:
+            found = recurrence.read(text)
+            due_ms = self._following(found, _due_of(message), topic, now_ms)
+        except TimerIllegal as error:
+            log.error(
+                "recurring_message_ended",
+                topic=topic,
+                name=properties.get(text, properties.KEYS),
+                reason=str(error),
+            )
+            return
+        if due_ms is None or found.left == 1:
+            return
+        stored_ms = self._appender.begin(now_ms)
+        # A missed delivery goes through the wheel as well, and is due at once there.
+        waits_ms = max(due_ms, stored_ms)
+        added = {
+            properties.TIMER_COUNT: str(found.left - 1) if found.left is not None else "",
+            properties.UNIQ_KEY: _next_unique_key(properties.get(text, properties.UNIQ_KEY)),
+            properties.TIMER_DELIVER_MS: str(due_ms),
+            properties.TIMER_OUT_MS: str(out_ms(waits_ms)),
+            properties.REAL_TOPIC: topic,
+            properties.REAL_QID: properties.get(text, properties.REAL_QID) or "0",
+        }
+        kept = properties.without_all(text, _REPLACED).rstrip(properties.PROPERTY_END)
+        self._expect(waits_ms)
+        offset = self._appender.add(
+            self._queue,
+            message.body,
+            f"{kept}{properties.PROPERTY_END}{properties.format_properties(added)}".encode(),
+            waits_ms,
+            message.born_timestamp,
+            message.born_host,
+            message.flag,
+            message.sys_flag | FLAG_RECURS,
+            message.reconsume_times,
+            waits_ms,
+        )
+        self._topics.staged(offset, topic, key_of(text))
+        self._moves.add(message, None, self._appender.last_physical_offset, waits_ms)
+
+    def _following(self, found: Recurrence, due_ms: int, topic: str, now_ms: int) -> int | None:
+        """Return the time of the delivery after the one of `due_ms`. What a broker missed while it was down counts as
+        the topic's policy for catching up says."""
+        after_ms, policy = due_ms, self._policy_of(topic)
+        if policy is not None and now_ms - due_ms > OVERDUE_MS:
+            if policy.newest:
+                after_ms = max(due_ms, now_ms)
+            elif policy.drop_after_ms:
+                after_ms = max(due_ms, now_ms - max(policy.drop_after_ms, OVERDUE_MS) - 1)
+        return next_ms(found, after_ms)
+
+
+def _due_of(message: StoredMessage) -> int:
+    """Return the time of the delivery for which a record waits, ms since the epoch."""
+    value = properties.get(message.properties_text, properties.TIMER_DELIVER_MS) or ""
+    is_time = value.isascii() and value.isdecimal() and len(value) <= 16 and int(value) <= MAX_MS
+    return int(value) if is_time else message.store_timestamp
+
+
+def _next_unique_key(before: str | None) -> str:
+    """Return the UNIQ_KEY of the record behind the one with the key `before`: each delivery is a message of its own,
+    and a start can tell whether a delivery has its next record."""
+    return hashlib.blake2b((before or "").encode(), digest_size=16).hexdigest().upper()
+
+
+def left_out(origins: Origins) -> list[int]:
+    """Return the physical offsets of the records, ascending, at the end of the commitlog that deliver or drop recurring
+    messages and whose next records are missing, perhaps since there is none."""
+    keys = [properties.get(each.properties.decode(), properties.UNIQ_KEY) for each in origins.last_recurring]
+    known = set(keys)
+    return [
+        each.physical_offset
+        for each, key in zip(origins.last_recurring, keys, strict=True)
+        if _is_followed(each) and _next_unique_key(key) not in known
+    ]
+
+
+def _is_followed(each: ScannedRecord) -> bool:
+    return each.topic != _TIMER_TOPIC or _DELETE_KEY in each.properties

@@ -1,0 +1,67 @@
+"""When a recurring message is delivered next, see `protocol.records.recurrence`.
+
+A cron expression is evaluated in its time zone, with the rules of Debian's cron for the change to and from daylight
+saving time: a time that does not exist that day is moved behind the gap, a time that comes twice counts once, and
+expressions that match every hour or more go on by the hour.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from duemq.protocol.errors import TimerIllegal
+from duemq.protocol.records import properties
+from duemq.protocol.records.recurrence import Recurrence
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = 253_370_764_800_000
+"""The year 9999: datetime has no later one."""
+_FIELDS: Final = (5, 6)
+
+
+def next_ms(recurrence: Recurrence, after_ms: int) -> int | None:
+    """Return the first time after `after_ms` at which a message is to be delivered, whether it is paused or not; None
+    if there is none. Times are ms since the epoch. Raises TimerIllegal if the cron expression or the time zone is
+    wrong."""
+    start_ms = recurrence.start_ms
+    if start_ms is not None:
+        after_ms = max(after_ms, start_ms - 1)
+    if recurrence.cron:
+        found = _next_of_cron(recurrence.cron, recurrence.zone, after_ms)
+    else:
+        every_ms, first_ms = recurrence.every_ms, after_ms + recurrence.every_ms if start_ms is None else start_ms
+        found = first_ms + max(0, (after_ms - first_ms) // every_ms + 1) * every_ms
+    if found is None or found > _LAST_MS or (recurrence.end_ms is not None and found > recurrence.end_ms):
+        return None
+    return found
+
+
+def _next_of_cron(cron: str, zone: str, after_ms: int) -> int | None:
+    # Fields are counted here, since the library reads other numbers of fields in its own ways.
+    if len(cron.split()) not in _FIELDS:
+        raise TimerIllegal(f"the property {properties.TIMER_CRON}={cron[:40]} has not five or six fields")
+    if after_ms > _LAST_MS:
+        return None
+    moment = (_EPOCH + timedelta(milliseconds=after_ms)).astimezone(_zone(zone))
+    try:
+        found = next(CronSim(cron, moment), None)
+    except CronSimError as error:
+        raise TimerIllegal(f"the property {properties.TIMER_CRON}={cron[:40]} is no cron expression: {error}") from None
+    except OverflowError:
+        return None
+    return (found - _EPOCH) // timedelta(milliseconds=1) if found is not None else None
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
+        raise TimerIllegal(
+            f"the property {properties.TIMER_ZONE}={name[:40]} is no time zone that this broker knows"
+        ) from None

@@ -1,0 +1,317 @@
+"""Recurring messages over the wire, each with a broker and its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import properties, record
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.recurrence import FLAG_RECURS
+from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.errors import StoreFull
+from duemq.storage.log.copies import origin_of
+from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.loop import SteppedLoop, turns
+from tests.support.wire import pull, request, send
+from tests.unit.broker.test_pending import pass_time
+from tests.unit.broker.test_replace import instead
+from tests.unit.broker.test_retry import last
+from tests.unit.broker.test_send import NOW_MS
+from tests.unit.broker.test_timers import fails
+from tests.unit.broker.test_topics import create
+
+
+def every(text: str, name: str = "n", number: int = 1) -> str:
+    return f"UNIQ_KEY\x01U{number}\x02KEYS\x01{name}\x02TIMER_EVERY\x01{text}"
+
+
+def cron(text: str, name: str = "n", more: str = "") -> str:
+    return f"UNIQ_KEY\x01U1\x02KEYS\x01{name}\x02TIMER_CRON\x01{text}{more}"
+
+
+def change(action: str, name: str = "n", topic: str = "T") -> Command:
+    return request(RequestCode.CHANGE_RECURRING, ChangeRecurring(topic, name, action))
+
+
+async def changed(peer: Peer, action: str, name: str = "n") -> dict[str, Any]:
+    answer = await peer.ask(change(action, name))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    found: dict[str, Any] = fastjson.loads(bytes(answer.body))
+    return found
+
+
+async def listed(peer: Peer, **fields: Any) -> list[dict[str, Any]]:
+    answer = await peer.ask(request(RequestCode.LIST_PENDING, ListPending(recurring=True, **fields)))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    found: list[dict[str, Any]] = fastjson.loads(bytes(answer.body))["messages"]
+    return found
+
+
+async def delivered(peer: Peer, topic: str = "T") -> list[StoredMessage]:
+    return record.decode_all(bytes((await peer.ask(pull(topic, count=32))).body))
+
+
+async def times(peer: Peer, topic: str = "T") -> list[float]:
+    """Return the seconds after NOW_MS at which the messages of a topic were delivered."""
+    return [(message.store_timestamp - NOW_MS) / 1000 for message in await delivered(peer, topic)]
+
+
+@pytest.fixture
+async def known(broker: UnboundBroker, peer: Peer) -> UnboundBroker:
+    """A broker with a topic without messages."""
+    await peer.ask(create("T", 1))
+    return broker
+
+
+async def begin(peer: Peer, text: str, body: bytes = b"tick", topic: str = "T") -> Command:
+    answer = await peer.ask(send(topic, body, properties=text))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return answer
+
+
+async def seconds_pass(broker: UnboundBroker, loop: SteppedLoop, seconds: int, step: float = 1.0) -> None:
+    for _ in range(round(seconds / step)):
+        await pass_time(broker, loop, step)
+
+
+async def test_a_message_comes_again_and_again(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("90s"))
+    await seconds_pass(known, loop, 300, 30)
+    found = await delivered(known.connect())
+    assert [(message.store_timestamp - NOW_MS) / 1000 for message in found] == [90, 180, 270]
+    assert {message.body for message in found} == {b"tick"}
+    keys = [message.get_property(properties.UNIQ_KEY) for message in found]
+    assert keys[0] == "U1"
+    assert len(set(keys)) == 3
+    assert {message.sys_flag & FLAG_RECURS for message in found} == {0}
+    assert [message.get_property("TIMER_DELIVER_MS") for message in found] == [
+        str(NOW_MS + seconds * 1000) for seconds in (90, 180, 270)
+    ]
+    assert len({origin_of(message.prepared_transaction_offset) for message in found}) == 3
+
+
+async def test_cron_follows_its_zone(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    # NOW_MS is 2023-11-14 22:13:20 UTC, a Tuesday; 07:13:20 in Tokyo.
+    await begin(peer, cron("30 7 * * *", more="\x02TIMER_ZONE\x01Asia/Tokyo"))
+    (found,) = await listed(peer)
+    assert found["deliverMs"] == NOW_MS + (16 * 60 + 40) * 1000
+    assert found["recurrence"] == {"cron": "30 7 * * *", "zone": "Asia/Tokyo"}
+    await seconds_pass(known, loop, 90_000, 1000)
+    assert len(await delivered(known.connect())) == 2
+
+
+async def test_it_ends_with_its_count_or_its_end(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("10s", "count") + "\x02TIMER_COUNT\x013", b"count")
+    await begin(peer, every("10s", "end") + f"\x02TIMER_END\x01{NOW_MS + 20_000}", b"end")
+    await begin(peer, every("10s", "start") + f"\x02TIMER_START\x01{NOW_MS + 35_000}\x02TIMER_COUNT\x011", b"start")
+    await seconds_pass(known, loop, 100)
+    found = [(message.body, (message.store_timestamp - NOW_MS) // 1000) for message in await delivered(peer)]
+    assert sorted(found) == [(b"count", 10), (b"count", 20), (b"count", 30), (b"end", 10), (b"end", 20), (b"start", 35)]
+    assert await listed(peer) == []
+
+
+async def test_a_start_in_the_past_keeps_its_beat(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("10s") + f"\x02TIMER_START\x01{NOW_MS - 33_000}")
+    await seconds_pass(known, loop, 20)
+    assert await times(peer) == [7, 17]
+
+
+async def test_the_next_of_the_name_replaces_it(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("10s"), b"old")
+    await seconds_pass(known, loop, 25)
+    await begin(peer, every("7s", number=2), b"new")
+    await begin(peer, every("7s", "other", number=3), b"other")
+    await seconds_pass(known, loop, 8)
+    assert [message.body for message in await delivered(peer)] == [b"old", b"old", b"new", b"other"]
+    # A message that is delivered once ends it as well.
+    await begin(peer, instead(f"TIMER_DELIVER_MS\x01{NOW_MS + 35_000}", "n", 4), b"once")
+    await seconds_pass(known, loop, 15)
+    assert [message.body for message in await delivered(peer)][4:] == [b"once", b"other", b"other"]
+
+
+async def test_it_is_paused_resumed_and_removed(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("10s"))
+    await begin(peer, every("100s", "other"))
+    await seconds_pass(known, loop, 15)
+    assert await changed(peer, "pause") == {"result": "PAUSED", "deliverMs": None}
+    assert (await changed(peer, "pause"))["result"] == "UNCHANGED"
+    by_name = {each["keys"]: each["recurrence"] for each in await listed(peer)}
+    assert by_name["n"] == {"everyMs": 10_000, "zone": "UTC", "startMs": NOW_MS + 10_000, "isPaused": True}
+    assert "isPaused" not in by_name["other"]
+    await seconds_pass(known, loop, 20)
+    assert await times(peer) == [10]
+    assert await changed(peer, "resume") == {"result": "RESUMED", "deliverMs": NOW_MS + 40_000}
+    assert (await changed(peer, "resume"))["result"] == "UNCHANGED"
+    await seconds_pass(known, loop, 20)
+    assert await times(peer) == [10, 40, 50]
+    assert (await changed(peer, "remove"))["result"] == "REMOVED"
+    assert (await changed(peer, "remove"))["result"] == "NOT_FOUND"
+    await seconds_pass(known, loop, 60)
+    assert await times(peer) == [10, 40, 50, 100]
+    assert [each["keys"] for each in await listed(peer)] == ["other"]
+    assert "none of pause" in await fails(peer, change("stop"), ResponseCode.SYSTEM_ERROR)
+
+
+async def test_a_pause_outlives_a_start_and_the_expiry_of_its_file(tmp_path: Path, loop: SteppedLoop) -> None:
+    async with running(tmp_path) as broker:
+        peer = broker.connect()
+        await peer.ask(send("T", b"first"))
+        await begin(peer, every("10s"))
+        await changed(peer, "pause")
+        while broker.timers.keep_some(broker.store.log.end, look(broker.clock)) is not None:
+            pass
+    async with running(tmp_path) as broker:
+        peer = broker.connect()
+        assert [each["recurrence"]["isPaused"] for each in await listed(peer)] == [True]
+
+
+async def test_only_recurring_messages_are_listed(known: UnboundBroker, peer: Peer) -> None:
+    await begin(peer, instead("TIMER_DELAY_SEC\x0160"))
+    await begin(peer, "TIMER_DELAY_SEC\x0160")
+    await begin(peer, "DELAY\x015")
+    await begin(peer, every("10s", "a"))
+    assert [each["keys"] for each in await listed(peer)] == ["a"]
+    assert [each["keys"] for each in await listed(peer, topic="T")] == ["a"]
+    assert await listed(peer, topic="Other") == []
+    count = await peer.ask(request(RequestCode.LIST_PENDING, ListPending(recurring=True, count_only=True)))
+    assert fastjson.loads(bytes(count.body))["counted"] == 1
+
+
+async def test_a_delivery_can_be_moved_and_cancelled(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("10s"))
+    (waiting,) = await listed(peer)
+    header = ChangePending("reschedule", deliver_ms=NOW_MS + 13_000, msg_id=waiting["msgId"])
+    await peer.ask(request(RequestCode.CHANGE_PENDING, header))
+    await seconds_pass(known, loop, 25)
+    assert await times(peer) == [13, 20], "the next ones keep the beat"
+    await peer.ask(request(RequestCode.CHANGE_PENDING, ChangePending("cancel", topic="T", key="n")))
+    await seconds_pass(known, loop, 25)
+    assert await times(peer) == [13, 20]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("KEYS\x01n\x02TIMER_EVERY\x01often", "no duration"),
+        ("KEYS\x01n\x02TIMER_EVERY\x01", "exactly one of the properties TIMER_EVERY and TIMER_CRON"),
+        ("KEYS\x01n\x02TIMER_EVERY\x01999ms", "not between 1 s and 3660 days"),
+        ("KEYS\x01n\x02TIMER_EVERY\x0199999d", "not between 1 s and 3660 days"),
+        ("TIMER_EVERY\x011h", "exactly one key in KEYS; it has 0 keys"),
+        ("KEYS\x01a b\x02TIMER_EVERY\x011h", "exactly one key in KEYS; it has 2 keys"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_CRON\x01* * * * *", "exactly one of the properties"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_ZONE\x01UTC", "TIMER_ZONE has no meaning"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_DELAY_MS\x01500", "TIMER_START says when it begins"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02DELAY\x013", "TIMER_START says when it begins"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_COUNT\x010", "TIMER_COUNT=0 is not above 0"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_COUNT\x01-1", "TIMER_COUNT=-1 is no number"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_START\x01soon", "TIMER_START=soon is no number"),
+        (f"KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_END\x01{NOW_MS + 1}", "would never be delivered"),
+        ("KEYS\x01n\x02TIMER_EVERY\x013000d", "the max delay"),
+        ("KEYS\x01n\x02TIMER_CRON\x01every day", "has not five or six fields"),
+        ("KEYS\x01n\x02TIMER_CRON\x0161 * * * *", "is no cron expression: Bad minute"),
+        ("KEYS\x01n\x02TIMER_CRON\x010 0 30 2 *", "is no cron expression: Bad day-of-month"),
+        ("KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01Mars/Olympus", "no time zone that this broker knows"),
+        ("KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01../../etc/passwd", "no time zone that this broker"),
+        ("KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01" + "x" * 65, "has 65 characters, 64 at most"),
+        ("KEYS\x01n\x02TIMER_CRON\x01" + "1," * 200 + "1 * * * *", "has 409 characters, 256 at most"),
+        ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_DEL_UNIQKEY\x01U", "TIMER_DEL_UNIQKEY"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(known: UnboundBroker, peer: Peer, text: str, why: str) -> None:
+    assert why in await fails(peer, send("T", properties=text), ResponseCode.MESSAGE_ILLEGAL)
+    assert known.timers.state(known.clock.now_ms()).pending == 0
+
+
+async def test_a_batch_has_none(known: UnboundBroker, peer: Peer) -> None:
+    command = send("T", b"", properties=every("10s"), code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
+    await fails(peer, command, ResponseCode.MESSAGE_ILLEGAL)
+
+
+async def test_a_client_may_send_on_what_it_received(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("100s"))
+    await seconds_pass(known, loop, 100, 10)
+    (message,) = await delivered(peer)
+    await begin(peer, message.properties_text, b"sent on")
+    await seconds_pass(known, loop, 100, 10)
+    assert [message.body for message in await delivered(peer)] == [b"tick", b"sent on", b"tick"]
+    sent_on = (await delivered(peer))[1]
+    assert not {*properties.RECURRENCE, properties.TIMER_REPLACE} & sent_on.properties.keys()
+
+
+async def test_a_client_cannot_set_the_flag(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    for text in ("TIMER_DELAY_MS\x015000", "", "DELAY\x011"):
+        await peer.ask(send("T", b"x", properties=text, sys_flag=FLAG_RECURS))
+        assert last(known).sys_flag == 0
+    await seconds_pass(known, loop, 20)
+    assert len(await delivered(peer)) == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, [10, *[100.0] * 9, 110]),
+        (TimerPolicy(newest=True), [10, 103, 110]),
+        (TimerPolicy(drop_after_ms=30_000), [10, 100, 100, 100, 100, 110]),
+    ],
+)
+async def test_what_was_missed_counts_as_the_policy_says(
+    tmp_path: Path, loop: SteppedLoop, policy: TimerPolicy | None, expected: list[float]
+) -> None:
+    async with running(tmp_path) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        await begin(peer, every("10s"))
+        await seconds_pass(broker, loop, 11)
+        broker.timers.set_policy("T", policy)
+        broker.clock.advance(89_000)
+        loop.advance(89)
+        for _ in range(50):
+            await turns(10)
+        await seconds_pass(broker, loop, 19)
+        assert await times(peer) == expected
+
+
+async def test_a_delivery_that_fails_is_repeated_as_a_whole(
+    known: UnboundBroker, peer: Peer, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await begin(peer, every("10s"))
+    add, failures = known.store.appender.add, [StoreFull("no room")] * 2
+
+    def fail(*args: Any, **more: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return add(*args, **more)
+
+    monkeypatch.setattr(known.store.appender, "add", fail)
+    await seconds_pass(known, loop, 25)
+    assert failures == []
+    found = await delivered(peer)
+    assert [message.get_property("TIMER_DELIVER_MS") for message in found] == [
+        str(NOW_MS + 10_000),
+        str(NOW_MS + 20_000),
+    ]
+
+
+async def test_starts_find_each_of_them_once(tmp_path: Path, loop: SteppedLoop) -> None:
+    seen: list[int] = []
+    clock = ManualClock(NOW_MS)
+    for start in range(4):
+        async with running(tmp_path, clock=clock) as broker:
+            peer = broker.connect()
+            if not start:
+                await peer.ask(create("T", 1))
+                for number in range(100):
+                    await begin(peer, every("10s", f"n{number}", number))
+            await seconds_pass(broker, loop, 10)
+            answer = await peer.ask(pull("T", count=32))
+            assert answer.code == ResponseCode.SUCCESS
+            seen.append(int(answer.ext["maxOffset"]))
+    assert seen == [100 * (start + 1) for start in range(4)]
