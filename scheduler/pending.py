@@ -390,10 +390,12 @@ class Pending:
 
     # --- changing
 
-    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
+    def cancel(self, physical_offset: int, now_ms: int, owner: tuple[str, str] | None = None) -> Cancelled | None:
         """See `TimerChanges.cancel`."""
-        return self._timers.changes.cancel(physical_offset, now_ms)
+        return self._timers.changes.cancel(physical_offset, now_ms, owner)
 
-    def reschedule(self, physical_offset: int, due_ms: int, now_ms: int) -> Cancelled | None:
+    def reschedule(
+        self, physical_offset: int, due_ms: int, now_ms: int, owner: tuple[str, str] | None = None
+    ) -> Cancelled | None:
         """See `TimerChanges.reschedule`."""
-        return self._timers.changes.reschedule(physical_offset, due_ms, now_ms)
+        return self._timers.changes.reschedule(physical_offset, due_ms, now_ms, owner)

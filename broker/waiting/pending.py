@@ -285,10 +285,10 @@ class PendingHandlers:
 
         def change() -> Cancelled | None:
             if header.action == _CANCEL:
-                return self._pending.cancel(place, self._clock.now_ms())
+                return self._pending.cancel(place, self._clock.now_ms(), found.owner)
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
-            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms())
+            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
         result = await self._waiting.outcome(change)
         return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]

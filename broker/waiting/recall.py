@@ -18,7 +18,6 @@ from duemq.broker.tables.topics import Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
-from duemq.protocol.records import properties
 from duemq.protocol.records.message_id import offset_message_id, parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests import recall_handle
@@ -32,6 +31,7 @@ from duemq.protocol.requests.headers import (
     response,
 )
 from duemq.protocol.requests.recall_handle import RecallHandle
+from duemq.scheduler.timers.changes import owner_of
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.files.formats import metrics_json
 from duemq.scheduler.timers.index.ids import given_id
@@ -169,7 +169,7 @@ class TimerHandlers:
         if physical_offset >= self._store.log.end:
             return None
         message = await self._record_of(physical_offset)
-        if message is not None and owner is not None and owner != _owner_of(message):
+        if message is not None and owner is not None and owner != owner_of(message):
             return None
         # After a store has moved, ids of older messages contain its old address, which each record also holds.
         known = (
@@ -188,9 +188,9 @@ class TimerHandlers:
             await self._learn_ids()
         return await self._reads.run(changes.record_of, physical_offset)
 
-    async def _cancel(self, physical_offset: int, named: tuple[str, str] | None = None) -> Cancelled:
+    async def _cancel(self, physical_offset: int, owner: tuple[str, str] | None = None) -> Cancelled:
         """See `TimerChanges.cancel`."""
-        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), named))
+        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), owner))
 
     async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
         """Return the outcome of a change of `TimerChanges`, repeated once the ids are known if it needs them."""
@@ -227,8 +227,3 @@ class TimerHandlers:
     def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Return the number of waiting messages of each topic."""
         return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))
-
-
-def _owner_of(message: StoredMessage) -> tuple[str, str | None]:
-    """Return the topic that a message is for, and its UNIQ_KEY."""
-    return message.get_property(properties.REAL_TOPIC) or message.topic, message.get_property(properties.UNIQ_KEY)

@@ -4,7 +4,7 @@ The delivered copy names the record that it delivers, and the next record is a m
 any other. A power cut may leave the first part of the last batch, with a delivery and without the next record, which
 the start then makes (`left_out`). So there is always exactly one waiting record.
 
-Keeps invariant 34 of ARCHITECTURE.md.
+Keeps invariant 35 of ARCHITECTURE.md.
 
 See `protocol.records.recurrence` for the properties, and `recurring.times` for the times.
 """

@@ -98,20 +98,25 @@ class TimerChanges:
 
     # --- one message, by its place
 
-    def cancel(self, physical_offset: int, now_ms: int, named: tuple[str, str] | None = None) -> Cancelled | None:
+    def cancel(self, physical_offset: int, now_ms: int, owner: tuple[str, str] | None = None) -> Cancelled | None:
         """Cancel a message that waits with a timer or a level. Return None, and do nothing, if the result depends on
-        `ids` and these are not complete. `named`: the topic and UNIQ_KEY that the message must have; a message with
+        `ids` and these are not complete. `owner`: the topic and UNIQ_KEY that the message must have; a message with
         others counts as UNKNOWN. Raises StoreError, OSError."""
         return self._take_out(
-            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms), named
+            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms), owner
         )
 
-    def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
+    def reschedule(
+        self, physical_offset: int, deliver_ms: int, now_ms: int, owner: tuple[str, str] | None = None
+    ) -> Cancelled | None:
         """Give a message that waits with a timer or a level another time; a past one means "at once". Return CANCELLED
-        if that was done, None as `cancel` does. Raises StoreError, OSError."""
+        if that was done, None as `cancel` does. `owner`: see `cancel`. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
         return self._take_out(
-            physical_offset, now_ms, lambda message, _, position: self._append_again(message, position, due_ms, now_ms)
+            physical_offset,
+            now_ms,
+            lambda message, _, position: self._append_again(message, position, due_ms, now_ms),
+            owner,
         )
 
     def record_of(self, physical_offset: int) -> StoredMessage | None:
@@ -126,15 +131,15 @@ class TimerChanges:
         physical_offset: int,
         now_ms: int,
         append: Callable[[StoredMessage, int, int | None], object],
-        named: tuple[str, str] | None = None,
+        owner: tuple[str, str] | None = None,
     ) -> Cancelled | None:
         """Withdraw a waiting message after `append` has written the record that replaces it. `append` is called with
         the message, its deliver time (for a message of a level: the present time), and the position of its unit in the
-        timer log, None without one. `named`: see `cancel`. Each record on the way to the one that is taken out is
+        timer log, None without one. `owner`: see `cancel`. Each record on the way to the one that is taken out is
         compared, also the last: the first says by itself which message it belongs to. Raises StoreError, OSError."""
         while True:
             message = self._store.named_message_at(physical_offset)
-            if message is not None and named not in (None, _name_of(message)):
+            if message is not None and owner not in (None, owner_of(message)):
                 return Cancelled.UNKNOWN
             place = self._place_of(message, physical_offset, now_ms)
             if isinstance(place, _Place):
@@ -430,11 +435,11 @@ class TimerChanges:
                 self._slots.withdraw(self._slots.search.wait_at(found[0], second), second)
 
 
+def owner_of(message: StoredMessage) -> tuple[str, str | None]:
+    """Return the topic that a message is for, and its UNIQ_KEY."""
+    text = message.properties_text
+    return properties.get(text, properties.REAL_TOPIC) or message.topic, properties.get(text, properties.UNIQ_KEY)
+
+
 def _is_paused(place: _Place) -> bool:
     return properties.get(place.message.properties_text, properties.TIMER_PAUSED) == "true"
-
-
-def _name_of(message: StoredMessage) -> tuple[str | None, str | None]:
-    """Return the topic and UNIQ_KEY of a waiting message."""
-    text = message.properties_text
-    return properties.get(text, properties.REAL_TOPIC), properties.get(text, properties.UNIQ_KEY)

@@ -27,7 +27,14 @@ from duemq.protocol.records import record
 from duemq.protocol.records.message_id import offset_message_id, pack_host, parse_offset_message_id
 from duemq.protocol.records.record import HEAD_SIZE_IPV4, StoredMessage
 from duemq.protocol.requests import recall_handle
-from duemq.protocol.requests.headers import CancelMessage, ChangePending, RecallMessage, RelayToConsumer, ViewMessage
+from duemq.protocol.requests.headers import (
+    CancelMessage,
+    ChangeByHandle,
+    ChangePending,
+    RecallMessage,
+    RelayToConsumer,
+    ViewMessage,
+)
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import Budget
@@ -219,6 +226,8 @@ async def test_a_record_inside_a_message_is_none_that_a_client_can_name(
     assert {outcome for _, outcome in await outcomes(peer, *ids)} == {"NEVER_EXISTED"}
     change_it = ChangePending(action="deliver", msg_id=ids[0])
     assert b'"NEVER_EXISTED":1' in bytes((await peer.ask(request(RequestCode.CHANGE_PENDING, change_it))).body)
+    by_handle = ChangeByHandle(action="cancel", topic="T", msg_id=ids[0], uniq_key="EVIL")
+    assert b'"NEVER_EXISTED":1' in bytes((await peer.ask(request(RequestCode.CHANGE_BY_HANDLE, by_handle))).body)
     view = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(offset))
     assert "can not find message" in await fails(peer, view, ResponseCode.SYSTEM_ERROR)
     assert "look message by offset failed" in await fails(peer, back(offset), ResponseCode.SYSTEM_ERROR)
@@ -239,6 +248,12 @@ async def test_what_is_recalled_in_the_end_has_the_topic_and_key_of_the_handle(
     other = parse_offset_message_id(victim.ext["msgId"])[2]
     monkeypatch.setattr(changes.ids, "newest", lambda first: other if first == message.physical_offset else None)
     assert await fails(peer, recall(handle)) == "recall failed, no such message"
+    for action, delay_ms in (("cancel", None), ("deliver", None), ("reschedule", 5000)):
+        by_handle = ChangeByHandle(
+            action=action, topic="T", msg_id=message.offset_message_id, uniq_key="U1", delay_ms=delay_ms
+        )
+        answer = await peer.ask(request(RequestCode.CHANGE_BY_HANDLE, by_handle))
+        assert b'"NEVER_EXISTED":1' in bytes(answer.body)
     assert changes.cancel(other, broker.clock.now_ms()) is Cancelled.CANCELLED, "it still waits"
 
 
