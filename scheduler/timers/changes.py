@@ -405,7 +405,9 @@ class TimerChanges:
         paused = [place for place in places if _is_paused(place)]
         due_ms = None
         for place in paused:
-            due_ms = next_ms(recurrence.read(place.message.properties_text), now_ms)
+            found = recurrence.read(place.message.properties_text)
+            # No delivery comes again, if the clock was set back meanwhile.
+            due_ms = next_ms(found, max(now_ms, (found.paused_ms or 0) - 1))
             if due_ms is None:
                 raise TimerIllegal("its last delivery would have been before now: remove it")
             self._move(place, due_ms, now_ms)
@@ -442,4 +444,4 @@ def owner_of(message: StoredMessage) -> tuple[str, str | None]:
 
 
 def _is_paused(place: _Place) -> bool:
-    return properties.get(place.message.properties_text, properties.TIMER_PAUSED) == "true"
+    return properties.get(place.message.properties_text, properties.TIMER_PAUSED) is not None
