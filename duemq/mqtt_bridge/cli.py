@@ -152,6 +152,22 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
         found = await _run_until_changed(found, stopped, lambda: watch.changed(reload))
 
 
+async def _has_state(rules: Rules, before: Rules) -> bool:
+    """Return whether the journal of new rules can be opened, if it is another one than that of the rules `before`; log
+    why not."""
+    from duemq.mqtt_bridge.session.journal import JournalError, open_journal
+
+    directory = rules.connection.state_directory
+    if directory != before.connection.state_directory:
+        try:
+            journal = await open_journal(directory)
+        except JournalError as error:
+            log.error("%s; the old rules stay", error)
+            return False
+        await journal.close()
+    return True
+
+
 async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Callable[[], Rules | None]) -> Rules | None:
     """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
@@ -164,6 +180,8 @@ async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Call
         await asyncio.wait((running, stopping), timeout=RELOAD_EVERY, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and not stopped.is_set():
             found = await asyncio.to_thread(changed)
+            if found is not None and not await _has_state(found, rules):
+                found = None
     bridge.stop()
     stopping.cancel()
     try:

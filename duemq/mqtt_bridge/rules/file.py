@@ -140,7 +140,7 @@ class _Reader:
             connection=connection,
             nameserver=file.nameserver,
             account=self._account(),
-            tls=self._tls_of_rocketmq(),
+            tls=self._tls(self._file.tls, "tls"),
             delayed=delayed,
             status_topic=status_topic,
             inbound=tuple(inbound),
@@ -316,16 +316,12 @@ class _Reader:
                     raise ArgumentError(f"{path}: is missing, or cannot be read")
         if files["key_file"] is not None and files["certificate_file"] is None:
             raise self._error((*table, "key_file"), "a key_file goes with a certificate_file")
-        return Tls(check_host=tls.check_host, **files)
-
-    def _tls_of_rocketmq(self) -> Tls | None:
-        tls = self._tls(self._file.tls, "tls")
-        if tls is not None:
-            try:
-                tls.context()
-            except OSError as error:
-                raise self._error(("tls",), f"the files of tls cannot be used: {error.strerror or error}") from None
-        return tls
+        found = Tls(check_host=tls.check_host, **files)
+        try:
+            found.context()
+        except OSError as error:
+            raise self._error(table, f"the files of tls cannot be used: {error.strerror or error}") from None
+        return found
 
     def _status_topic(self, client_id: str) -> str:
         file = self._file

@@ -328,7 +328,10 @@ async def open_journal(directory: Path) -> Journal:
                 f"another bridge runs with {directory}; give each bridge a `state` and a `client_id` of its own"
             ) from None
         raise JournalError(f"the journal {path} cannot be opened: {error}") from None
-    except (sqlite3.Error, OSError) as error:
+    except OSError as error:
+        thread.shutdown()
+        raise JournalError(f"the directory {directory} of `state` cannot be used: {error}") from None
+    except sqlite3.Error as error:
         thread.shutdown()
         raise JournalError(
             f"the journal {path} cannot be read: {error}. Without it (move it away) the bridge starts, but messages "

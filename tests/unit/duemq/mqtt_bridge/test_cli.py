@@ -5,13 +5,17 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from duemq.cli import main
-from duemq.mqtt_bridge.cli import _Watch, stop_when_input_ends
+from duemq.mqtt_bridge.cli import _has_state, _Watch, stop_when_input_ends
+from duemq.mqtt_bridge.rules.file import read
+from duemq.mqtt_bridge.rules.model import Rules
+from duemq.mqtt_bridge.session.journal import open_journal
 
 RULES = """
 [mqtt]
@@ -127,3 +131,24 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, ca
     assert watch.changed(reload) is not None
     config.unlink()
     assert watch.changed(reload) is None
+
+
+async def test_a_state_that_cannot_be_used_leaves_the_old_rules(
+    config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = read(config)
+
+    def rules(state: Path) -> Rules:
+        return replace(before, connection=replace(before.connection, state_directory=state))
+
+    (tmp_path / "file").write_text("")
+    assert not await _has_state(rules(tmp_path / "file" / "state"), before)
+    assert f"{tmp_path}/file/state of `state` cannot be used" in caplog.text
+    assert "the old rules stay" in caplog.text
+    other = await open_journal(tmp_path / "other")
+    assert not await _has_state(rules(tmp_path / "other"), before), "another bridge has it"
+    await other.close()
+    assert await _has_state(rules(tmp_path / "other"), before)
+    own = await open_journal(before.connection.state_directory)
+    assert await _has_state(before, before)
+    await own.close()

@@ -21,6 +21,7 @@ from duemq.mqtt_bridge.rules.model import (
 )
 from duemq.protocol.records.properties import format_properties
 from duemq.protocol.records.record import StoredMessage
+from tests.support.tls import write_certificates
 
 HEAD = '[mqtt]\nclient_id = "b"\n'
 WHOLE = """\
@@ -98,7 +99,7 @@ def message(topic: str, body: bytes = b"x", **properties: str) -> ReceivedMessag
 @pytest.fixture
 def whole(tmp_path: Path) -> Rules:
     (tmp_path / "secret").write_text("pass word\n")
-    (tmp_path / "ca.pem").write_text("")
+    write_certificates(tmp_path)
     (tmp_path / "bridge.toml").write_text(WHOLE)
     return read(tmp_path / "bridge.toml")
 
@@ -254,6 +255,7 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is no name here"),
         (f'{HEAD}[tls]\nca_file = "/nowhere/ca"', 4, "is missing, or cannot be read"),
         (f'{HEAD}[tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
+        (f'{HEAD}[mqtt.tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
         (f"{HEAD}[delayed]\nprefixes = []", 4, "no prefixes"),
         (f'{HEAD}[delayed]\nprefixes = ["a/b"]', 4, "has a /"),
         (f'{HEAD}[delayed]\nprefixes = ["a", "a"]', 4, "given twice"),
