@@ -169,12 +169,23 @@ class TimerChanges:
         itself if it waits in a level; otherwise the reason why it does not wait. If it was appended again:
         CANCELLED_BEFORE, or NO_LONGER_WAITS if nothing is left to tell that. Raises OSError."""
         if message is None:
-            return Cancelled.NO_LONGER_WAITS if physical_offset < self._store.log.begin else Cancelled.UNKNOWN
+            return self._missing(physical_offset)
         if message.topic == SCHEDULE_TOPIC:
             return self._place_in_level(message)
         if message.topic != TIMER_TOPIC:
             return Cancelled.DELIVERED
         return self._place_in_wheel(message, now_ms)
+
+    def _missing(self, physical_offset: int) -> Cancelled:
+        """Return why there is no message at a physical offset. Raises OSError."""
+        if physical_offset < self._store.log.begin:
+            return Cancelled.NO_LONGER_WAITS
+        record = self._store.message_at(physical_offset)
+        if record is None or record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            return Cancelled.UNKNOWN
+        # A record of a topic that was deleted has no consume queue any more. (Or a client made it up.)
+        has_queue = self._store.queue(record.topic, record.queue_id) is not None
+        return Cancelled.UNKNOWN if has_queue else Cancelled.DELIVERED
 
     def _place_in_level(self, message: StoredMessage) -> StoredMessage | Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
