@@ -37,7 +37,8 @@ async def peer(
 async def topic(peer: Broker, java: JavaClient) -> str:
     topic, admin = unique("topic"), java.admin(peer.nameserver)
     await admin.create_topic(peer.address, topic, QUEUES)
-    await eventually(partial(admin.route, topic))  # a broker that has just started tells the name server later
+    # A broker of Apache's that has just started tells the name server later, sometimes only after half a minute.
+    await eventually(partial(admin.route, topic), timeout=60)
     return topic
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from duemq import (
     SendResult,
 )
 from tests.interop.environment import LEVELS, TARGETS, ClientPool, SharedBroker, make_broker
+from tests.interop.support import eventually
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, PushConsumer, unique
 
@@ -57,8 +59,10 @@ async def producer(peer: Broker) -> AsyncIterator[Producer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def topic(peer: Broker, java: JavaClient) -> str:
-    topic = unique("topic")
-    await java.admin(peer.nameserver).create_topic(peer.address, topic, 4)
+    topic, admin = unique("topic"), java.admin(peer.nameserver)
+    await admin.create_topic(peer.address, topic, 4)
+    # A broker of Apache's that has just started tells the name server later, sometimes only after half a minute.
+    await eventually(partial(admin.route, topic), timeout=60)
     return topic
 
 
