@@ -146,7 +146,7 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     if until_input_ends:
         stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
-    watch = _Watch(path)
+    watch = _Watch(path, rules)
     found: Rules | None = rules
     while found is not None:
         found = await _run_until_changed(found, stopped, lambda: watch.changed(reload))
@@ -176,15 +176,18 @@ async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Call
 
 
 class _Watch:
-    """Notices changes of a file of rules."""
+    """Notices changes of a file of rules. `rules`: those that the bridge has."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rules: Rules) -> None:
         self._path = path
+        self._directory = os.path.realpath(rules.connection.state_directory)
+        """That of the journal which the bridge has open."""
         self._seen = self._state()
 
     def changed(self, reload: asyncio.Event) -> Rules | None:
-        """Return the new rules if the file has changed, or None. Wrong ones are logged once. If `reload` is set, the
-        file is read even if it has not changed."""
+        """Return the new rules, which the bridge has to use from now on, if the file has changed, or None. Wrong ones
+        are logged once, and so are those whose `state` cannot be used. If `reload` is set, the file is read even if it
+        has not changed."""
         from duemq.mqtt_bridge.rules.file import read
 
         state = self._state()
@@ -193,13 +196,28 @@ class _Watch:
         reload.clear()
         self._seen = state
         try:
-            return read(self._path)
+            found = read(self._path)
+            directory = os.path.realpath(found.connection.state_directory)
+            if directory != self._directory:
+                _try_state(self._path, found)
         except RulesError as error:
             log.error("%s; the old rules stay", error)
             return None
+        self._directory = directory
+        return found
 
     def _state(self) -> tuple[int, int, int] | None:
         with suppress(OSError):
             found = self._path.stat()
             return found.st_mtime_ns, found.st_size, found.st_ino
         return None
+
+
+def _try_state(path: Path, rules: Rules) -> None:
+    """Try the journal of new rules. Raises RulesError."""
+    from duemq.mqtt_bridge.session.journal import JournalError, try_journal
+
+    try:
+        try_journal(rules.connection.state_directory)
+    except JournalError as error:
+        raise RulesError(f"{path}:{rules.connection.state_line}: {error}") from None

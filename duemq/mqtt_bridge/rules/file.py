@@ -140,7 +140,7 @@ class _Reader:
             connection=connection,
             nameserver=file.nameserver,
             account=self._account(),
-            tls=self._tls_of_rocketmq(),
+            tls=self._tls(self._file.tls, "tls"),
             delayed=delayed,
             status_topic=status_topic,
             inbound=tuple(inbound),
@@ -212,6 +212,7 @@ class _Reader:
         default_port = (443 if tls else 80) if is_websocket else (8883 if tls else 1883)
         return Connection(
             state_directory=self._state_directory(),
+            state_line=lines.line_of(self._text, ("mqtt", "state")),
             host=mqtt.host,
             port=mqtt.port or default_port,
             protocol=mqtt.protocol,
@@ -316,16 +317,12 @@ class _Reader:
                     raise ArgumentError(f"{path}: is missing, or cannot be read")
         if files["key_file"] is not None and files["certificate_file"] is None:
             raise self._error((*table, "key_file"), "a key_file goes with a certificate_file")
-        return Tls(check_host=tls.check_host, **files)
-
-    def _tls_of_rocketmq(self) -> Tls | None:
-        tls = self._tls(self._file.tls, "tls")
-        if tls is not None:
-            try:
-                tls.context()
-            except OSError as error:
-                raise self._error(("tls",), f"the files of tls cannot be used: {error.strerror or error}") from None
-        return tls
+        found = Tls(check_host=tls.check_host, **files)
+        try:
+            found.context()
+        except OSError as error:
+            raise self._error(table, f"the files of tls cannot be used: {error.strerror or error}") from None
+        return found
 
     def _status_topic(self, client_id: str) -> str:
         file = self._file

@@ -21,6 +21,7 @@ from duemq.mqtt_bridge.rules.model import (
 )
 from duemq.protocol.records.properties import format_properties
 from duemq.protocol.records.record import StoredMessage
+from tests.support.tls import write_certificates
 
 HEAD = '[mqtt]\nclient_id = "b"\n'
 WHOLE = """\
@@ -98,7 +99,7 @@ def message(topic: str, body: bytes = b"x", **properties: str) -> ReceivedMessag
 @pytest.fixture
 def whole(tmp_path: Path) -> Rules:
     (tmp_path / "secret").write_text("pass word\n")
-    (tmp_path / "ca.pem").write_text("")
+    write_certificates(tmp_path)
     (tmp_path / "bridge.toml").write_text(WHOLE)
     return read(tmp_path / "bridge.toml")
 
@@ -251,6 +252,8 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f"access_key = 'a'\nsecret_key = canary\n{HEAD}", 2, "is no TOML"),
         (f'{HEAD}password_file = "/nowhere/y"', 3, "/nowhere/y: cannot be read: No such file"),
         (f'{HEAD}tls = {{ ca_file = "/nowhere/ca" }}', 3, "is missing, or cannot be read"),
+        (f'{HEAD}tls = {{ ca_file = "/etc/hostname" }}', 3, "the files of tls cannot be used"),
+        (f'{HEAD}tls = {{ certificate_file = "/etc/hostname" }}', 3, "the files of tls cannot be used"),
         (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is no name here"),
         (f'{HEAD}[tls]\nca_file = "/nowhere/ca"', 4, "is missing, or cannot be read"),
         (f'{HEAD}[tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
