@@ -21,6 +21,7 @@ import click
 from duemq._values.times import now_ms
 from duemq.cli.shared import fail
 from duemq.errors import DueMQError
+from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
@@ -147,16 +148,29 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
     if until_input_ends:
         stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
     watch = _Watch(path, rules)
+    receipts = Receipts()
+    session = _session_of(rules)
     found: Rules | None = rules
     while found is not None:
-        found = await _run_until_changed(found, stopped, lambda: watch.changed(reload))
+        if _session_of(found) != session:
+            session = _session_of(found)
+            receipts.clear()
+        found = await _run_until_changed(found, receipts, stopped, lambda: watch.changed(reload))
 
 
-async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Callable[[], Rules | None]) -> Rules | None:
+def _session_of(rules: Rules) -> tuple[str, int, str]:
+    """Return what names the session at an MQTT broker."""
+    connection = rules.connection
+    return connection.host, connection.port, connection.client_id
+
+
+async def _run_until_changed(
+    rules: Rules, receipts: Receipts, stopped: asyncio.Event, changed: Callable[[], Rules | None]
+) -> Rules | None:
     """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
 
-    bridge = Bridge(rules)
+    bridge = Bridge(rules, receipts=receipts)
     running = asyncio.create_task(bridge.run(), name="duemq bridge")
     found: Rules | None = None
     stopping = asyncio.create_task(stopped.wait())
