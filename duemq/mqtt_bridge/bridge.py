@@ -146,7 +146,7 @@ class _Running:
         """By group: the rules whose consumers are started."""
         self._complaints = Complaints(log)
         self._started = asyncio.Event()
-        """Whether all of RocketMQ's clients are started."""
+        """Whether all of RocketMQ's clients are started, and the brokers have accepted the account."""
         self._is_connected = False
         """Whether the MQTT broker has acknowledged the subscriptions."""
         self._has_to_leave = asyncio.Event()
@@ -237,8 +237,8 @@ class _Running:
             self._is_ready.clear()
 
     async def _take(self) -> None:
-        # Not before the brokers have accepted the account of the consumers: with a wrong one, messages whose senders
-        # choose their topics would be refused.
+        # Not before the brokers have accepted the account: with a wrong one, messages whose senders choose their topics
+        # would be refused.
         await self._started.wait()
         await self._inbound.run()
 
