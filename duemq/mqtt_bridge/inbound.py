@@ -688,6 +688,8 @@ class FromMqtt:
         if delay.delay_ms is not None:
             elapsed_ms = round((self._monotonic() - work.at) * 1000)
             rest = timedelta(milliseconds=max(0, delay.delay_ms - elapsed_ms))
+            if not rest:
+                fields[translation.DUE_AT] = str(self._received_ms(work) + delay.delay_ms)
         await self._producer.send(
             self._rules.delayed.topic,
             translation.to_body(publish.payload),

@@ -487,11 +487,13 @@ async def test_delay_and_expiry_count_from_the_receipt(tmp_path: Path, qos: int)
             each["body"]: (each.get("delay"), each["properties"].get("MQTT_EXPIRES_AT"))
             for each in at.producer.messages[1:]
         }
+        due = {each["body"]: each["properties"].get("MQTT_DUE_AT") for each in at.producer.messages[1:]}
     assert found == {
         b"3 s": (timedelta(seconds=0.5), str(NOW + 120_000)),
         b"plain": (None, str(NOW + 121_000)),
         b"1 s": (timedelta(0), None),
     }
+    assert due == {b"3 s": None, b"plain": None, b"1 s": str(NOW + 102_000)}
 
 
 @pytest.mark.parametrize("qos", [1, 2])
