@@ -38,6 +38,8 @@ class KeyTurns:
         it must not change anything. Raises what the two raise."""
         async with self._turn:
             await self._known()
+            # Only now all waiting messages are known: see `recurring.records.left_out`.
+            await self._reads.run(self._timers.follow, self._clock.now_ms())
             ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
             if ranges and not self._store.is_cached(ranges):
                 await self._reads.read(ColdRead(self._store.log, ranges).run)

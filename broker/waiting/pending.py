@@ -373,6 +373,15 @@ def _recurrence_of(message: StoredMessage) -> PendingRecurrence | None:
     if not is_recurring(message):
         return None
     try:
-        return PendingRecurrence(*recurrence.read(message.properties_text))
+        found = recurrence.read(message.properties_text)
     except TimerIllegal:
         return PendingRecurrence()
+    return PendingRecurrence(
+        found.every_ms,
+        found.cron,
+        found.zone,
+        found.start_ms,
+        found.end_ms,
+        found.left,
+        found.paused_ms is not None,
+    )

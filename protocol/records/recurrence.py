@@ -9,7 +9,8 @@ Such a message is delivered again and again. Its properties:
                     which the broker sets if the sender does not
     TIMER_END       ms since the epoch: nothing is delivered after
     TIMER_COUNT     the number of deliveries that are left, this one included
-    TIMER_PAUSED    true: nothing is delivered until the message is resumed. Set by the broker
+    TIMER_PAUSED    nothing is delivered until the message is resumed: the time, ms since the epoch, of the delivery for
+                    which the message waited when it was paused. Set by the broker
     KEYS            exactly one key: the name, by which the next message of the same topic replaces this one
     TIMER_REPLACE   true. Set by the broker
 
@@ -50,7 +51,8 @@ class Recurrence(NamedTuple):
     end_ms: int | None
     left: int | None
     """The number of deliveries that are left, this one included."""
-    is_paused: bool
+    paused_ms: int | None
+    """The time of the delivery for which the message waited when it was paused; None if it is not paused."""
 
 
 def recurs(text: str) -> bool:
@@ -89,7 +91,7 @@ def read(text: str) -> Recurrence:
         start_ms,
         end_ms,
         count,
-        properties.get(text, properties.TIMER_PAUSED) == "true",
+        _number(text, properties.TIMER_PAUSED),
     )
 
 

@@ -12,7 +12,7 @@ See `protocol.records.recurrence` for the properties, and `recurring.times` for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -28,8 +28,8 @@ from duemq.scheduler.timers.config import OVERDUE_MS
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.log.copies import origin_of
 from duemq.storage.log.origins import Origins
-from duemq.storage.log.scan import ScannedRecord
 from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
 from duemq.storage.store import MessageStore
 
@@ -37,8 +37,6 @@ log = structlog.get_logger(__name__)
 
 PAUSED_MS: Final = 10 * 366 * 86_400_000
 """How far ahead a paused message waits, in ms: as far as any message may."""
-_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
-_DELETE_KEY: Final = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 _REPLACED: Final = (
     checksum.NAME,
     *properties.TIMERS,
@@ -79,8 +77,7 @@ class Recurring:
         self._moves = moves
 
     def stage_next(self, message: StoredMessage, now_ms: int) -> None:
-        """Stage the record for the delivery after that of `message`, which is the record that waited for it, or the
-        delivered copy; nothing if that was the last one.
+        """Stage the record for the delivery after the one for which `message` waited; nothing if that was the last one.
         `Appender.begin` comes before, `commit` after. Does nothing but log an error if the properties have become
         wrong, for example since this machine does not know the time zone. Raises StoreError."""
         text = message.properties_text
@@ -103,7 +100,7 @@ class Recurring:
         waits_ms = max(due_ms, stored_ms)
         added = {
             properties.TIMER_COUNT: str(found.left - 1) if found.left is not None else "",
-            properties.UNIQ_KEY: _next_unique_key(properties.get(text, properties.UNIQ_KEY)),
+            properties.UNIQ_KEY: _next_unique_key(text),
             properties.TIMER_DELIVER_MS: str(due_ms),
             properties.TIMER_OUT_MS: str(out_ms(waits_ms)),
             properties.REAL_TOPIC: topic,
@@ -145,23 +142,24 @@ def _due_of(message: StoredMessage) -> int:
     return int(value) if is_time else message.store_timestamp
 
 
-def _next_unique_key(before: str | None) -> str:
-    """Return the UNIQ_KEY of the record behind the one with the key `before`: each delivery is a message of its own,
-    and a start can tell whether a delivery has its next record."""
-    return hashlib.blake2b((before or "").encode(), digest_size=16).hexdigest().upper()
+def _next_unique_key(text: str) -> str:
+    """Return the UNIQ_KEY of the record behind the one with these properties: each delivery is a message of its own,
+    and a start can tell whether a delivery has its next record. Senders may give several messages the same key."""
+    names = (properties.UNIQ_KEY, properties.REAL_TOPIC, properties.KEYS, properties.TIMER_DELIVER_MS)
+    parts = "\0".join(properties.get(text, name) or "" for name in names)
+    return hashlib.blake2b(parts.encode("utf-8", "replace"), digest_size=16).hexdigest().upper()
 
 
-def left_out(origins: Origins) -> list[int]:
-    """Return the physical offsets of the records, ascending, at the end of the commitlog that deliver or drop recurring
-    messages and whose next records are missing, perhaps since there is none."""
-    keys = [properties.get(each.properties.decode(), properties.UNIQ_KEY) for each in origins.last_recurring]
-    known = set(keys)
-    return [
-        each.physical_offset
-        for each, key in zip(origins.last_recurring, keys, strict=True)
-        if _is_followed(each) and _next_unique_key(key) not in known
-    ]
-
-
-def _is_followed(each: ScannedRecord) -> bool:
-    return each.topic != _TIMER_TOPIC or _DELETE_KEY in each.properties
+def left_out(origins: Origins, noted: Iterable[int], message_at: Callable[[int], StoredMessage | None]) -> list[int]:
+    """Return the physical offsets, ascending, of the records of recurring messages that were delivered or dropped and
+    whose next records are missing, perhaps since there is none: those at the end of the commitlog, and those that an
+    earlier start `noted`. `message_at`: returns the record at a physical offset, None without one. Raises OSError."""
+    named = {origin_of(each.prepared_transaction_offset) for each in origins.last_recurring}
+    found = []
+    for physical_offset in sorted({each for each in named if each is not None} | set(noted)):
+        message = message_at(physical_offset)
+        if message is None or message.topic != TIMER_TOPIC or not is_recurring(message):
+            continue  # made by a client
+        if _next_unique_key(message.properties_text) not in origins.recurring_keys:
+            found.append(physical_offset)
+    return found

@@ -169,12 +169,23 @@ class TimerChanges:
         itself if it waits in a level; otherwise the reason why it does not wait. If it was appended again:
         CANCELLED_BEFORE, or NO_LONGER_WAITS if nothing is left to tell that. Raises OSError."""
         if message is None:
-            return Cancelled.NO_LONGER_WAITS if physical_offset < self._store.log.begin else Cancelled.UNKNOWN
+            return self._missing(physical_offset)
         if message.topic == SCHEDULE_TOPIC:
             return self._place_in_level(message)
         if message.topic != TIMER_TOPIC:
             return Cancelled.DELIVERED
         return self._place_in_wheel(message, now_ms)
+
+    def _missing(self, physical_offset: int) -> Cancelled:
+        """Return why there is no message at a physical offset. Raises OSError."""
+        if physical_offset < self._store.log.begin:
+            return Cancelled.NO_LONGER_WAITS
+        record = self._store.message_at(physical_offset)
+        if record is None or record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            return Cancelled.UNKNOWN
+        # A record of a topic that was deleted has no consume queue any more. (Or a client made it up.)
+        has_queue = self._store.queue(record.topic, record.queue_id) is not None
+        return Cancelled.UNKNOWN if has_queue else Cancelled.DELIVERED
 
     def _place_in_level(self, message: StoredMessage) -> StoredMessage | Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
@@ -405,7 +416,9 @@ class TimerChanges:
         paused = [place for place in places if _is_paused(place)]
         due_ms = None
         for place in paused:
-            due_ms = next_ms(recurrence.read(place.message.properties_text), now_ms)
+            found = recurrence.read(place.message.properties_text)
+            # No delivery comes again, if the clock was set back meanwhile.
+            due_ms = next_ms(found, max(now_ms, (found.paused_ms or 0) - 1))
             if due_ms is None:
                 raise TimerIllegal("its last delivery would have been before now: remove it")
             self._move(place, due_ms, now_ms)
@@ -442,4 +455,4 @@ def owner_of(message: StoredMessage) -> tuple[str, str | None]:
 
 
 def _is_paused(place: _Place) -> bool:
-    return properties.get(place.message.properties_text, properties.TIMER_PAUSED) == "true"
+    return properties.get(place.message.properties_text, properties.TIMER_PAUSED) is not None

@@ -5,7 +5,7 @@ marks, the wheel, timercheck, timermetrics, and the note in the checkpoint (`tim
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -36,8 +36,12 @@ class TimerCheckpoint:
         slots: Slots,
         topics: TimerTopics,
         wake: Callable[[], None],
+        unfollowed: Sequence[int],
     ) -> None:
-        """Prepare the checkpoints. `wake`: called when deliveries that had to wait for the checkpoint may go on."""
+        """Prepare the checkpoints. `wake`: called when deliveries that had to wait for the checkpoint may go on.
+        `unfollowed`: the physical offsets of records of recurring messages whose next records are missing, now or
+        later."""
+        self._unfollowed = unfollowed
         self._store = store
         self._enqueuer = enqueuer
         self._slots = slots
@@ -92,6 +96,7 @@ class TimerCheckpoint:
             slots.found(),
             slots.log.superseded.encode(),
             Sums(slots.log.sums.needed(slots.second, slots.log_since), slots.wheel.sums),
+            unfollowed=tuple(self._unfollowed),
         ).encode()
 
     def _note_on_disk(self) -> TimerNote | None:
@@ -106,7 +111,7 @@ class TimerCheckpoint:
         if note is None:  # the next start would read all of the commitlog
             return 0
         # `TimerChanges.keep_some` finds waiting messages by the wheel, and so no messages that are not in it yet.
-        return min(note.since, self._enqueuer.needed_from)
+        return min(note.since, self._enqueuer.needed_from, *self._unfollowed, *note.unfollowed)
 
     @property
     def kept_from(self) -> tuple[int, int]:

@@ -106,13 +106,15 @@ class TimerRecords:
         level = properties.get(before, properties.TIMER_FROM_LEVEL)
         if message.topic == SCHEDULE_TOPIC:
             level = str(message.queue_id + 1)
-        was_paused = properties.get(before, properties.TIMER_PAUSED) == "true"
+        paused = properties.get(before, properties.TIMER_PAUSED) or "" if is_as_promised else ""
+        if is_paused:
+            paused = properties.get(before, properties.TIMER_DELIVER_MS) or str(now_ms)
         added = {
             properties.TIMER_DELIVER_MS: str(due_ms),
             properties.TIMER_ROLL_TIMES: str(int(times) + 1 if times.isdecimal() else 1),
             properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
             properties.TIMER_FROM_LEVEL: level or "" if is_as_promised else "",
-            properties.TIMER_PAUSED: "true" if is_paused or (is_as_promised and was_paused) else "",
+            properties.TIMER_PAUSED: paused,
             properties.TIMER_FIRST_ID: timer_properties.first_id_value(given_id(message), origin),
             properties.REAL_TOPIC: topic,
             properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",

@@ -58,7 +58,7 @@ from duemq.storage.clock import Moment
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
-from duemq.storage.log.copies import UNITS, origin_of
+from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, ReadAhead, ReadCold
 from duemq.storage.store import MessageStore
@@ -142,15 +142,18 @@ class Timers:
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
         ids = TimerIds(store, slots.log, enqueuer)
-        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
+        self._unfollowed: list[int] = []
+        """The physical offsets of the records of recurring messages that were delivered or dropped and whose next
+        records are missing."""
+        self._cancelled: set[int] = set()
+        """The physical offsets of messages that policies drop: they are cancelled, and still have to be withdrawn."""
+        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake, self._unfollowed)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
         """Cancels, reschedules and replaces waiting messages."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
         self._searching = Retry("overdue_messages_not_looked_at")
         self._following = Retry("recurring_messages_not_appended")
-        self._unfollowed: list[int] = []
-        """The physical offsets of deliveries whose next records are missing."""
         self._is_reading = False
         self._is_warm = False
         self._soonest_ms = _NEVER_MS
@@ -177,8 +180,10 @@ class Timers:
 
     def _load(self, recovered: Recovered, now_ms: int) -> None:
         slots, enqueuer = self._slots, self._enqueuer
-        self._unfollowed = left_out(recovered.origins) if not recovered.is_foreign else []
         note, check = self._checkpoint.load(recovered)
+        if not recovered.is_foreign:
+            noted = note.unfollowed if note is not None else ()
+            self._unfollowed += left_out(recovered.origins, noted, self._store.message_at)
         recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
         start = recovery.run(note, check)
         slots.load(start, recovery.places, note.policy_end if note is not None else 0)
@@ -269,7 +274,7 @@ class Timers:
         self._soonest_ms = _NEVER_MS
         now_ms = now.wall_ms
         if self._unfollowed:
-            self._following.run(now_ms, lambda: self._follow(now_ms))
+            self._following.run(now_ms, lambda: self.follow(now_ms))
         take_census = self._slots.search.take_census
         is_counting = self._counting.run(now_ms, take_census)
         if not self.config.stop_dequeue:
@@ -290,21 +295,21 @@ class Timers:
                 call()
         return self._next_ms(now_ms)
 
-    def _follow(self, now_ms: int) -> bool:
-        """Append the next records of recurring messages that a power cut has left out. Return True. Raises StoreError,
-        OSError; then nothing was appended."""
+    def follow(self, now_ms: int) -> bool:
+        """Append the next records of recurring messages that a power cut has left out, if they are not appended yet.
+        Return whether there were any. Raises StoreError, OSError; then nothing was appended."""
+        if not self._unfollowed:
+            return False
         try:
             for physical_offset in self._unfollowed:
                 message = self._store.message_at(physical_offset)
-                if message is not None and message.topic == TIMER_TOPIC:  # it deletes the message that recurs
-                    message = self._store.message_at(origin_of(message.prepared_transaction_offset) or 0)
                 if message is not None:
                     self._recurring.stage_next(message, now_ms)
             self._store.appender.commit()
         except BaseException:
             self._store.appender.roll_back()
             raise
-        self._unfollowed = []
+        self._unfollowed.clear()
         return True
 
     def _dequeue(self, now_ms: int) -> bool:
@@ -431,10 +436,10 @@ class Timers:
 
     def _cancel(self, waits: Waits, now_ms: int) -> None:
         """Append records that delete messages dropped by policies; `_drop` follows. Raises StoreError, OSError."""
-        # If anything fails, all of this is tried again: a second deleting record does no harm, while a second unit
-        # would.
+        # If anything fails behind this, all of it is tried again.
+        places = [each for each in waits[["physical", "size"]].tolist() if each[0] not in self._cancelled]
         try:
-            for physical, size in waits[["physical", "size"]].tolist():
+            for physical, size in places:
                 message = self._store.message_at(physical, size)
                 if message is not None:
                     recurs = is_recurring(message)
@@ -445,12 +450,14 @@ class Timers:
         except BaseException:
             self._store.appender.roll_back()
             raise
+        self._cancelled.update(physical for physical, _ in places)
 
     def _drop(self, split: Split) -> None:
         """Withdraw the messages that a split drops, and note that the split was carried out."""
         if len(split.dropped):
             self.dropped += len(split.dropped)
             self._slots.delete(split.dropped)
+            self._cancelled.difference_update(split.dropped["physical"].tolist())
         self.policies.carried_out(split)
 
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:

@@ -14,10 +14,13 @@ import numpy as np
 
 from duemq.protocol.records.properties import (
     NAME_END,
+    PROPERTY_END,
     TIMER_CRON,
     TIMER_DEL_UNIQKEY,
     TIMER_EVERY,
     TIMER_ROLL_TIMES,
+    UNIQ_KEY,
+    get,
 )
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.records.recurrence import FLAG_RECURS
@@ -34,6 +37,7 @@ _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 _ROLL_TIMES: Final = f"{TIMER_ROLL_TIMES}{NAME_END}".encode()
 _DELETE_KEY: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
+_PROPERTY_END: Final = PROPERTY_END.encode()
 _EVERY: Final = f"{TIMER_EVERY}{NAME_END}".encode()
 _CRON: Final = f"{TIMER_CRON}{NAME_END}".encode()
 MAX_RECURRING: Final = 32
@@ -64,15 +68,17 @@ class Origins:
         """Physical offsets of the records that withdrew the messages, in the order of `withdrawn`."""
         self.newest_ms = 0
         """The latest store time of the records that delivered messages, ms since the epoch."""
-        self.last_recurring: deque[ScannedRecord] = deque(maxlen=2 * MAX_RECURRING)
-        """The records at the end of the commitlog that deliver recurring messages, and those that wait for the
-        deliveries after that, which the same batch appended. A power cut may leave the first part of a batch."""
+        self.last_recurring: deque[ScannedRecord] = deque(maxlen=MAX_RECURRING)
+        """The records at the end of the commitlog that deliver or drop recurring messages. A power cut may leave the
+        first part of the batch that appended them, without the records for the deliveries after that."""
+        self.recurring_keys: set[str] = set()
+        """The UNIQ_KEYs of the records that wait for deliveries of recurring messages."""
 
     def look(self, record: ScannedRecord) -> None:
         """Take the origin that a record names, if it names one. Scheduled records have their deliver time in that
         field, unless they are of the timer topic and delete or repeat another message."""
         prepared = record.prepared_transaction_offset
-        if self.last_recurring or record.sys_flag & FLAG_RECURS:
+        if record.sys_flag & FLAG_RECURS or self.last_recurring:
             self._look_for_recurring(record)
         if not prepared or record.topic == _SCHEDULE_TOPIC:
             return
@@ -81,7 +87,7 @@ class Origins:
             return  # the same rule as in `origins_of`
         if record.topic != _TIMER_TOPIC:
             self.delivered.append(origin)
-            if not self.last_recurring and (_EVERY in record.properties or _CRON in record.properties):
+            if _has(record.properties, _EVERY) or _has(record.properties, _CRON):
                 self.last_recurring.append(record)
             self.newest_ms = max(self.newest_ms, record.store_timestamp)
         elif _ROLL_TIMES in record.properties or _DELETE_KEY in record.properties:
@@ -89,16 +95,18 @@ class Origins:
             self.withdrawn_by.append(record.physical_offset)
 
     def _look_for_recurring(self, record: ScannedRecord) -> None:
-        if record.topic == _TIMER_TOPIC:
-            is_next = record.sys_flag & FLAG_RECURS and _ROLL_TIMES not in record.properties
-        else:
-            is_next = _EVERY in record.properties or _CRON in record.properties
-            if not is_next and record.prepared_transaction_offset:
-                return  # the delivery of another message, by the same batch
-        if is_next:
+        """Note a record that waits for the delivery of a recurring message, or drops one; forget the deliveries before
+        a record that is not of their batch."""
+        if record.topic != _TIMER_TOPIC:
+            if not record.prepared_transaction_offset:
+                self.last_recurring.clear()
+        elif not record.sys_flag & FLAG_RECURS:
+            self.last_recurring.clear()
+        elif _DELETE_KEY in record.properties:
             self.last_recurring.append(record)
         else:
-            self.last_recurring.clear()
+            key = get(record.properties.decode("utf-8", "replace"), UNIQ_KEY)
+            self.recurring_keys.add(key or "")
 
     def withdrawn_since(self, position: int) -> NDArray[np.int64]:
         """Return the entries of `withdrawn` whose messages were taken back by a record at a physical offset or
@@ -114,3 +122,8 @@ class Origins:
             if record.physical_offset >= end:
                 return
             self.look(record)
+
+
+def _has(text: bytes, name: bytes) -> bool:
+    """Whether properties have the one with a name, which ends with NAME_END."""
+    return name in text and (text.startswith(name) or _PROPERTY_END + name in text)

@@ -46,8 +46,11 @@
     base:         position at which the file begins; for its checksums see `timers.files.sums`
     hours:        number of checksums: one for each hour of the wheel's file, in the order of the file, 0 for an hour
                   that changed and is not written yet
-    Version 3 lacks the runs. Versions 1 (without counted at) and 2 end with the topics; behind log end they have the
-    crc32 of the log's last units.
+    unfollowed:   physical offsets of the records of recurring messages that were delivered or dropped and whose next
+                  records are missing (`recurring.records.left_out`): their number, uint32, and each an int64; between
+                  the runs and the checksums
+    Version 4 lacks the unfollowed, version 3 also the runs. Versions 1 (without counted at) and 2 end with the topics;
+    behind log end they have the crc32 of the log's last units.
     All integers are big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
@@ -86,7 +89,8 @@ _OFFSET: Final = np.dtype(">i8")
 _COUNT: Final = struct.Struct(">I")
 _FILE: Final = struct.Struct(">qIQ")
 _CRC: Final = np.dtype(">u4")
-_NOTE_VERSION: Final = 4
+_NOTE_VERSION: Final = 5
+_WITHOUT_UNFOLLOWED: Final = 4
 _WITHOUT_RUNS: Final = 3
 NO_OFFSETS: Final = np.empty(0, np.int64)
 
@@ -229,6 +233,7 @@ class TimerNote(msgspec.Struct, eq=False):
     """The checksums; None in a note of version 1 or 2."""
     log_crc: int = 0
     """CRC-32 of the log's last units (`TimerLog.crc`), in notes of version 1 and 2 only."""
+    unfollowed: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """Encode the note."""
@@ -245,14 +250,16 @@ class TimerNote(msgspec.Struct, eq=False):
         )
         waiting = b"".join([_WAITING.pack(*item) for item in self.waiting.items()])
         superseded = _COUNT.pack(len(self.superseded) // RUN.itemsize) + self.superseded
-        return head + waiting + self.found.encode() + superseded + (self.sums or Sums()).encode()
+        offsets = np.array(self.unfollowed, _OFFSET).tobytes()
+        unfollowed = _COUNT.pack(len(self.unfollowed)) + offsets
+        return head + waiting + self.found.encode() + superseded + unfollowed + (self.sums or Sums()).encode()
 
 
 def decode_note(data: bytes) -> TimerNote | None:
     """Decode a note; None if it is empty or has another format."""
     if data and data[0] in (1, 2):
         return _decode_earlier(data)
-    if len(data) < _NOTE.size or data[0] not in (_NOTE_VERSION, _WITHOUT_RUNS):
+    if len(data) < _NOTE.size or data[0] not in (_NOTE_VERSION, _WITHOUT_UNFOLLOWED, _WITHOUT_RUNS):
         return None
     _, second, since, log_since, log_end, queue_offset, policy_end, counted_at, count = _NOTE.unpack_from(data)
     end = _NOTE.size + count * _WAITING.size
@@ -261,12 +268,19 @@ def decode_note(data: bytes) -> TimerNote | None:
     found = _decode_found(data[end:])
     if found is None:
         return None
-    rest, superseded = found[1], b""
-    if data[0] == _NOTE_VERSION:
+    rest, superseded, unfollowed = found[1], b"", np.empty(0, _OFFSET)
+    if data[0] != _WITHOUT_RUNS:
         if len(rest) < _COUNT.size:
             return None
         behind = _COUNT.size + _COUNT.unpack_from(rest)[0] * RUN.itemsize
         superseded, rest = rest[_COUNT.size : behind], rest[behind:]
+    if data[0] == _NOTE_VERSION:
+        if len(rest) < _COUNT.size:
+            return None
+        behind = _COUNT.size + _COUNT.unpack_from(rest)[0] * _OFFSET.itemsize
+        if len(rest) < behind:
+            return None
+        unfollowed, rest = np.frombuffer(rest[_COUNT.size : behind], _OFFSET), rest[behind:]
     sums = _decode_sums(rest)
     if sums is None:
         return None
@@ -283,6 +297,7 @@ def decode_note(data: bytes) -> TimerNote | None:
         found[0],
         superseded,
         sums,
+        unfollowed=tuple(unfollowed.tolist()),
     )
 
 

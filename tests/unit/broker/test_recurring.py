@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import pytest
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
-from duemq.protocol.records import properties, record
+from duemq.protocol.records import batch, properties, record
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending
 from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.service import Timers
+from duemq.scheduler.timers.slots import Slots
 from duemq.storage.clock import ManualClock, look
+from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFull
 from duemq.storage.log.copies import origin_of
 from tests.support.broker import Peer, UnboundBroker, running
@@ -315,3 +320,180 @@ async def test_starts_find_each_of_them_once(tmp_path: Path, loop: SteppedLoop) 
             assert answer.code == ResponseCode.SUCCESS
             seen.append(int(answer.ext["maxOffset"]))
     assert seen == [100 * (start + 1) for start in range(4)]
+
+
+# --- power cuts, full disks, and what clients can make up
+
+
+def copy_of(root: Path, other: Path, cut: int = 0) -> Path:
+    """Copy the files of a store as a kill leaves them; `cut`: number of last records of the commitlog that a power cut
+    took away."""
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("*.tmp", "lock"))
+    file = other / "commitlog" / ("0" * 20)
+    data = file.read_bytes()
+    starts = []
+    at = 0
+    while (size := int.from_bytes(data[at : at + 4], "big")) and data[at + 4 : at + 8] == b"\xda\xa3\x20\xa7":
+        starts.append(at)
+        at += size
+    if cut:
+        file.write_bytes(data[: starts[-cut]].ljust(len(data), b"\0"))
+    return other
+
+
+@pytest.mark.parametrize("text", ["UNIQ_KEY\x01U", "OTHER\x01x"], ids=["the same key", "no key"])
+async def test_messages_with_the_same_id_go_on_after_a_power_cut(tmp_path: Path, loop: SteppedLoop, text: str) -> None:
+    clock = ManualClock(NOW_MS)
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        for name in "ab":
+            await begin(peer, f"{text}\x02KEYS\x01{name}\x02TIMER_EVERY\x0110s")
+        broker.lanes.hold(Lane.FILES)  # no checkpoint covers what the power cut takes away
+        await seconds_pass(broker, loop, 10)
+        root = copy_of(tmp_path / "a", tmp_path / "b", cut=1)
+    async with running(root, clock=clock) as broker:
+        peer = broker.connect()
+        await seconds_pass(broker, loop, 20)
+        assert sorted(each["keys"] for each in await listed(peer)) == ["a", "b"]
+        found = await delivered(peer)
+        assert sorted(message.get_property("KEYS") or "" for message in found) == ["a"] * 3 + ["b"] * 3
+        keys = [message.get_property(properties.UNIQ_KEY) for message in found[2:]]
+        assert len(set(keys)) == 4
+
+
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+async def test_a_start_on_a_full_disk_remembers_what_a_power_cut_left_out(
+    tmp_path: Path, loop: SteppedLoop, ends: str
+) -> None:
+    clock = ManualClock(NOW_MS)
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        await begin(peer, every("10s"))
+        broker.lanes.hold(Lane.FILES)  # no checkpoint covers what the power cut takes away
+        await seconds_pass(broker, loop, 10)
+        root = copy_of(tmp_path / "a", tmp_path / "b", cut=1)
+    async with running(root, "diskSpaceWarningLevelRatio=0.001", clock=clock) as broker:
+        peer = broker.connect()
+        await seconds_pass(broker, loop, 5)
+        assert await listed(peer) == []
+        if ends == "kill":
+            root = copy_of(root, tmp_path / "c")
+    for _ in range(2):  # the second start finds it in the files
+        async with running(root, clock=clock) as broker:
+            peer = broker.connect()
+            await seconds_pass(broker, loop, 5)
+            assert [each["keys"] for each in await listed(peer)] == ["n"]
+
+
+async def test_a_message_of_a_batch_never_recurs(tmp_path: Path, loop: SteppedLoop) -> None:
+    """Whatever a client puts into a message: only a record that the broker made so recurs, also after a kill."""
+    clock = ManualClock(NOW_MS)
+    forged = "UNIQ_KEY\x01E\x02KEYS\x01e\x02TIMER_EVERY\x0110s\x02TIMER_OUT_MS\x011"
+    forged += "\x02REAL_TOPIC\x01SECRET\x02REAL_QID\x010"
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        for topic in ("T", "OUT", "SECRET"):
+            await peer.ask(create(topic, 1))
+        await begin(peer, every("10s"))
+        await seconds_pass(broker, loop, 11)
+        for whole, part in (("", forged), (forged, "")):
+            body = batch.encode([(0, b"forged", part)])
+            command = send("OUT", body, properties=whole, code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
+            assert (await peer.ask(command)).code == ResponseCode.SUCCESS
+            assert "TIMER_EVERY" not in last(broker).properties_text
+        root = copy_of(tmp_path / "a", tmp_path / "b")
+    async with running(root, clock=clock) as broker:
+        await seconds_pass(broker, loop, 30)
+        peer = broker.connect()
+        assert await delivered(peer, "SECRET") == []
+        assert [each["keys"] for each in await listed(peer)] == ["n"]
+
+
+async def test_a_drop_that_fails_half_way_is_not_followed_twice(
+    tmp_path: Path, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, failures = ManualClock(NOW_MS), [OSError(errno.ENOSPC, "No space left on device")]
+    real_put, real_cancel = Slots.put, Timers._cancel
+    is_cancelled: list[bool] = []
+
+    def put(self: Slots, *args: Any, **more: Any) -> None:
+        if is_cancelled and failures:
+            raise failures.pop()
+        real_put(self, *args, **more)
+
+    def cancel(self: Timers, waits: Any, now_ms: int) -> None:
+        real_cancel(self, waits, now_ms)
+        is_cancelled.extend([True] * len(waits))
+
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        await begin(peer, every("1000s") + f"\x02TIMER_START\x01{NOW_MS + 10_100}")
+        for number in range(5):
+            await begin(peer, f"UNIQ_KEY\x01p{number}\x02TIMER_DELIVER_MS\x01{NOW_MS + 10_900}", b"plain")
+        await seconds_pass(broker, loop, 5)
+        broker.timers.set_policy("T", TimerPolicy(drop_after_ms=31_000, rate=1))
+        monkeypatch.setattr(Slots, "put", put)
+        monkeypatch.setattr(Timers, "_cancel", cancel)
+        await pass_time(broker, loop, 36.5)
+        await seconds_pass(broker, loop, 10)
+        assert failures == []
+        assert len(await listed(peer)) == 1
+        root = copy_of(tmp_path / "a", tmp_path / "b")
+    async with running(root, clock=clock) as broker:
+        peer = broker.connect()
+        await seconds_pass(broker, loop, 2)
+        assert len(await listed(peer)) == 1
+
+
+async def test_a_name_is_not_taken_twice_while_a_record_is_left_out(tmp_path: Path, loop: SteppedLoop) -> None:
+    clock = ManualClock(NOW_MS)
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        await begin(peer, every("10s"))
+        await begin(peer, every("10s", "other", 2))
+        broker.lanes.hold(Lane.FILES)  # no checkpoint covers what the power cut takes away
+        await seconds_pass(broker, loop, 10)
+        root = copy_of(tmp_path / "a", tmp_path / "b", cut=2)
+    async with running(root, "diskSpaceWarningLevelRatio=0.001", clock=clock) as broker:
+        peer = broker.connect()
+        await seconds_pass(broker, loop, 5)
+        assert (await peer.ask(change("remove", "other"))).code != ResponseCode.SUCCESS, "it cannot be told yet"
+        broker.store.health.has_room()
+        await begin(peer, every("7s", number=9))
+        assert (await changed(peer, "remove", "other"))["result"] == "REMOVED"
+        await seconds_pass(broker, loop, 1)
+        assert [each["recurrence"]["everyMs"] for each in await listed(peer)] == [7000]
+
+
+async def test_names_of_other_properties_are_not_taken_for_those_of_a_recurrence(
+    tmp_path: Path, loop: SteppedLoop, logged: Any
+) -> None:
+    clock = ManualClock(NOW_MS)
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        await begin(peer, every("10s"))
+        for number in range(70):
+            await begin(peer, f"UNIQ_KEY\x01p{number}\x02X_TIMER_EVERY\x01no\x02TIMER_DELIVER_MS\x01{NOW_MS + 10_000}")
+        broker.lanes.hold(Lane.FILES)  # no checkpoint covers what the power cut takes away
+        await seconds_pass(broker, loop, 10)
+        root = copy_of(tmp_path / "a", tmp_path / "b", cut=1)
+    async with running(root, clock=clock) as broker:
+        peer = broker.connect()
+        await seconds_pass(broker, loop, 1)
+        assert [each["keys"] for each in await listed(peer)] == ["n"]
+    assert [line for line in logged if line["event"] == "recurring_message_ended"] == []
+
+
+async def test_no_delivery_comes_again_if_the_clock_is_set_back_before_a_pause(
+    known: UnboundBroker, peer: Peer, loop: SteppedLoop
+) -> None:
+    await begin(peer, every("10s"))
+    await seconds_pass(known, loop, 25)
+    known.clock.set_wall(NOW_MS)
+    assert (await changed(peer, "pause"))["result"] == "PAUSED"
+    assert await changed(peer, "resume") == {"result": "RESUMED", "deliverMs": NOW_MS + 30_000}

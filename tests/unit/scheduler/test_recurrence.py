@@ -15,7 +15,7 @@ from duemq.protocol.records import recurrence
 from duemq.protocol.records.recurrence import Recurrence
 from duemq.scheduler.recurring.times import next_ms
 
-NONE = Recurrence(0, "", "UTC", None, None, None, is_paused=False)
+NONE = Recurrence(0, "", "UTC", None, None, None, None)
 TIMES = st.integers(0, 4_000_000_000_000)
 
 

@@ -447,6 +447,7 @@ def test_a_note_is_read_as_it_was_written() -> None:
     for note in (
         TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10, 11: 12}),
         TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, runs, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
+        TimerNote(1, 2, 3, 4, 6, 7, 8, {}, unfollowed=(0, 2**40)),
     ):
         data = note.encode()
         again = formats.decode_note(data)
@@ -456,20 +457,22 @@ def test_a_note_is_read_as_it_was_written() -> None:
         assert (again.second, again.waiting, again.found.recovered_to) == (1, note.waiting, note.found.recovered_to)
         assert formats.decode_note(data[:-1]) is None
         assert formats.decode_note(data + b"\0") is None
-        assert formats.decode_note(b"\x05" + data[1:]) is None
-        assert again.superseded == note.superseded
+        assert formats.decode_note(b"\x06" + data[1:]) is None
+        assert (again.superseded, again.unfollowed) == (note.superseded, note.unfollowed)
     assert formats.decode_note(b"") is None
 
 
-def test_a_note_without_runs_is_read() -> None:
-    """A note without runs, as the previous version wrote it, can be read."""
+def test_a_note_without_runs_or_unfollowed_is_read() -> None:
+    """Notes of versions 3 and 4 can be read: without runs, and without the records of recurring messages."""
     note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, Found(77), b"", Sums({520: FileSum(7, 2**63)}))
     data = note.encode()
-    without = b"\x03" + data[1 : -len(note.sums.encode()) - 4] + note.sums.encode()  # type: ignore[union-attr]
-    again = formats.decode_note(without)
-    assert again is not None
-    assert again.encode() == data
-    assert formats.decode_note(without[:-1]) is None
+    sums = note.sums.encode()  # type: ignore[union-attr]
+    for version, left_out in ((3, 8), (4, 4)):
+        without = bytes([version]) + data[1 : -len(sums) - left_out] + sums
+        again = formats.decode_note(without)
+        assert again is not None
+        assert again.encode() == data
+        assert formats.decode_note(without[:-1]) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])

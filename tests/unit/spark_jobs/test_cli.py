@@ -301,7 +301,17 @@ def test_what_is_imported_is_what_is_asked_for(where: str) -> None:
         wanted = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
         missing = sorted(imported - {re.match(r"[\w-]+", name)[0] for name in wanted})  # type: ignore[index]
     # Packages that these bring along or use if present.
-    known = {"cffi", "greenlet", "markdown-it", "markupsafe", "mdurl", "py4j", "pygments", "typing-extensions"}
+    known = {
+        "cffi",
+        "colorama",
+        "greenlet",
+        "markdown-it",
+        "markupsafe",
+        "mdurl",
+        "py4j",
+        "pygments",
+        "typing-extensions",
+    }
     assert set(missing) - known <= ({"pyspark", "rich"} if where == "tasks" else set())
 
 

@@ -257,6 +257,7 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is no name here"),
         (f'{HEAD}[tls]\nca_file = "/nowhere/ca"', 4, "is missing, or cannot be read"),
         (f'{HEAD}[tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
+        (f'{HEAD}[mqtt.tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
         (f"{HEAD}[delayed]\nprefixes = []", 4, "no prefixes"),
         (f'{HEAD}[delayed]\nprefixes = ["a/b"]', 4, "has a /"),
         (f'{HEAD}[delayed]\nprefixes = ["a", "a"]', 4, "given twice"),
