@@ -18,7 +18,7 @@ from duemq._producing.changing import Changing
 from duemq._values import checks
 from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
 from duemq._values.times import Span, Time, span_ms
-from duemq.errors import ArgumentError, ClosedError, NotSupportedError, PeerError
+from duemq.errors import AccessDeniedError, ArgumentError, ClosedError, NotSupportedError, PeerError
 from duemq.messages import DueCurve, PendingMessage, Recurrence, RecurringResult
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies, headers
@@ -235,6 +235,13 @@ class Admin(Changing):
     def _pending_changes(self) -> PendingChanges:
         self._check_open()
         return self._changes
+
+    async def check_account(self) -> None:
+        """Connect to all brokers, which check the keys of this client then. Raises AccessDeniedError if one of them
+        refuses the keys, and if none can be reached ConnectError, ConnectionLostError, ClosedError or
+        RequestTimeoutError."""
+        _, errors = await self._of_all(self._client.broker)
+        raise_first([each for each in errors if isinstance(each, AccessDeniedError)])
 
     async def report_bridge(self, name: str, figures: Mapping[str, int]) -> None:
         """Tell all duemq brokers the figures of an MQTT bridge, for `brokerStatus`. `name`: 1 to 64 letters, digits and

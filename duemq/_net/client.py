@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
+from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec, Connection, OnRequest, check_codec, connect
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers, Routes
@@ -70,6 +71,7 @@ class Client:
         self._nameservers = NameServers(nameserver, self._nameserver_pool)
         self.routes = Routes(self._nameservers, self.intervals.request_timeout)
         self.tasks = Tasks()
+        self._complaints = Complaints(log)
 
     async def start(self) -> None:
         """Make sure that a name server answers, and begin to send heartbeats. Raises what `NameServers.ask` does."""
@@ -132,7 +134,8 @@ class Client:
         return answer
 
     async def beat(self, addresses: Iterable[str]) -> None:
-        """Send a heartbeat to brokers; what goes wrong is logged. A broker that does not answer is disconnected."""
+        """Send a heartbeat to brokers; what goes wrong is logged once, until it is over. A broker that does not answer
+        is disconnected."""
         connected = set(self._brokers.addresses)
         await asyncio.gather(*(self._beat_one(address, address in connected) for address in set(addresses)))
 
@@ -145,7 +148,9 @@ class Client:
             log.warning("%s; connecting anew", error)
             self._brokers.drop(address)
         except DueMQError as error:
-            log.warning("no heartbeat: %s", error)
+            self._complaints.raise_(f"heartbeats to {address}", str(error))
+        else:
+            self._complaints.resolve(f"heartbeats to {address}")
 
     async def _send_heartbeat(self, connection: Connection) -> None:
         body = fastjson.dumps(self._heartbeat(self.client_id))

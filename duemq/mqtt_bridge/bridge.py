@@ -24,6 +24,7 @@ from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.clients import Clients
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.rules.fields import encoded_name
 from duemq.mqtt_bridge.rules.model import Outbound, Rules, Subscription
 from duemq.mqtt_bridge.session import packets
@@ -48,12 +49,20 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class Bridge:
     """One bridge with one set of rules: `run` works until `stop` is called, or it is cancelled.
 
-    `is_ready` is set while the bridge is connected on both sides and the MQTT broker has acknowledged its
-    subscriptions.
+    `receipts`: those of the same session at the MQTT broker, of earlier rules. `is_ready` is set while the bridge is
+    connected on both sides and the MQTT broker has acknowledged its subscriptions.
     """
 
-    def __init__(self, rules: Rules, *, intervals: Intervals | None = None, clock: Clock = now_ms) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        receipts: Receipts | None = None,
+        intervals: Intervals | None = None,
+        clock: Clock = now_ms,
+    ) -> None:
         self._rules = rules
+        self._receipts = receipts if receipts is not None else Receipts()
         self._intervals = intervals or Intervals()
         self._clock = clock
         self._stopped = asyncio.Event()
@@ -77,7 +86,14 @@ class Bridge:
         try:
             async with clients:
                 running = _Running(
-                    self._rules, journal, clients, self.status, self.is_ready, self._intervals, self._clock
+                    self._rules,
+                    journal,
+                    clients,
+                    self._receipts,
+                    self.status,
+                    self.is_ready,
+                    self._intervals,
+                    self._clock,
                 )
                 await running.run(self._stopped)
         finally:
@@ -97,6 +113,7 @@ class _Running:
         rules: Rules,
         journal: Journal,
         clients: Clients,
+        receipts: Receipts,
         status: Status,
         is_ready: asyncio.Event,
         intervals: Intervals,
@@ -120,6 +137,7 @@ class _Running:
             producer=clients.producer,
             recaller=delayed.Waiting(clients.admin),
             journal=journal,
+            receipts=receipts,
             status=status,
             intervals=intervals,
             clock=clock,
@@ -128,7 +146,7 @@ class _Running:
         """By group: the rules whose consumers are started."""
         self._complaints = Complaints(log)
         self._started = asyncio.Event()
-        """Whether all of RocketMQ's clients are started."""
+        """Whether all of RocketMQ's clients are started, and the brokers have accepted the account."""
         self._is_connected = False
         """Whether the MQTT broker has acknowledged the subscriptions."""
         self._has_to_leave = asyncio.Event()
@@ -162,6 +180,7 @@ class _Running:
                 if not self._is_connected:
                     session.cancel()
                 await asyncio.wait((session,), timeout=FINISH)
+                self._inbound.left()
                 for task in (session, taking, starting, *others):
                     task.cancel()
             for each in self._outbound.values():
@@ -218,8 +237,8 @@ class _Running:
             self._is_ready.clear()
 
     async def _take(self) -> None:
-        # Not before the brokers have accepted the account of the consumers: with a wrong one, messages whose senders
-        # choose their topics would be refused.
+        # Not before the brokers have accepted the account: with a wrong one, messages whose senders choose their topics
+        # would be refused.
         await self._started.wait()
         await self._inbound.run()
 

@@ -21,6 +21,7 @@ import click
 from duemq._values.times import now_ms
 from duemq.cli.shared import fail
 from duemq.errors import DueMQError
+from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
@@ -146,33 +147,30 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     if until_input_ends:
         stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
-    watch = _Watch(path)
+    watch = _Watch(path, rules)
+    receipts = Receipts()
+    session = _session_of(rules)
     found: Rules | None = rules
     while found is not None:
-        found = await _run_until_changed(found, stopped, lambda: watch.changed(reload))
+        if _session_of(found) != session:
+            session = _session_of(found)
+            receipts.clear()
+        found = await _run_until_changed(found, receipts, stopped, lambda: watch.changed(reload))
 
 
-async def _has_state(rules: Rules, before: Rules) -> bool:
-    """Return whether the journal of new rules can be opened, if it is another one than that of the rules `before`; log
-    why not."""
-    from duemq.mqtt_bridge.session.journal import JournalError, open_journal
-
-    directory = rules.connection.state_directory
-    if directory != before.connection.state_directory:
-        try:
-            journal = await open_journal(directory)
-        except JournalError as error:
-            log.error("%s; the old rules stay", error)
-            return False
-        await journal.close()
-    return True
+def _session_of(rules: Rules) -> tuple[str, int, str]:
+    """Return what names the session at an MQTT broker."""
+    connection = rules.connection
+    return connection.host, connection.port, connection.client_id
 
 
-async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Callable[[], Rules | None]) -> Rules | None:
+async def _run_until_changed(
+    rules: Rules, receipts: Receipts, stopped: asyncio.Event, changed: Callable[[], Rules | None]
+) -> Rules | None:
     """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
 
-    bridge = Bridge(rules)
+    bridge = Bridge(rules, receipts=receipts)
     running = asyncio.create_task(bridge.run(), name="duemq bridge")
     found: Rules | None = None
     stopping = asyncio.create_task(stopped.wait())
@@ -180,8 +178,6 @@ async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Call
         await asyncio.wait((running, stopping), timeout=RELOAD_EVERY, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and not stopped.is_set():
             found = await asyncio.to_thread(changed)
-            if found is not None and not await _has_state(found, rules):
-                found = None
     bridge.stop()
     stopping.cancel()
     try:
@@ -194,15 +190,18 @@ async def _run_until_changed(rules: Rules, stopped: asyncio.Event, changed: Call
 
 
 class _Watch:
-    """Notices changes of a file of rules."""
+    """Notices changes of a file of rules. `rules`: those that the bridge has."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rules: Rules) -> None:
         self._path = path
+        self._directory = os.path.realpath(rules.connection.state_directory)
+        """That of the journal which the bridge has open."""
         self._seen = self._state()
 
     def changed(self, reload: asyncio.Event) -> Rules | None:
-        """Return the new rules if the file has changed, or None. Wrong ones are logged once. If `reload` is set, the
-        file is read even if it has not changed."""
+        """Return the new rules, which the bridge has to use from now on, if the file has changed, or None. Wrong ones
+        are logged once, and so are those whose `state` cannot be used. If `reload` is set, the file is read even if it
+        has not changed."""
         from duemq.mqtt_bridge.rules.file import read
 
         state = self._state()
@@ -211,13 +210,28 @@ class _Watch:
         reload.clear()
         self._seen = state
         try:
-            return read(self._path)
+            found = read(self._path)
+            directory = os.path.realpath(found.connection.state_directory)
+            if directory != self._directory:
+                _try_state(self._path, found)
         except RulesError as error:
             log.error("%s; the old rules stay", error)
             return None
+        self._directory = directory
+        return found
 
     def _state(self) -> tuple[int, int, int] | None:
         with suppress(OSError):
             found = self._path.stat()
             return found.st_mtime_ns, found.st_size, found.st_ino
         return None
+
+
+def _try_state(path: Path, rules: Rules) -> None:
+    """Try the journal of new rules. Raises RulesError."""
+    from duemq.mqtt_bridge.session.journal import JournalError, try_journal
+
+    try:
+        try_journal(rules.connection.state_directory)
+    except JournalError as error:
+        raise RulesError(f"{path}:{rules.connection.state_line}: {error}") from None

@@ -54,11 +54,15 @@ class Clients:
         await self._open.aclose()
 
     async def start(self) -> None:
-        """Start the producer and the admin client as soon as a name server answers. Raises ArgumentError."""
+        """Start the producer and the admin client as soon as a name server answers, and wait until the brokers accept
+        the account. Raises ArgumentError."""
         self._open.push_async_callback(self.producer.close)
         await self._insist(self.producer.start, _STARTING)
         self._open.push_async_callback(self.admin.close)
         await self._insist(self.admin.start, _STARTING)
+        # Starting a client does not tell: it goes on without a broker. And a consumer whose topic does not exist yet
+        # speaks to none.
+        await self._insist(self.admin.check_account, _STARTING)
 
     async def consumer(self, rule: Outbound, rules: int) -> Consumer:
         """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way.

@@ -5,7 +5,8 @@ RocketMQ's, one for each topic, and its delayed messages as concurrent requests.
 MQTT wants acknowledgements in the order of the messages. While RocketMQ is away nothing is acknowledged, so the MQTT
 broker keeps the messages. Only if it loses the session, the bridge alone has what waits here, and sends it.
 
-Delays and expiry count from the time at which the bridge read a message, however long it then waits here.
+Delays and expiry count from the time at which the bridge first read a message, however long it then waits here, and
+also if the MQTT broker sends it again over a new connection.
 
 QoS 2 is exactly once: before a message is sent, the journal has its unique key, its queue, and an offset of this queue
 before which the message cannot lie. After a failed send, the bridge looks in the queue before it sends again.
@@ -37,6 +38,7 @@ from duemq.errors import (
 )
 from duemq.messages import Message, MessageQueue
 from duemq.mqtt_bridge import translation
+from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.rules.delays import PROPERTIES as DELAY_PROPERTIES
 from duemq.mqtt_bridge.rules.filters import Filter
 from duemq.mqtt_bridge.rules.model import Delay, DelayRefused, Inbound, Rules, Target, TemplateError
@@ -85,7 +87,7 @@ class _Arrival:
 
     items: Sequence[Publish | Ack]
     at: float
-    """Time of the read, by the monotonic clock, in seconds."""
+    """Time of the read, by the monotonic clock, in seconds; of a message that was sent again, of the first read."""
     is_lost: bool = False
     """Whether the MQTT broker has lost the session over which they came. It sends none of them again, and takes an
     acknowledgement for that of another message."""
@@ -112,7 +114,8 @@ class _Work:
 class FromMqtt:
     """Sends the messages of one bridge to RocketMQ.
 
-    `bridge`: the bridge's name in the properties of messages. A session calls `received`; `run` sends until it is
+    `bridge`: the bridge's name in the properties of messages; `receipts`: those of the session at the MQTT broker, of
+    earlier rules too. A session calls `received`; `run` sends until it is
     cancelled. `monotonic` is in seconds.
     """
 
@@ -124,6 +127,7 @@ class FromMqtt:
         producer: Producer,
         recaller: Recaller,
         journal: Journal,
+        receipts: Receipts,
         status: Status,
         intervals: Intervals,
         clock: Clock,
@@ -134,6 +138,7 @@ class FromMqtt:
         self._producer = producer
         self._recaller = recaller
         self._journal = journal
+        self._receipts = receipts
         self._status = status
         self._counters = status.counters
         self._intervals = intervals
@@ -154,6 +159,8 @@ class FromMqtt:
         self._waiting: list[_Arrival] = []
         self._earlier: list[_Arrival] = []
         """Messages with QoS 1 and 2 of lost connections, until it is known whether the MQTT broker sends them again."""
+        self._in_hand: Sequence[_Arrival] = ()
+        """The batch that is being sent, until it is acknowledged."""
         self._waiting_count = 0
         self._waiting_bytes = 0
         """Number of the packets, and size of the messages, that wait here, including the earlier ones."""
@@ -168,6 +175,8 @@ class FromMqtt:
         """Begin with a new connection, which the MQTT broker has not accepted yet."""
         self._session = session
         self._is_paused = False
+        self._note(self._in_hand)
+        self._note(self._waiting)
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:
             if arrival.is_lost:
@@ -188,7 +197,8 @@ class FromMqtt:
         earlier, self._earlier = self._earlier, []
         if not is_present:
             self._sessions += 1
-            for arrival in earlier:
+            self._receipts.clear()
+            for arrival in (*earlier, *self._in_hand):
                 arrival.is_lost = True
             self._waiting[:0] = earlier
             if earlier:
@@ -221,8 +231,41 @@ class FromMqtt:
             self._is_paused = True
             self._session.pause()
         if kept:
-            self._waiting.append(_Arrival(kept, self._monotonic()))
+            self._waiting += self._arrivals(kept)
             self._arrived.set()
+
+    def _arrivals(self, items: list[Publish | Ack]) -> list[_Arrival]:
+        now = self._monotonic()
+        if not self._receipts:
+            return [_Arrival(items, now)]
+        found: list[_Arrival] = []
+        new: list[Publish | Ack] = []
+        for each in items:
+            receipt = self._receipts.take(each) if isinstance(each, Publish) and each.qos else None
+            if receipt is None:
+                new.append(each)
+                continue
+            assert isinstance(each, Publish)
+            if new:
+                found.append(_Arrival(new, now))
+                new = []
+            found.append(_Arrival([receipt.restored(each)], receipt.at))
+        if new:
+            found.append(_Arrival(new, now))
+        return found
+
+    def _note(self, arrivals: Iterable[_Arrival]) -> None:
+        """Keep the times of messages that the MQTT broker sends again, since they get no acknowledgement."""
+        self._receipts.note(
+            (
+                (each, arrival.at)
+                for arrival in arrivals
+                if not arrival.is_lost
+                for each in arrival.items
+                if isinstance(each, Publish) and each.qos
+            ),
+            most=4 * self._bound,
+        )
 
     def _count_waiting(self) -> None:
         items = [each for arrival in (*self._earlier, *self._waiting) for each in arrival.items]
@@ -247,14 +290,19 @@ class FromMqtt:
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
+            self._in_hand = batch
             self._batch_bytes = sum(
                 each.size for arrival in batch for each in arrival.items if isinstance(each, Publish)
             )
             self._count_waiting()
             self._read_on()
             if batch and self._session is not None and not self._closing.is_set():
+                session = self._session
                 with suppress(_LeavingError):
-                    await self._handle(batch, self._session)
+                    await self._handle(batch, session)
+                    if session.is_lost and session is self._session:
+                        self._note(batch)  # the acknowledgements did not arrive
+                    self._in_hand = ()
             self._batch_bytes = 0
             self._read_on()
 
@@ -271,6 +319,11 @@ class FromMqtt:
         """Begin no further batch: messages that are not acknowledged stay with the MQTT broker."""
         self._closing.set()
         self._arrived.set()
+
+    def left(self) -> None:
+        """Keep the times of the messages that have no acknowledgement, when the session has been left."""
+        self._note(self._in_hand)
+        self._note(self._waiting)
 
     # --- a batch
 
@@ -635,6 +688,8 @@ class FromMqtt:
         if delay.delay_ms is not None:
             elapsed_ms = round((self._monotonic() - work.at) * 1000)
             rest = timedelta(milliseconds=max(0, delay.delay_ms - elapsed_ms))
+            if not rest:
+                fields[translation.DUE_AT] = str(self._received_ms(work) + delay.delay_ms)
         await self._producer.send(
             self._rules.delayed.topic,
             translation.to_body(publish.payload),

@@ -595,8 +595,13 @@ class ToMqtt:
     def _count(self, message: ReceivedMessage) -> None:
         """Count a message that was published."""
         self._status.counters.published += 1
-        if self._is_delayed and message.due_time_ms is not None:
-            self._status.counters.count_due(self._clock() - message.due_time_ms)
+        if not self._is_delayed:
+            return
+        due_ms = translation.due_at_ms(message.properties)
+        if due_ms is None:
+            due_ms = message.due_time_ms
+        if due_ms is not None:
+            self._status.counters.count_due(self._clock() - due_ms)
 
     async def settle(self) -> None:
         """Acknowledge to RocketMQ the messages that the MQTT broker has taken, and send back those that it refused."""

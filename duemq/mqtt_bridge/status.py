@@ -102,7 +102,7 @@ class Status:
         self.publish_counters(even_unchanged=True)
 
     def set_online(self, is_online: bool) -> None:
-        """Report whether RocketMQ's clients are started."""
+        """Report whether RocketMQ's clients are started, and the brokers have accepted the account."""
         state = ONLINE if is_online else OFFLINE
         if state != self._state:
             self._state = state

@@ -12,6 +12,7 @@ MQTT_EMPTY. All other fields of an MQTT message become properties:
     MQTT_RESPONSE_TOPIC     response topic
     MQTT_CORRELATION_DATA   correlation data: 0x and hexadecimal digits
     MQTT_EXPIRES_AT         time at which it expires, ms since the epoch
+    MQTT_DUE_AT             time at which a delayed message was due, ms since the epoch, if it passed in the bridge
     MQTT_USER_PROPERTIES    user properties that RocketMQ cannot have: JSON, [[name, value], ...]
 
 A user property becomes a property of the same name, with these exceptions: the name has a meaning in RocketMQ or begins
@@ -44,6 +45,7 @@ CONTENT_TYPE: Final = "MQTT_CONTENT_TYPE"
 RESPONSE_TOPIC: Final = "MQTT_RESPONSE_TOPIC"
 CORRELATION_DATA: Final = "MQTT_CORRELATION_DATA"
 EXPIRES_AT: Final = "MQTT_EXPIRES_AT"
+DUE_AT: Final = "MQTT_DUE_AT"
 USER_PROPERTIES: Final = "MQTT_USER_PROPERTIES"
 
 EMPTY_BODY: Final = b"\0"
@@ -131,8 +133,13 @@ def mqtt_topic(fields: Mapping[str, str]) -> str | None:
 
 def expires_at_ms(fields: Mapping[str, str]) -> int | None:
     """Return the time at which a message expires, ms since the epoch; None if it does not."""
-    text = fields.get(EXPIRES_AT, "")
-    return int(text) if _TIME.fullmatch(text) else None
+    return _time(fields, EXPIRES_AT)
+
+
+def due_at_ms(fields: Mapping[str, str]) -> int | None:
+    """Return the time at which a delayed message was due, ms since the epoch, if it passed in the bridge, so that
+    RocketMQ did not delay it; None for other messages."""
+    return _time(fields, DUE_AT)
 
 
 def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
@@ -168,6 +175,11 @@ def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
     if expires is not None:
         properties.expiry = min(0xFFFFFFFF, max(1, -(-(expires - now_ms) // 1000)))
     return properties
+
+
+def _time(fields: Mapping[str, str], name: str) -> int | None:
+    text = fields.get(name, "")
+    return int(text) if _TIME.fullmatch(text) else None
 
 
 def _get(fields: Mapping[str, str], name: str) -> str | None:

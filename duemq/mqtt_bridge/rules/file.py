@@ -212,6 +212,7 @@ class _Reader:
         default_port = (443 if tls else 80) if is_websocket else (8883 if tls else 1883)
         return Connection(
             state_directory=self._state_directory(),
+            state_line=lines.line_of(self._text, ("mqtt", "state")),
             host=mqtt.host,
             port=mqtt.port or default_port,
             protocol=mqtt.protocol,

@@ -53,7 +53,7 @@ class Tls:
     """Whether the broker's certificate is checked. False is for trials."""
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for connections to RocketMQ. Raises OSError (ssl.SSLError is one) if a file cannot be
+        """Return a context for connections. Raises OSError (ssl.SSLError is one) if a file cannot be
         used."""
         context = ssl.create_default_context(cafile=self.ca_file)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -74,6 +74,8 @@ class Connection:
 
     state_directory: Path
     """Directory of the journal; each bridge has its own."""
+    state_line: int
+    """Line of the file of rules that gives this directory, for errors."""
     host: str
     port: int
     protocol: Protocol

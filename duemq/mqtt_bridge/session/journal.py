@@ -28,8 +28,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -317,30 +318,51 @@ def _write(database: sqlite3.Connection, changes: list[_Change]) -> None:
 async def open_journal(directory: Path) -> Journal:
     """Open or create the journal of a directory. Raises JournalError, also if another bridge has opened it."""
     thread = ThreadPoolExecutor(1, "duemq journal")
-    path = directory / FILE_NAME
     loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(thread, _open, path, thread)
-    except sqlite3.OperationalError as error:
+        return await loop.run_in_executor(thread, _open, directory, thread)
+    except JournalError:
         thread.shutdown()
+        raise
+
+
+def try_journal(directory: Path) -> None:
+    """Find out whether the journal of a directory can be opened or created, which no bridge of this process has open.
+    Blocks. Raises JournalError as `open_journal` does."""
+    with _errors(directory):
+        _connect(directory).close()
+
+
+@contextmanager
+def _errors(directory: Path) -> Iterator[None]:
+    """Make JournalErrors of the errors of opening a journal."""
+    path = directory / FILE_NAME
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            f"the directory {directory} of the journal cannot be made: {error.strerror or error}; "
+            "give another one as `state`"
+        ) from None
+    except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise JournalError(
                 f"another bridge runs with {directory}; give each bridge a `state` and a `client_id` of its own"
             ) from None
-        raise JournalError(f"the journal {path} cannot be opened: {error}") from None
-    except OSError as error:
-        thread.shutdown()
-        raise JournalError(f"the directory {directory} of `state` cannot be used: {error}") from None
+        raise JournalError(
+            f"the journal {path} cannot be opened: {error}; the bridge has to be able to write files in this directory"
+        ) from None
     except sqlite3.Error as error:
-        thread.shutdown()
         raise JournalError(
             f"the journal {path} cannot be read: {error}. Without it (move it away) the bridge starts, but messages "
             "with QoS 2 that were under way may come twice"
         ) from None
 
 
-def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _connect(directory: Path) -> sqlite3.Connection:
+    """Open or create the file, with its tables, for this process alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / FILE_NAME
     database = sqlite3.connect(path, timeout=0, isolation_level="IMMEDIATE", check_same_thread=False)
     try:
         # Exclusive before WAL: so there is no shared memory, and the lock lasts as long as the process.
@@ -352,28 +374,6 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
             database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
-        received = {
-            row[0]: Taken(
-                packet_id=row[0],
-                unique_key=row[1],
-                digest=row[2],
-                queue=MessageQueue(row[3], row[4], row[5]),
-                floor=row[6],
-                is_delayed=bool(row[7]),
-                is_stored=bool(row[8]),
-                is_released=bool(row[8]),
-            )
-            for row in database.execute("SELECT * FROM received ORDER BY rowid")
-        }
-        published = {
-            Place(row[0], MessageQueue(row[1], row[2], row[3]), row[4]): Published(row[5], State(row[6]))
-            for row in database.execute("SELECT * FROM published")
-        }
-        passed = {
-            (row[0], MessageQueue(row[1], row[2], row[3])): Passed(*row[4:])
-            for row in database.execute("SELECT * FROM passed")
-        }
-        subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
         # The lock is taken by a write, also by one that changes nothing.
         database.execute("BEGIN IMMEDIATE")
         database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -381,4 +381,40 @@ def _open(path: Path, thread: ThreadPoolExecutor) -> Journal:
     except BaseException:
         database.close()
         raise
+    return database
+
+
+def _open(directory: Path, thread: ThreadPoolExecutor) -> Journal:
+    with _errors(directory):
+        database = _connect(directory)
+        try:
+            return _load(database, thread)
+        except BaseException:
+            database.close()
+            raise
+
+
+def _load(database: sqlite3.Connection, thread: ThreadPoolExecutor) -> Journal:
+    received = {
+        row[0]: Taken(
+            packet_id=row[0],
+            unique_key=row[1],
+            digest=row[2],
+            queue=MessageQueue(row[3], row[4], row[5]),
+            floor=row[6],
+            is_delayed=bool(row[7]),
+            is_stored=bool(row[8]),
+            is_released=bool(row[8]),
+        )
+        for row in database.execute("SELECT * FROM received ORDER BY rowid")
+    }
+    published = {
+        Place(row[0], MessageQueue(row[1], row[2], row[3]), row[4]): Published(row[5], State(row[6]))
+        for row in database.execute("SELECT * FROM published")
+    }
+    passed = {
+        (row[0], MessageQueue(row[1], row[2], row[3])): Passed(*row[4:])
+        for row in database.execute("SELECT * FROM passed")
+    }
+    subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
     return Journal(database, thread, received, published, passed, subscriptions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,13 +16,13 @@ from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.bridge import Bridge
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.session import packets
-from duemq.protocol.codes import RequestCode
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
 from tests.peers.ports import free_port
 from tests.support.access import USER, signature
 from tests.unit.duemq.conftest import INTERVALS
-from tests.unit.duemq.fake import FakeBroker, FakeConnection, success
+from tests.unit.duemq.fake import FakeBroker, FakeConnection, failure, success
 from tests.unit.duemq.mqtt_bridge.fakes import CONNACK, CONNACK_311, CONNACK_PRESENT, Peer, peer
 
 RULES = """
@@ -173,6 +174,24 @@ async def test_the_subscriptions_do_not_wait_for_rocketmq(
         ]
         assert states(await mqtt_broker.until(packets.PUBLISH, TOLD + 1)) == [b"offline", b"online"]
     away.close()
+
+
+async def test_it_is_online_when_the_brokers_have_accepted_the_account(
+    broker: FakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    refused = "org.apache.rocketmq.acl.common.AclException: Check signature failed"
+    broker.on(RequestCode.HEART_BEAT, failure(ResponseCode.SYSTEM_ERROR, refused))
+    async with peer() as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "") as running:
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        await broker.until(lambda: len(broker.requests_of(RequestCode.HEART_BEAT)) > 5)
+        assert not running.made.is_ready.is_set()
+        assert "online" not in caplog.text
+        assert caplog.text.count("Check signature failed") == 1
+        broker.on(RequestCode.HEART_BEAT, success())
+        async with asyncio.timeout(10):
+            await running.made.is_ready.wait()
+        assert states(await mqtt_broker.until(packets.PUBLISH, TOLD + 1)) == [b"offline", b"online"]
 
 
 async def test_subscriptions_are_made_though_what_arrives_first_fills_the_bridge(

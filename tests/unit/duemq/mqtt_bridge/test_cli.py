@@ -5,16 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from duemq.cli import main
-from duemq.mqtt_bridge.cli import _has_state, _Watch, stop_when_input_ends
+from duemq.mqtt_bridge.cli import _Watch, stop_when_input_ends
 from duemq.mqtt_bridge.rules.file import read
-from duemq.mqtt_bridge.rules.model import Rules
 from duemq.mqtt_bridge.session.journal import open_journal
 
 RULES = """
@@ -116,7 +114,7 @@ def test_without_aiomqtt_it_says_what_to_install(config: Path, monkeypatch: pyte
 
 
 def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, caplog: pytest.LogCaptureFixture) -> None:
-    watch, reload = _Watch(config), asyncio.Event()
+    watch, reload = _Watch(config, read(config)), asyncio.Event()
     assert watch.changed(reload) is None
     config.write_text(RULES + "[")
     assert watch.changed(reload) is None
@@ -133,22 +131,32 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, ca
     assert watch.changed(reload) is None
 
 
-async def test_a_state_that_cannot_be_used_leaves_the_old_rules(
-    config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_new_rules_whose_state_cannot_be_used_are_told_and_the_old_ones_stay(
+    config: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = read(config)
+    rules = read(config)
+    journal = await open_journal(rules.connection.state_directory)
+    other = await open_journal(config.parent / "other")
+    watch, reload = _Watch(config, rules), asyncio.Event()
 
-    def rules(state: Path) -> Rules:
-        return replace(before, connection=replace(before.connection, state_directory=state))
+    def changed(state: Path) -> bool:
+        caplog.clear()
+        config.write_text(RULES.replace('"b"', f'"b"\nstate = "{state}"'))
+        reload.set()
+        return watch.changed(reload) is not None
 
-    (tmp_path / "file").write_text("")
-    assert not await _has_state(rules(tmp_path / "file" / "state"), before)
-    assert f"{tmp_path}/file/state of `state` cannot be used" in caplog.text
-    assert "the old rules stay" in caplog.text
-    other = await open_journal(tmp_path / "other")
-    assert not await _has_state(rules(tmp_path / "other"), before), "another bridge has it"
+    for state, why in (
+        (config / "x", "Not a directory"),
+        (config, "File exists"),
+        (config.parent / "other", "another bridge"),
+    ):
+        assert not changed(state)
+        assert f"{config}:4: " in caplog.text
+        assert why in caplog.text
+        assert "move it away" not in caplog.text
+        assert "the old rules stay" in caplog.text
+    assert changed(config.parent / "b.state")  # the directory that the bridge has
+    assert changed(config.parent / "new")
     await other.close()
-    assert await _has_state(rules(tmp_path / "other"), before)
-    own = await open_journal(before.connection.state_directory)
-    assert await _has_state(before, before)
-    await own.close()
+    assert changed(config.parent / "other")
+    await journal.close()

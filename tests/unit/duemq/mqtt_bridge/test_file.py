@@ -252,6 +252,8 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f"access_key = 'a'\nsecret_key = canary\n{HEAD}", 2, "is no TOML"),
         (f'{HEAD}password_file = "/nowhere/y"', 3, "/nowhere/y: cannot be read: No such file"),
         (f'{HEAD}tls = {{ ca_file = "/nowhere/ca" }}', 3, "is missing, or cannot be read"),
+        (f'{HEAD}tls = {{ ca_file = "/etc/hostname" }}', 3, "the files of tls cannot be used"),
+        (f'{HEAD}tls = {{ certificate_file = "/etc/hostname" }}', 3, "the files of tls cannot be used"),
         (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is no name here"),
         (f'{HEAD}[tls]\nca_file = "/nowhere/ca"', 4, "is missing, or cannot be read"),
         (f'{HEAD}[tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),

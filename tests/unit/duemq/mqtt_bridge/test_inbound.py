@@ -14,6 +14,7 @@ import pytest
 from duemq._values.intervals import Intervals
 from duemq.errors import AccessDeniedError, ConnectionLostError, MessageRejectedError, RequestTimeoutError
 from duemq.mqtt_bridge.inbound import FromMqtt
+from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, open_journal
 from duemq.mqtt_bridge.session.packets import (
@@ -79,12 +80,17 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    directory: Path, text: str = RULES, mqtt: str = "", producer: FakeProducer | None = None
+    directory: Path,
+    text: str = RULES,
+    mqtt: str = "",
+    producer: FakeProducer | None = None,
+    receipts: Receipts | None = None,
+    passed: list[float] | None = None,
 ) -> AsyncIterator[Bench]:
     journal = await open_journal(directory / "state")
     producer = producer or FakeProducer()
     recaller = FakeRecaller(producer)
-    passed: list[float] = []
+    passed = passed if passed is not None else []
     found = rules(text, directory, mqtt)
     status = Status(found.status_topic, lambda: NOW)
     inbound = FromMqtt(
@@ -93,6 +99,7 @@ async def bench(
         producer=cast("Any", producer),
         recaller=recaller,
         journal=journal,
+        receipts=receipts if receipts is not None else Receipts(),
         status=status,
         intervals=INTERVALS,
         clock=lambda: NOW + round(sum(passed) * 1000),
@@ -480,11 +487,92 @@ async def test_delay_and_expiry_count_from_the_receipt(tmp_path: Path, qos: int)
             each["body"]: (each.get("delay"), each["properties"].get("MQTT_EXPIRES_AT"))
             for each in at.producer.messages[1:]
         }
+        due = {each["body"]: each["properties"].get("MQTT_DUE_AT") for each in at.producer.messages[1:]}
     assert found == {
         b"3 s": (timedelta(seconds=0.5), str(NOW + 120_000)),
         b"plain": (None, str(NOW + 121_000)),
         b"1 s": (timedelta(0), None),
     }
+    assert due == {b"3 s": None, b"plain": None, b"1 s": str(NOW + 102_000)}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_they_count_from_the_first_receipt_though_it_is_sent_again_over_new_connections(
+    tmp_path: Path, qos: int
+) -> None:
+    """Twice over a new connection, then with new rules: 6 s in all. The MQTT broker takes the time from the expiry."""
+    text = RULES.replace("in/#", "out/#")
+    passed: list[float] = [100]
+    receipts = Receipts()
+    away = FakeProducer(failures=[(ConnectionLostError("a", "gone"), False)] * 100_000)
+
+    def messages(dup: bool, expiry: int) -> list[Publish]:
+        return [
+            message(1, b"in hand", qos, "delayed/10/a", dup, expiry=expiry),
+            message(2, b"waits", qos, "delayed/10/a", dup, expiry=expiry),
+        ]
+
+    async with bench(tmp_path, producer=away, receipts=receipts, passed=passed) as at:
+        at.inbound.received(messages(False, 20)[:1])
+        await away.has_begun.wait()
+        at.inbound.received(messages(False, 20)[1:])
+        for expiry in (18, 16):
+            passed.append(2)
+            at.connect(FakeSession())
+            at.inbound.received(messages(True, expiry))
+        passed.append(2)
+        at.inbound.close()
+        at.inbound.left()
+        async with asyncio.timeout(10):
+            await at.running
+    async with bench(tmp_path, text, receipts=receipts, passed=passed) as at:
+        again = [*messages(True, 14), message(3, b"new", qos, "delayed/10/a", expiry=20)]
+        await at.acks(*again)
+        found = {each["body"]: (each["delay"], each["properties"]["MQTT_EXPIRES_AT"]) for each in at.producer.messages}
+        first = (timedelta(seconds=4), str(NOW + 120_000))
+        assert found == {
+            b"in hand": first,
+            b"waits": first,
+            b"new": (timedelta(seconds=10), str(NOW + 126_000)),
+        }
+    assert len(receipts) == 0
+
+
+async def test_an_acknowledgement_that_did_not_arrive_does_not_begin_the_delay_again(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        at.session.is_lost = True
+        await at.acks(message(1, topic="delayed/10/a"))
+        at.passed.append(3)
+        at.connect(FakeSession())
+        await at.acks(message(1, topic="delayed/10/a", dup=True))
+        assert [each["delay"] for each in at.producer.messages] == [timedelta(seconds=10), timedelta(seconds=7)]
+
+
+@pytest.mark.parametrize("why", ["new", "another", "session"])
+async def test_another_message_with_the_packet_id_has_its_own_time(tmp_path: Path, why: str) -> None:
+    receipts = Receipts()
+    async with bench(tmp_path, receipts=receipts) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(9)])
+        await at.producer.has_begun.wait()
+        at.inbound.received([message(1, b"old", topic="delayed/10/a")])
+        at.passed.append(3)
+        at.connect(FakeSession(is_present=why != "session"))
+        at.inbound.received(
+            [message(1, b"other" if why == "another" else b"old", topic="delayed/10/a", dup=why != "new")]
+        )
+        at.producer.may_go.set()
+        await at.session.until(1)
+        assert at.producer.messages[-1]["delay"] == timedelta(seconds=10)
+
+
+def test_only_so_many_receipts_are_kept_as_may_be_without_acknowledgement() -> None:
+    receipts = Receipts()
+    receipts.note([(message(number), 1.0) for number in range(1, 10)], most=4)
+    receipts.note([(message(7), 1.0), (message(20), 2.0)], most=4)
+    assert len(receipts) == 4
+    found = {each: receipts.take(message(each, dup=True)) for each in (6, 7, 8, 9, 20)}
+    assert {each for each, receipt in found.items() if receipt is not None} == {7, 8, 9, 20}
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -529,3 +529,17 @@ async def test_a_delayed_message_goes_out_as_it_came(journal: Journal, broker: F
         assert isinstance(message, Publish)
         assert (message.topic, message.payload, message.qos, message.retain) == ("t", b"", 0, True)
         assert message.properties.user == (("own", "1"),)
+
+
+async def test_lateness_counts_from_a_time_that_passed_in_the_bridge(journal: Journal, broker: FakeBroker) -> None:
+    """RocketMQ did not delay such a message, or by nothing, if it replaced another one."""
+    text = "MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02MQTT_QOS\x011\x02"
+    await broker.store("demo", b"plain", text=f"{text}MQTT_DUE_AT\x01{NOW - 4000}\x02")
+    await broker.store("demo", b"replace", text=f"{text}MQTT_DUE_AT\x01{NOW - 3000}\x02TIMER_OUT_MS\x01{NOW}\x02")
+    async with rule(journal, broker, 2, is_delayed=True) as at:
+        await at.session.until(2)
+        sent = [each for each in at.session.sent if isinstance(each, Publish)]
+        at.window.received([Ack(PUBACK, each.packet_id) for each in sent])
+        await committed(broker, 2)
+        counters = at.status.counters
+        assert (counters.due, counters.late_ms, counters.late_max_ms) == (2, 7000, 4000)

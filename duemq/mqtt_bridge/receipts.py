@@ -1,0 +1,83 @@
+"""When messages from MQTT came for the first time, if the MQTT broker may send them again.
+
+An MQTT broker sends a message that was not acknowledged again over each new connection of the session. Its delay and
+its expiry count from the first receipt nevertheless, so the times of messages without acknowledgement are kept here
+over lost connections and over new rules, as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from duemq.mqtt_bridge.session.packets import Publish
+
+MARKED_BYTES: Final = 4096
+"""Number of bytes of a payload by which a message is recognized, besides its packet id, its size and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The first receipt of a message."""
+
+    mark: bytes
+    """Digest of the message."""
+    at: float
+    """Time by the monotonic clock, in seconds."""
+    expiry: int | None
+    """Its message expiry then, in seconds."""
+
+    def restored(self, again: Publish) -> Publish:
+        """Return a message that was sent again with its first expiry, which counts from `at`. The MQTT broker takes
+        from the expiry the time that a message has waited there."""
+        if again.properties.expiry == self.expiry:
+            return again
+        return replace(again, properties=replace(again.properties, expiry=self.expiry))
+
+
+class Receipts:
+    """The first receipts of messages in one session at the MQTT broker that have no acknowledgement."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Receipt] = {}
+        """By packet id, the one that was noted last at the end."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def note(self, messages: Iterable[tuple[Publish, float]], most: int) -> None:
+        """Keep messages with QoS 1 and 2, each with the time of its first receipt by the monotonic clock, in seconds.
+        Of all receipts, the `most` that were noted last are kept."""
+        by_id = self._by_id
+        for publish, at in messages:
+            by_id.pop(publish.packet_id, None)
+            by_id[publish.packet_id] = Receipt(_mark(publish), at, publish.properties.expiry)
+        while len(by_id) > most:
+            del by_id[next(iter(by_id))]
+
+    def take(self, publish: Publish) -> Receipt | None:
+        """Remove and return the first receipt of a message with QoS 1 or 2 that has arrived; None if it is new. Another
+        message with its packet id is not sent again any more."""
+        found = self._by_id.pop(publish.packet_id, None)
+        return found if found is not None and publish.dup and found.mark == _mark(publish) else None
+
+    def clear(self) -> None:
+        """Forget all: the session is another one."""
+        self._by_id.clear()
+
+
+def _mark(publish: Publish) -> bytes:
+    properties = publish.properties
+    mark = hashlib.blake2b(publish.payload[:MARKED_BYTES], digest_size=16)
+    fields = (
+        publish.topic,
+        len(publish.payload),
+        publish.qos,
+        publish.retain,
+        properties.user,
+        properties.correlation_data,
+    )
+    mark.update(repr(fields).encode(errors="surrogatepass"))
+    return mark.digest()
