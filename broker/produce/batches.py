@@ -10,7 +10,7 @@ from duemq.broker.limits import Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import SendAnswers
-from duemq.broker.produce.message import read_request, was_delivered
+from duemq.broker.produce.message import read_request, without_recurrence
 from duemq.broker.produce.send_topics import SendTopics
 from duemq.broker.produce.staging import BROKERS_FLAGS
 from duemq.broker.produce.when_ready import WhenReady
@@ -21,7 +21,6 @@ from duemq.protocol.records import batch, properties
 from duemq.protocol.records.message_id import offset_message_id
 from duemq.protocol.records.properties import tags_code_of
 from duemq.protocol.records.record import FLAG_TRANSACTION
-from duemq.protocol.records.recurrence import recurs
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
 from duemq.storage.errors import RecordTooLarge
 from duemq.storage.log.append import Appender
@@ -61,7 +60,7 @@ class BatchHandlers:
         """Stage the messages of a batch. Raises Refused, TopicNotSaved, StoreError; then none is staged."""
         header = request.header
         topic = self._topics.topic_of(header)
-        request_text = header.properties or ""
+        request_text = without_recurrence(header.properties or "")
         asked = read_request(request_text)
         if asked.is_delayed or asked.replace_key is not None or topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry nor replace")
@@ -118,17 +117,12 @@ class BatchHandlers:
         """Return the properties that each message of a batch is stored with besides its own: those of the request, and
         those of the broker. They come last, and therefore win over properties of the same name in a message, as in
         RocketMQ."""
-        common = properties.parse(text)
-        for name in (*properties.RECURRENCE, properties.TIMER_REPLACE):
-            common.pop(name, None)
-        return properties.format_properties({**common, **self._added})
+        return properties.format_properties({**properties.parse(text), **self._added})
 
 
 def _part_properties(text: str, common: str) -> bytes:
     """Return the stored properties of a message of a batch. Raises Refused if it asks for a time of its own."""
-    if recurs(text) and was_delivered(text):
-        # A client sends on a message that recurred.
-        text = properties.without_all(text, (*properties.RECURRENCE, properties.TIMER_REPLACE))
+    text = without_recurrence(text)
     asked = read_request(text)
     if asked.replace_key is not None:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own")

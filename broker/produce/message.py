@@ -114,8 +114,8 @@ def sent_message(
 
 def read_request(text: str) -> DelayRequest:
     """Return the requests in a property text. Raises Refused for a level that is not a number, for TIMER_REPLACE with
-    an invalid value or key, and for a recurrence with an invalid value or without a name. A client may send on a
-    message that recurred: the properties of its recurrence then have no effect."""
+    an invalid value or key, and for a recurrence with an invalid value or without a name. `text` comes from
+    `without_recurrence`."""
     level = _level_of(text) if _DELAY in text else 0
     has_timers = "TIMER_" in text
     if not has_timers and "TRAN_MSG" not in text:
@@ -126,10 +126,7 @@ def read_request(text: str) -> DelayRequest:
     transaction = properties.get(text, properties.TRAN_MSG)
     found = None
     if has_timers and recurrence.recurs(text):
-        if was_delivered(text):
-            text = properties.without(text, properties.TIMER_REPLACE)
-        else:
-            found = _recurrence_of(text, is_delayed=asks_time or level > 0)
+        found = _recurrence_of(text, is_delayed=asks_time or level > 0)
     return DelayRequest(
         level,
         asks_time or found is not None,
@@ -139,10 +136,12 @@ def read_request(text: str) -> DelayRequest:
     )
 
 
-def was_delivered(text: str) -> bool:
-    """Whether these are the properties of a message that a client received and sends on: a broker has added to them
-    when it waited."""
-    return properties.get(text, properties.TIMER_OUT_MS) is not None
+def without_recurrence(text: str) -> str:
+    """Return the properties of a send as they count: a client that sends on a message that recurred, to which a broker
+    has added when it waited, does not ask for a recurrence."""
+    if recurrence.recurs(text) and properties.get(text, properties.TIMER_OUT_MS) is not None:
+        return properties.without_all(text, (*properties.RECURRENCE, properties.TIMER_REPLACE))
+    return text
 
 
 def _recurrence_of(text: str, *, is_delayed: bool) -> Recurrence:

@@ -18,7 +18,15 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import FRAME, SendAnswers
 from duemq.broker.produce.batches import BatchHandlers
-from duemq.broker.produce.message import DelayRequest, Due, NewMessage, as_stored, read_request, sent_message
+from duemq.broker.produce.message import (
+    DelayRequest,
+    Due,
+    NewMessage,
+    as_stored,
+    read_request,
+    sent_message,
+    without_recurrence,
+)
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
@@ -30,7 +38,6 @@ from duemq.protocol.frames.frame import JSON
 from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.properties import tags_code_of
 from duemq.protocol.records.record import FLAG_TRANSACTION
-from duemq.protocol.records.recurrence import recurs
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, out_ms
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
 from duemq.scheduler.levels.service import LevelQueues
@@ -247,10 +254,8 @@ class SendHandlers:
         if is_retry and "TIMER_" in text:
             # Timer properties of a retry are left over from the message's first delivery.
             text = properties.without_all(text, TIMER_NAMES)
+        text = without_recurrence(text)
         asked = read_request(text)
-        if asked.recurrence is None and recurs(text):
-            # A client sends on a message that recurred.
-            text = properties.without_all(text, (*properties.RECURRENCE, properties.TIMER_REPLACE))
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
             raise self._topics.half_message_refused()
         if asked.replace_key is not None:
