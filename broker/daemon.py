@@ -32,6 +32,7 @@ from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
+from duemq.broker.admin.stats_items import StatsItems
 from duemq.broker.audit.log import AuditLog
 from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
@@ -408,8 +409,9 @@ class Broker:
 
         self.clients = clients = Clients(self.settings, real_clock, limits, turns)
         locks = QueueLocks(real_clock, limits)
-        stats = Stats(store.appender, real_clock)
         reads = ColdReads(self._files, self._workers, self._turns.share)
+        items = StatsItems(store.appender, real_clock, reads, config.cluster_name)
+        stats = Stats(store.appender, real_clock, items)
         admission = Admission(loop, config.max_waiting_request_bytes)
         acl_files, auth = self._acl_files, self._auth
         authority: Authority | None = auth.authority if auth is not None else None
@@ -477,7 +479,9 @@ class Broker:
         send = SendHandlers(
             store, send_topics, retries, levels, timers, staging, when_ready, batches, replacements, answers, reads
         )
-        send_back = SendBackHandlers(self.settings, store, topics, groups, retries, staging, router, clock, reads)
+        send_back = SendBackHandlers(
+            self.settings, store, topics, groups, retries, staging, router, clock, reads, stats
+        )
         self._slices = slices = Slices(self._turns.share, reads)
         timer_handlers = TimerHandlers(self.settings, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)

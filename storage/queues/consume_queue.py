@@ -90,6 +90,7 @@ class ConsumeQueue:
         "tail",
         "topic",
         "topic_field",
+        "uncounted_from",
         "watchers",
     )
 
@@ -113,6 +114,8 @@ class ConsumeQueue:
         """Whether the first file is filled up to the first unit."""
         self.staged_from = -1
         """Queue offset of the first unit of an append that is not written yet, or -1."""
+        self.uncounted_from = -1
+        """Queue offset of the first record that statistics have not counted, or -1 (`Appender.take_uncounted`)."""
         self.is_held = False
         """Whether units stay in memory for now, because files of a former queue of this name are being removed."""
         self.watchers: tuple[Watcher, ...] = ()
