@@ -127,6 +127,9 @@ CLEAN_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 1.0
 AUDIT_SECONDS: Final = 5.0
 """Time between two attempts to write the audit log, where it cannot be written."""
+_NEW_ROUTES_SECONDS: Final = 0.5
+"""The interval at which consumers that have just learned of a topic are told to take its queues. RocketMQ's clients ask
+for routes every 30 s; without this they take the queues up to 20 s after that."""
 _SAVE_OFFSETS: Final = "offsets"
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set, so it is read at least this often while a message waits."""
@@ -543,6 +546,9 @@ class Broker:
                 Chore("levels", lambda: REPORT_SECONDS, lambda: levels.report(look(clock))),
                 Chore("timers", lambda: REPORT_SECONDS, lambda: timers.report(look(clock))),
                 Chore("clients", lambda: CLEAN_SECONDS, clients.expire),
+                Chore(
+                    "new routes", lambda: _NEW_ROUTES_SECONDS, lambda: clients.rebalance(self.nameserver.take_found())
+                ),
                 Chore("locks", lambda: CLEAN_SECONDS, locks.expire),
                 Chore("brokers", lambda: CLEAN_SECONDS, self.nameserver.expire),
                 Chore("connections", lambda: CLEAN_SECONDS, self._drop_silent),
