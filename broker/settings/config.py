@@ -283,7 +283,7 @@ class BrokerConfig:
         live=True,
     )
     memory_ratio: int = _setting(
-        "accessMessageInMemoryMaxRatio", 40, "percent of memory taken for page cache of messages", limits=(1, 100)
+        "accessMessageInMemoryMaxRatio", 40, "percent of memory taken for page cache of messages", limits=(0, 100)
     )
     notify_consumers: bool = _setting(
         "notifyConsumerIdsChangedEnable", True, "whether a consumer group is told when its members change", live=True

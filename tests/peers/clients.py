@@ -259,7 +259,7 @@ class Client:
         *,
         model: Literal["cluster", "broadcast"] = "cluster",
         orderly: bool = False,
-        begin: Literal["first", "last"] = "first",
+        begin: str = "first",
         fail_first: int = 0,
         max_reconsume_times: int | None = None,
         property_names: Sequence[str] = (),
@@ -268,6 +268,8 @@ class Client:
         trace_topic: str | None = None,
     ) -> PushConsumer:
         """Start a push consumer of a topic, or of topics with a tag expression each.
+
+        `begin`: where a new group begins, "first" or "last"; with Java also "time:" and a local time, yyyyMMddHHmmss.
 
         It answers "later" to a message until that has been redelivered `fail_first` times. `property_names`: the
         properties that matter, for the client that cannot list them. `handle`: the instance name, for a consumer that

@@ -31,8 +31,14 @@ final class PushConsumers {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             request.getString("group"), Keys.hook(request), new AllocateMessageQueueAveragely(), traces != null, traces);
         Messages.configure(consumer, request, handle);
-        consumer.setConsumeFromWhere("last".equals(request.getString("begin"))
-            ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        String begin = request.getString("begin");
+        if (begin.startsWith("time:")) {
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP);
+            consumer.setConsumeTimestamp(begin.substring("time:".length()));
+        } else {
+            consumer.setConsumeFromWhere("last".equals(begin)
+                ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        }
         if ("broadcast".equals(request.getString("model"))) {
             Compat.setBroadcasting(consumer);
         }
