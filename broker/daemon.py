@@ -415,7 +415,7 @@ class Broker:
         authority: Authority | None = auth.authority if auth is not None else None
         if acl_files is not None:
             authority = PlainAuthority(acl_files)
-        guard = Guard(authority, self._topic_of_record, reads) if authority is not None else None
+        guard = Guard(authority, self._topic_of_record, reads, limits, loop.time) if authority is not None else None
         self._connection_limits = connection_limits = ConnectionLimits(loop, limits, self._max_connections)
         self.router = router = Router(
             store,
