@@ -14,14 +14,13 @@ import pytest_asyncio
 
 from duemq import Admin, Consumer, Producer
 from duemq.errors import AccessDeniedError
-from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
-from duemq.protocol.frames.frame import BINARY, JSON, FrameReader
+from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
-from tests.interop.support import need, not_on, numbered
+from tests.interop.support import Wire, need, not_on, numbered
 from tests.peers.apache import AdminOutput, mqadmin
-from tests.peers.broker import CLUSTER, HOST, Broker
+from tests.peers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.errors import CallError
@@ -61,37 +60,6 @@ async def secured(
         await admin.create_topic(broker.address, topic)
     yield broker
     await broker.kill()
-
-
-class Wire:
-    """A connection to a broker, for requests that no client sends. `source`: the address to come from."""
-
-    def __init__(self, broker: Broker, source: str = HOST) -> None:
-        self._port = broker.port
-        self._source = source
-        self._frames = FrameReader()
-        self._answers: dict[int, Command] = {}
-
-    async def __aenter__(self) -> "Wire":
-        self._reader, self._writer = await asyncio.open_connection(HOST, self._port, local_addr=(self._source, 0))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
-
-    async def ask(self, command: Command, kind: int = JSON) -> Command:
-        """Return the answer to a request."""
-        self._writer.write(codec.encode(command, kind))
-        async with asyncio.timeout(20):
-            while command.opaque not in self._answers:
-                data = await self._reader.read(65536)
-                assert data, "the broker closed the connection"
-                for frame in self._frames.receive_data(data):
-                    answer = codec.decode(frame)
-                    answer.body = bytes(answer.body)
-                    self._answers[answer.opaque] = answer
-        return self._answers.pop(command.opaque)
 
 
 # --- clients
