@@ -165,6 +165,7 @@ def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
     assert bad(security.tls(settings, late - 9 * day)) == [("warning", soon.text.replace("9 days", "18 days"))]
     only(security.tls(settings, NOW + 120 * day), Level.ERROR, "is valid from")
     own = [line.replace("tls.server", "tls.client") for line in certificates.server_settings("expired")]
+    own += ["tls.client.authServer=true", f"tls.client.trustCertPath={certificates.path('ca.pem')}"]
     registers = config(tmp_path, "namesrvAddr=10.0.0.9:9876", "tls.enable=true", *own)
     only(security.tls(registers, NOW), Level.ERROR, "expired.pem", "is valid from")
     expired = config(tmp_path, *open_to_all, *certificates.server_settings("expired"), "tls.server.mode=enforcing")
