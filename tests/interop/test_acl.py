@@ -24,12 +24,13 @@ from tests.peers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.errors import CallError
-from tests.support.access import ACCOUNTS, ADMIN, CANARY, USER, signed, write_accounts
+from tests.support.access import ACCOUNTS, ADMIN, USER, signed, write_accounts
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 WRONG = (USER[0], "wrong-secret-key")
 TOPICS = ("topicA", "topicB", "topicC")
-NEW = ("new-account", "canary-secret-of-new")
+NEW = ("new-account", f"{CANARY}-of-new")
 
 
 def home_of(target: str, directory: Path) -> Path:

@@ -25,7 +25,8 @@ from tests.peers.apache import mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
 from tests.peers.clients import unique
 from tests.support.access import signed, write_accounts
-from tests.support.auth import CANARY, SUPER, USER, ask, create_user, entry, update_acl, update_user
+from tests.support.auth import SUPER, USER, ask, create_user, entry, update_acl, update_user
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 INNER = ("inner", f"{CANARY}-of-inner")

@@ -19,7 +19,7 @@ from tests.peers.broker import HOST
 from tests.peers.clients import JavaClient
 from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.errors import CallError
-from tests.support.access import CANARY
+from tests.support.canary import CANARY
 from tests.support.tls import Certificates, write_certificates
 
 PASSWORD = f"{CANARY}-of-client"

@@ -21,11 +21,12 @@ from cryptography.x509.oid import NameOID
 
 from duemq.broker.net.connection import Connection
 from tests.support.broker import Peer
+from tests.support.canary import CANARY
 
 HOST = "broker.test"
 ADDRESS = "127.0.0.1"
 """The names in the broker's certificate."""
-PASSWORD = "canary-secret-of-key"
+PASSWORD = f"{CANARY}-of-key"
 """The password of `encrypted.key`. It must not be found anywhere."""
 _NOW = datetime.datetime.now(datetime.UTC)
 _DAY = datetime.timedelta(days=1)

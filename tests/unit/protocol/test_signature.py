@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from duemq.protocol.requests import signature
 from duemq.protocol.requests.headers import PullMessage, SendMessageV2
 from duemq.protocol.requests.signature import Fields, SecretKey, Signer, fields_decoder, signed_text
+from tests.support.canary import CANARY
 
-SECRET = "canary-secret-1"
+SECRET = f"{CANARY}-1"
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 EXT = st.dictionaries(TEXT.filter(lambda name: name != "Signature"), TEXT, max_size=20)
 
