@@ -86,8 +86,8 @@ class Limits:
 
 def too_many_requests(limit: str, rate: int, who: str, of_each: str) -> LimitReached:
     """Return the refusal of a request that is one too many in its second: SYSTEM_BUSY, as RocketMQ's brokers answer
-    when they have too much to do. Its clients send such a message to another broker, or again, and pull again 3 s
-    later. `who`: who has made too many, for the log. `of_each`: what the limit is for."""
+    when they have too much to do; consumers pull again 3 s later then (with FLOW_CONTROL 20 ms later). `who`: who has
+    made too many, for the log. `of_each`: what the limit is for."""
     setting = f"{limit}={rate}"
     return LimitReached(
         limit,

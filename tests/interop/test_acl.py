@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from duemq import Admin, Consumer, Producer
 from duemq.errors import AccessDeniedError
+from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
@@ -105,6 +106,30 @@ async def test_an_ordered_consumer_locks_its_queues(java: JavaClient, secured: B
     ):
         await producer.send("topicB", [message], queue_id=1)
         await consumer.receive_bodies([message.body])
+
+
+async def test_clients_live_with_a_limit_on_their_account(client: Client, java: JavaClient, secured: Broker) -> None:
+    """They are told that the broker is busy, as by RocketMQ's own: consumers go on, and sends fail with that code after
+    as many tries as the library makes."""
+    if secured.kind != "duemq":
+        pytest.skip("RocketMQ has no such limit")
+    admin = java.admin(secured.nameserver, ADMIN)
+    messages = numbered(unique("limited"), 100)
+    async with (
+        await client.consumer(secured.nameserver, unique("group"), "topicB", account=USER) as consumer,
+        await client.producer(secured.nameserver, account=USER) as producer,
+    ):
+        await producer.send("topicB", messages[:1])
+        await admin.update_broker_config(secured.address, maxRequestsPerSecondPerAccount=30)
+        try:
+            results = await producer.send("topicB", messages[1:], check=False)
+            stored = [each.body for each, result in zip(messages[1:], results, strict=True) if result.stored]
+            assert 0 < len(stored) < len(results)
+            codes = {result.error.code for result in results if result.error is not None}
+            assert codes <= {ResponseCode.SYSTEM_BUSY, None}, "None of those libraries that do not tell it"
+            await consumer.until(lambda got: {each.body for each in got} >= set(stored))
+        finally:
+            await admin.update_broker_config(secured.address, maxRequestsPerSecondPerAccount=0)
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
