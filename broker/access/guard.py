@@ -63,8 +63,8 @@ class Authority(Protocol):
     """Knows the accounts."""
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
-        """Return the account that signed a request; None if it needs no account. `fields`: as of SignedRequest. Raises
-        AccessRefused."""
+        """Return the account that signed a request; None if it needs no account. A peer that needs none for its address
+        is no stranger, which is noted at its connection. `fields`: as of SignedRequest. Raises AccessRefused."""
 
     def recheck(self, connection: Connection, permission: Permission, request: Request[Any], account: Any) -> None:
         """Check again a request that was let in and still waits. `account`: what `authenticate` returned for it.
@@ -167,8 +167,8 @@ class Guard:
                 try:
                     code = request.code
                     account = authenticate(connection, code, fields, request.body)
-                    connection.is_stranger = False
                     if account is not None:
+                        connection.is_stranger = False
                         if limits.requests_per_second_per_account:
                             self._count(account)
                         account.check_topic(code, getattr(request.header, name), needed, connection.host)
@@ -227,9 +227,10 @@ class Guard:
         """Return the account that signed a request, see `Authority`, which may make one more. Raises AccessRefused,
         LimitReached."""
         account = self._authority.authenticate(connection, code, fields, body)
-        connection.is_stranger = False
-        if account is not None and self._limits.requests_per_second_per_account:
-            self._count(account)
+        if account is not None:
+            connection.is_stranger = False
+            if self._limits.requests_per_second_per_account:
+                self._count(account)
         return account
 
     def _count(self, account: Account) -> None:

@@ -13,6 +13,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, join_frame
 from duemq.protocol.requests.headers import GetRouteInfo
 from tests.support.access import ADMIN, USER, signed, write_accounts
+from tests.support.auth import ON, MemoryStore
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.tls import TlsPeer, write_certificates
@@ -241,6 +242,24 @@ async def test_requests_of_strangers_at_an_address_are_limited(tmp_path: Path, l
         assert (await figures(elsewhere, ADMIN))["limitReached_maxRequestsPerSecondPerAddress"] == "4"
         loop.advance(0.4)
         assert (await strangers[0].ask(signed(send("topicB"), USER))).code == 0
+
+
+async def test_a_request_that_needs_no_account_makes_nobody_known(tmp_path: Path) -> None:
+    free = ("authenticationWhitelist=26", "authorizationWhitelist=26", "maxRequestsPerSecondPerAddress=3")
+    async with running(tmp_path, *ON, *free, open_auth_store=lambda _: MemoryStore()) as broker:
+        stranger = broker.connect(("10.0.0.1", 1))
+        answers = await stranger.ask_all([request(RequestCode.GET_BROKER_CONFIG) for _ in range(3)])
+        answers += await stranger.ask_all([request(RequestCode.GET_BROKER_CONFIG) for _ in range(2)])
+        assert [answer.code for answer in answers] == [0] * 3 + [ResponseCode.SYSTEM_BUSY] * 2
+
+
+async def test_who_needs_no_account_for_its_address_is_no_stranger(tmp_path: Path) -> None:
+    write_accounts(tmp_path)
+    acl = ("aclEnable=true", f"rocketmqHome={tmp_path}", "maxRequestsPerSecondPerAddress=3")
+    async with running(tmp_path / "store", *acl) as broker:
+        listed = broker.connect(("127.0.0.2", 1))
+        answers = [await listed.ask(send("T")) for _ in range(6)]
+        assert [answer.code for answer in answers] == [0] * 6
 
 
 async def test_without_access_control_all_requests_of_an_address_are_limited(tmp_path: Path) -> None:
