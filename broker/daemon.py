@@ -85,7 +85,7 @@ from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.persister import Persister
 from duemq.broker.tables.topics import Topics
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
-from duemq.broker.tls.contexts import TlsContexts
+from duemq.broker.tls.contexts import WARN_SECONDS, TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
 from duemq.broker.waiting.pending import PendingHandlers
 from duemq.broker.waiting.recall import TimerHandlers
@@ -188,7 +188,7 @@ class Broker:
         try:
             self._bind()
             self._acl_files = self._read_accounts()
-            self._tls = TlsContexts(self.config, self._workers)
+            self._tls = TlsContexts(self.config, self._workers, self._real_clock)
         except BaseException:
             self._close_sockets()
             self._workers.stop()
@@ -420,7 +420,7 @@ class Broker:
         authority: Authority | None = auth.authority if auth is not None else None
         if acl_files is not None:
             authority = PlainAuthority(acl_files)
-        guard = Guard(authority, self._topic_of_record, reads) if authority is not None else None
+        guard = Guard(authority, self._topic_of_record, reads, limits, loop.time) if authority is not None else None
         self._connection_limits = connection_limits = ConnectionLimits(loop, limits, self._max_connections)
         self.router = router = Router(
             store,
@@ -468,6 +468,7 @@ class Broker:
             clock,
             limits,
             router,
+            self._tls,
             guard,
         )
         added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
@@ -541,6 +542,7 @@ class Broker:
             (
                 *chores,
                 Chore("tls", lambda: TLS_LOOK_SECONDS, self._tls.look),
+                Chore("certificates", lambda: WARN_SECONDS, self._tls.warn),
                 Chore(_SAVE_OFFSETS, self._offsets_interval, offsets.save_if_changed),
                 Chore("stats", lambda: SAMPLE_SECONDS, stats.sample),
                 Chore("levels", lambda: REPORT_SECONDS, lambda: levels.report(look(clock))),

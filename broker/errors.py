@@ -54,11 +54,13 @@ class Refused(BrokerError):
 
 
 class LimitReached(Refused):
-    """A request beyond a limit. `limit`: the property that is the limit."""
+    """A request beyond a limit. `limit`: the property that is the limit. `reason`: what the log says of it; None: it
+    is only counted."""
 
-    def __init__(self, limit: str, code: int, remark: str) -> None:
+    def __init__(self, limit: str, code: int, remark: str, reason: str | None = None) -> None:
         super().__init__(code, remark)
         self.limit = limit
+        self.reason = reason
 
 
 class AccessRefused(Refused):

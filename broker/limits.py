@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from duemq.broker.errors import LimitReached
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
+from duemq.protocol.codes import ResponseCode
 
 MAX_NAME_LENGTH: Final = 255
 """Length of the name of a topic, a group or a broker that the broker keeps because a client names it, in
@@ -40,6 +42,8 @@ PROPERTIES: Final = {
     "maxNewConnections": "new_connections",
     "maxNewConnectionSeconds": "new_connection_seconds",
     "maxRequestsPerSecond": "requests_per_second",
+    "maxRequestsPerSecondPerAccount": "requests_per_second_per_account",
+    "maxRequestsPerSecondPerAddress": "requests_per_second_per_address",
 }
 
 
@@ -65,6 +69,8 @@ class Limits:
     new_connections: int
     new_connection_seconds: int
     requests_per_second: int
+    requests_per_second_per_account: int
+    requests_per_second_per_address: int
 
     def __init__(self, settings: LiveSettings) -> None:
         self.reached: Counter[str] = Counter()
@@ -76,3 +82,16 @@ class Limits:
     def _follow(self, config: BrokerConfig) -> None:
         for name in PROPERTIES.values():
             setattr(self, name, getattr(config, f"max_{name}"))
+
+
+def too_many_requests(limit: str, rate: int, who: str, of_each: str) -> LimitReached:
+    """Return the refusal of a request that is one too many in its second: SYSTEM_BUSY, as RocketMQ's brokers answer
+    when they have too much to do; consumers pull again 3 s later then (with FLOW_CONTROL 20 ms later). `who`: who has
+    made too many, for the log. `of_each`: what the limit is for."""
+    setting = f"{limit}={rate}"
+    return LimitReached(
+        limit,
+        ResponseCode.SYSTEM_BUSY,
+        f"[REJECTREQUEST]system busy, start flow control for a while: {setting} for each {of_each}",
+        f"{who} has made {setting} requests",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
 
 import pytest
 
@@ -18,12 +19,27 @@ pytest.register_assert_rewrite(
     "tests.unit",
 )
 
+from tests.support import canary  # noqa: E402 (behind what rewrites it)
+
 
 def pytest_collection_finish() -> None:
     """Freeze modules and tests out of garbage collection: a broker collects garbage at its start, and hundreds of
     brokers start here."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a test fail that shows a secret, see `tests.support.canary`."""
+    report = yield
+    for name, content in report.sections:
+        canary.look(name, content)
+    found = canary.take()
+    if found and report.outcome != "failed":
+        report.outcome = "failed"
+        report.longrepr = "secrets are shown in\n" + "\n".join(found)
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

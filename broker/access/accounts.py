@@ -52,6 +52,11 @@ class Account:
     default_group: int
     permissions: Mapping[str, int] | None
 
+    @property
+    def name(self) -> str:
+        """See `guard.Account`."""
+        return self.access_key
+
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
         """See `guard.Account`."""
         try:

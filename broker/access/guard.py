@@ -17,8 +17,10 @@ import msgspec
 
 from duemq.broker.access.permission import Action, Permission
 from duemq.broker.errors import AccessRefused
+from duemq.broker.limits import Limits, too_many_requests
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.rates import Rates
 from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.requests.headers import Header, Request, RequestDecoder
 from duemq.protocol.requests.signature import Fields, fields_decoder
@@ -40,6 +42,10 @@ class SignedRequest(Request[H]):
 class Account(Protocol):
     """Who sent a request, and what it may do. The checks raise AccessRefused. `host`: the address of the peer."""
 
+    @property
+    def name(self) -> str:
+        """The access key, or the name of the user: the same after a change."""
+
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
         """Check what a request needs, except for a record's topic. Raises ProtocolError too."""
 
@@ -57,8 +63,8 @@ class Authority(Protocol):
     """Knows the accounts."""
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
-        """Return the account that signed a request; None if it needs no account. `fields`: as of SignedRequest. Raises
-        AccessRefused."""
+        """Return the account that signed a request; None if it needs no account. A peer that needs none for its address
+        is no stranger, which is noted at its connection. `fields`: as of SignedRequest. Raises AccessRefused."""
 
     def recheck(self, connection: Connection, permission: Permission, request: Request[Any], account: Any) -> None:
         """Check again a request that was let in and still waits. `account`: what `authenticate` returned for it.
@@ -101,12 +107,23 @@ class SignedDecoder(RequestDecoder[H]):
 class Guard:
     """Checks the requests of one broker."""
 
-    def __init__(self, authority: Authority, topic_of_record: Callable[[int], str | None], reads: ColdReads) -> None:
+    def __init__(
+        self,
+        authority: Authority,
+        topic_of_record: Callable[[int], str | None],
+        reads: ColdReads,
+        limits: Limits,
+        loop_time: Callable[[], float],
+    ) -> None:
         """`topic_of_record`: returns the topic of the record at a physical offset, None if there is none; it may raise
-        NotInMemory."""
+        NotInMemory. `loop_time`: the seconds of the event loop's clock."""
         self._authority = authority
         self._topic_of_record = topic_of_record
         self._reads = reads
+        self._limits = limits
+        self._loop_time = loop_time
+        self._rates: Rates[str] = Rates()
+        """The requests that accounts have made, by their names."""
         self.refusals: Counter[str] = Counter()
         """How many requests were refused, by kind: account, signature, role, permission."""
 
@@ -142,7 +159,7 @@ class Guard:
 
     def _guarded_topic(self, name: str, action: Action, handler: Handler) -> Handler:
         """As `guarded`, for requests that need one action on one topic: the sends."""
-        authenticate, needed = self._authority.authenticate, int(action)
+        authenticate, needed, limits = self._authority.authenticate, int(action), self._limits
 
         def guarded(connection: Connection, request: Any) -> Any:
             fields = request.fields
@@ -151,6 +168,9 @@ class Guard:
                     code = request.code
                     account = authenticate(connection, code, fields, request.body)
                     if account is not None:
+                        connection.is_stranger = False
+                        if limits.requests_per_second_per_account:
+                            self._count(account)
                         account.check_topic(code, getattr(request.header, name), needed, connection.host)
                 except AccessRefused as error:
                     self.refusals[error.kind] += 1
@@ -180,28 +200,44 @@ class Guard:
 
     def check_unread(self, connection: Connection, command: Command, permission: Permission) -> None:
         """Check what can be checked of a request that does not decode, or has a code that nobody knows: who is not let
-        in is not told what requests there are, nor what they have to look like. Raises AccessRefused."""
+        in is not told what requests there are, nor what they have to look like. Raises AccessRefused, LimitReached."""
         if permission.is_open:
             return
         try:
-            account = self._authority.authenticate(connection, command.code, Fields(command.ext), command.body)
+            account = self._authenticate(connection, command.code, Fields(command.ext), command.body)
             if account is not None:
                 account.check_role(command.code, permission, connection.host)
         except AccessRefused as error:
             raise self._counted(error) from None
 
     def _check(self, permission: Permission, connection: Connection, request: Any) -> Account | None:
-        """Check what a request needs, except for a record's topic. Raises AccessRefused, ProtocolError."""
+        """Check what a request needs, except for a record's topic. Raises Refused, ProtocolError."""
         if request.fields is None:
             return None  # it was checked, and is handled again after a read from the disk
         try:
-            account = self._authority.authenticate(connection, request.code, request.fields, request.body)
+            account = self._authenticate(connection, request.code, request.fields, request.body)
             if account is not None:
                 account.check(request.code, permission, request, connection.host)
         except AccessRefused as error:
             raise self._counted(error) from None
         request.account = account
         return account
+
+    def _authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
+        """Return the account that signed a request, see `Authority`, which may make one more. Raises AccessRefused,
+        LimitReached."""
+        account = self._authority.authenticate(connection, code, fields, body)
+        if account is not None:
+            connection.is_stranger = False
+            if self._limits.requests_per_second_per_account:
+                self._count(account)
+        return account
+
+    def _count(self, account: Account) -> None:
+        """Take a request of an account into account. Raises LimitReached."""
+        rate, name = self._limits.requests_per_second_per_account, account.name
+        if not self._rates.take(name, 1, rate, self._loop_time()):
+            raise too_many_requests("maxRequestsPerSecondPerAccount", rate, name, "account")
 
     def _check_record(self, account: Account | None, code: int, physical_offset: int, host: str) -> None:
         """Check that an account may read a record. Raises AccessRefused, NotInMemory, OSError."""

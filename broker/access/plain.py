@@ -30,6 +30,7 @@ class PlainAuthority:
         accounts = self._files.accounts
         is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
         if is_free:
+            connection.is_stranger = False
             return None
         access_key = fields.access_key
         account = accounts.by_key.get(access_key)
@@ -39,6 +40,7 @@ class PlainAuthority:
             # A secret that was put into the wrong place must not get into the log.
             raise refused("account", f"No acl config for {access_key[:_MAX_TOLD]}", "no account has the access key")
         if access_key in keys_without_signature:
+            connection.is_stranger = False
             return None
         if not fields.are_signed(account.key, body):
             raise refused("signature", f"Check signature failed for accessKey={access_key}")

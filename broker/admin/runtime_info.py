@@ -15,6 +15,7 @@ from duemq.broker.limits import Limits
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.router import Router
 from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.tls.contexts import TlsContexts
 from duemq.protocol.codes import VERSION, VERSION_NAME
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.service import Timers
@@ -44,6 +45,7 @@ class Sources:
     """The messages' clock."""
     limits: Limits
     router: Router
+    tls: TlsContexts
     guard: Guard | None = None
     """None without access control."""
 
@@ -119,6 +121,10 @@ def collect(sources: Sources) -> dict[str, str]:
     connections = sources.router.connections
     table["connections"] = len(connections)
     table["connectionsWithTls"] = sum(connection.has_tls for connection in connections)
+    for expiry in sources.tls.expiries:
+        name = "tlsCertificate" if expiry.setting == "tls.server" else "tlsClientCertificate"
+        table[f"{name}ValidUntil"] = expiry.until_ms
+        table[f"{name}DaysLeft"] = expiry.days_left(sources.clock.now_ms())
     table |= {f"connections{how}": count for how, count in sources.router.ended.items()}
     table |= {f"limitReached_{name}": count for name, count in sources.limits.reached.items()}
     if sources.guard is not None:

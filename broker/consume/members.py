@@ -88,10 +88,10 @@ class ClientHandlers:
             self._topics.save_later()
         return group.notify_consumer_ids_changed_enable
 
-    def unregister(self, _: Connection, request: Request[UnregisterClient]) -> Answer:
-        """Remove a client from its groups."""
+    def unregister(self, connection: Connection, request: Request[UnregisterClient]) -> Answer:
+        """Remove a client from its groups. It is no error if it is in none, as in RocketMQ."""
         header = request.header
-        self._clients.unregister(header.client_id, header.producer_group, header.consumer_group)
+        self._clients.unregister(connection, header.client_id, header.producer_group, header.consumer_group)
         return response(ResponseCode.SUCCESS)
 
     def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:

@@ -198,6 +198,8 @@ def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:
         yield from _permissions(about, known.file)
     for text in known.warnings:
         yield warning(about, text, "see docs/security.md")
+    if known.to_name_servers and known.client.certificate:
+        yield from _dates(known.client, now)
     server = known.server
     if known.mode is TlsMode.DISABLED or not server.certificate:
         if config.listens_on_loopback:
@@ -216,18 +218,18 @@ def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:
             "set tls.server.mode=enforcing as soon as all clients use TLS",
         )
     yield from _permissions(about, server.key)
-    yield from _certificate(server, config.advertised_host, now)
+    yield from _dates(server, now)
+    yield from _names(server, config.advertised_host)
 
 
-def _certificate(identity: Identity, host: str, now: datetime.datetime) -> Iterator[Finding]:
+def _dates(identity: Identity, now: datetime.datetime) -> Iterator[Finding]:
     about, path = "TLS", identity.certificate
     try:
         from cryptography import x509
     except ModuleNotFoundError:
         yield warning(about, f"{path} was not looked at", "install the package cryptography")
         return
-    chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
-    for certificate in chain:
+    for certificate in x509.load_pem_x509_certificates(Path(path).read_bytes()):
         until = certificate.not_valid_after_utc
         name = certificate.subject.rfc4514_string()
         days = (until - now).days
@@ -240,7 +242,16 @@ def _certificate(identity: Identity, host: str, now: datetime.datetime) -> Itera
         elif days < _RENEW_DAYS:
             yield warning(about, f"{path}: {name} expires in {days} days", "renew it; that needs no restart")
         else:
-            yield ok(about, f"{path}: {name}, valid until {until:%Y-%m-%d}")
+            yield ok(about, f"{path}: {name}, valid until {until:%Y-%m-%d} ({days} days left)")
+
+
+def _names(identity: Identity, host: str) -> Iterator[Finding]:
+    about, path = "TLS", identity.certificate
+    try:
+        from cryptography import x509
+    except ModuleNotFoundError:
+        return
+    chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
     try:
         names = chain[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -182,6 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         "host",
         "is_closed",
         "is_new",
+        "is_stranger",
         "last_codec",
         "last_read",
         "peer",
@@ -237,6 +238,9 @@ class Connection(asyncio.BufferedProtocol):
         self.is_closed = False
         self.is_new = not is_outgoing
         """Whether none of the client's requests has been handled yet; see `connection_limits`."""
+        self.is_stranger = True
+        """Whether no account has made a request over the connection, nor a peer whose address needs none. Without
+        access control it stays so."""
         self.last_codec = JSON
         self.last_read = loop.time()
         """When bytes last arrived, in seconds of the loop's clock."""

@@ -1,4 +1,4 @@
-"""Limits on connections: in all, from one address, without a request yet, and on the requests of one in a second.
+"""Limits on connections: in all, from one address, without a request yet, and on their requests in a second.
 
 A connection is new until one of its requests is handled. With access control, a request that is refused for its sender
 does not count, so whoever has no account has `maxNewConnectionSeconds` in all, the TLS handshake included. The broker
@@ -17,8 +17,10 @@ from typing import Final
 
 import structlog
 
-from duemq.broker.limits import Limits
+from duemq.broker.errors import LimitReached
+from duemq.broker.limits import Limits, too_many_requests
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.rates import Rates
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +43,8 @@ class ConnectionLimits:
         self._by_host: Counter[str] = Counter()
         self._new: dict[Connection, float] = {}
         """New connections, the oldest first, with the loop's time at which they came."""
-        self._buckets: dict[Connection, tuple[float, float]] = {}
-        """For connections whose requests are counted: how many they may make, as of a time of the loop."""
+        self._of_connection: Rates[Connection] = Rates()
+        self._of_address: Rates[str] = Rates()
 
     @property
     def new(self) -> int:
@@ -79,7 +81,7 @@ class ConnectionLimits:
         if not self._by_host[connection.host]:
             del self._by_host[connection.host]
         self._new.pop(connection, None)
-        self._buckets.pop(connection, None)
+        self._of_connection.drop(connection)
 
     def made_request(self, connection: Connection) -> None:
         """A request of the connection was handled: it is not new any more."""
@@ -104,20 +106,31 @@ class ConnectionLimits:
             peers = [connection.peer for connection in late[:_PEERS_TOLD]]
             log.info("connections_without_request_closed", count=len(late), peers=peers, seconds=seconds)
 
-    def allowance(self, connection: Connection, wanted: int) -> int:
-        """Return how many of some requests a connection may make now. Those are counted as made."""
-        rate = self._limits.requests_per_second
-        if not rate:
-            return wanted
-        now = self._loop.time()
-        left, since = self._buckets.get(connection, (float(rate), now))
-        left = min(rate, left + (now - since) * rate)
-        allowed = min(wanted, int(left))
-        self._buckets[connection] = (left - allowed, now)
-        return allowed
+    @property
+    def count_requests(self) -> bool:
+        """Whether requests are limited before it is known who made them."""
+        return bool(self._limits.requests_per_second or self._limits.requests_per_second_per_address)
+
+    def allowance(self, connection: Connection, wanted: int) -> tuple[int, LimitReached | None]:
+        """Return how many of some requests a connection may make now, which are counted as made, and why not all."""
+        limits, now = self._limits, self._loop.time()
+        allowed, why = wanted, None
+        rate = limits.requests_per_second
+        if rate:
+            allowed = self._of_connection.take(connection, wanted, rate, now)
+            if allowed < wanted:
+                why = too_many_requests("maxRequestsPerSecond", rate, "it", "connection")
+        rate = limits.requests_per_second_per_address
+        if rate and connection.is_stranger and allowed:
+            mine, allowed = allowed, self._of_address.take(connection.host, allowed, rate, now)
+            if allowed < mine:
+                why = too_many_requests("maxRequestsPerSecondPerAddress", rate, "its address", "address")
+                self._of_connection.give_back(connection, mine - allowed, limits.requests_per_second)
+        return allowed, why
 
     def give_back(self, connection: Connection, count: int) -> None:
         """Requests that `allowance` counted were not handled, and come again."""
-        if count and connection in self._buckets:
-            left, since = self._buckets[connection]
-            self._buckets[connection] = (left + count, since)
+        limits = self._limits
+        self._of_connection.give_back(connection, count, limits.requests_per_second)
+        if connection.is_stranger:
+            self._of_address.give_back(connection.host, count, limits.requests_per_second_per_address)

@@ -236,7 +236,7 @@ class Router:
             return position
         if self._recorder is not None:
             self._recorder.handling = connection.peer
-        if self._limits.requests_per_second:
+        if self._connection_limits.count_requests:
             return self._handle_allowed(connection, frames, position, is_over)
         if connection.is_new:
             return self._handle_first(connection, frames, position, is_over)
@@ -253,18 +253,19 @@ class Router:
     def _handle_allowed(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
         """Handle frames as far as the connection may make requests in this second, and refuse the rest."""
         wanted = len(frames) - position
-        allowed = self._connection_limits.allowance(connection, wanted)
+        allowed, why = self._connection_limits.allowance(connection, wanted)
         if allowed:
             part = frames[: position + allowed] if allowed < wanted else frames
             handle = self._handle_first if connection.is_new else self._handle
             end = handle(connection, part, position, is_over)
-            if end < len(part) or allowed == wanted or not connection.takes_answers:
+            if end < len(part) or why is None or not connection.takes_answers:
                 self._connection_limits.give_back(connection, len(part) - end)
                 return end
             position = end
+        assert why is not None
         for number in range(position, len(frames)):
             try:
-                answer = self._refuse_now(connection, frames[number])
+                answer = self._refuse_now(connection, frames[number], why)
             except FrameError as error:
                 connection.refuse(error)
                 return len(frames)
@@ -274,17 +275,19 @@ class Router:
                 return number + 1
         return len(frames)
 
-    def _refuse_now(self, connection: Connection, frame: Frame) -> bytes | None:
+    def _refuse_now(self, connection: Connection, frame: Frame, why: LimitReached) -> bytes | None:
         """Refuse a request that is one too many; return the answer. A response is taken. Raises FrameError."""
         command = codec.decode(frame)
         if command.flag & FLAG_RESPONSE:
             connection.take_response(command)
             return None
-        limit = f"maxRequestsPerSecond={self._limits.requests_per_second}"
-        self._limits.reached["maxRequestsPerSecond"] += 1
-        self.complain("request_refused", connection, f"it has made {limit} requests", code=command.code)
-        remark = f"[REJECTREQUEST]system busy, start flow control for a while: {limit} for each connection"
-        return self._error(command, frame[0], ResponseCode.SYSTEM_BUSY, remark)
+        self._count_limit(connection, why, command.code)
+        return self._error(command, frame[0], why.code, why.remark)
+
+    def _count_limit(self, connection: Connection, error: LimitReached, code: int) -> None:
+        self._limits.reached[error.limit] += 1
+        if error.reason is not None:
+            self.complain("request_refused", connection, error.reason, code=code)
 
     def _handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
         """Handle frames, see `handle`."""
@@ -422,6 +425,9 @@ class Router:
                 self._guard.check_unread(connection, command, route.permission if route is not None else ACCOUNT)
             except AccessRefused as refusal:
                 event, reason, code, remark = "access_refused", refusal.reason, refusal.code, refusal.remark
+            except LimitReached as refusal:
+                self._limits.reached[refusal.limit] += 1
+                reason, code, remark = refusal.reason or reason, refusal.code, refusal.remark
         self._refused += 1
         self.complain(event, connection, reason, code=command.code)
         return None, None, self._error(command, frame[0], code, remark[:_MAX_REMARK])
@@ -469,7 +475,7 @@ class Router:
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
         """Return the answer to a request whose handler raised."""
         if isinstance(error, LimitReached):
-            self._limits.reached[error.limit] += 1
+            self._count_limit(connection, error, request.code)
         elif isinstance(error, AccessRefused):
             self._refused += 1
             self.complain("access_refused", connection, error.reason, code=request.code)

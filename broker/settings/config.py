@@ -442,6 +442,23 @@ class BrokerConfig:
         limits=(0, 100_000_000),
         live=True,
     )
+    max_requests_per_second_per_account: int = _setting(
+        "maxRequestsPerSecondPerAccount",
+        0,
+        "duemq's own: requests of one account or user in a second, over all its connections, and as many at once; "
+        "further ones are SYSTEM_BUSY; 0: any number",
+        limits=(0, 100_000_000),
+        live=True,
+    )
+    max_requests_per_second_per_address: int = _setting(
+        "maxRequestsPerSecondPerAddress",
+        0,
+        "duemq's own: requests of one address in a second, over all its connections over which no account has made a "
+        "request yet (without access control over all), and as many at once; further ones are SYSTEM_BUSY; 0: any "
+        "number",
+        limits=(0, 100_000_000),
+        live=True,
+    )
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
     )

@@ -263,12 +263,15 @@ class Clients:
             if (changed or is_new) and group.name not in quiet:
                 self._notify_later(group.name)
 
-    def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
-        """Remove a client from its groups."""
-        if producer_group is not None:
-            self._leave(_Membership(False, producer_group, client_id))
-        if consumer_group is not None:
-            self._leave(_Membership(True, consumer_group, client_id))
+    def unregister(
+        self, connection: Connection, client_id: str, producer_group: str | None, consumer_group: str | None
+    ) -> None:
+        """Remove a client from its groups, as far as its last heartbeat for them came over the same connection: nobody
+        else may end what it does."""
+        mine = self._of_connection.get(connection, ())
+        for is_consumer, group in ((False, producer_group), (True, consumer_group)):
+            if group is not None and (membership := _Membership(is_consumer, group, client_id)) in mine:
+                self._leave(membership)
 
     def connection_lost(self, connection: Connection) -> None:
         """Remove all members that use a connection."""

@@ -12,11 +12,12 @@ until the broker stops. It keeps away who only listens, and nobody else: clients
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -26,12 +27,21 @@ from duemq.broker.regular_files import open_regular, read_regular
 from duemq.broker.settings.config import BrokerConfig
 from duemq.broker.tls import options as tls_options
 from duemq.broker.tls.options import Identity, TlsOptions
+from duemq.broker.tls.validity import valid_until_ms
 from duemq.broker.workers import Background, Workers
+from duemq.storage.clock import Clock
 
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """Time between two looks at the files; RocketMQ's broker looks every 500 ms."""
+WARN_DAYS: Final = 14
+"""Days before the end of a certificate from which on the log warns of it each day."""
+WARN_SECONDS: Final = 3600.0
+"""Time between two looks at what is left, less than a day, so that each day is told."""
+_DAY_MS: Final = 86_400_000
+_CHAIN_BYTES: Final = 1024 * 1024
+"""More than any chain of certificates in PEM has."""
 _TEST_DAYS: Final = 365
 _KEY_BYTES: Final = 64 * 1024
 """More than any key in PEM has."""
@@ -43,6 +53,19 @@ MakeCertificate = Callable[[str], tuple[bytes, bytes]]
 """Makes a certificate and its key, in PEM, for a host. May take long, and raise ImportError."""
 
 
+class Expiry(NamedTuple):
+    """The end of the validity of a certificate. `setting`: tls.server or tls.client. `path`: its file. `until_ms`: the
+    end of the one in its chain that expires first, in ms since the epoch."""
+
+    setting: str
+    path: str
+    until_ms: int
+
+    def days_left(self, now_ms: int) -> int:
+        """Return the whole days from a time until the end, less than 0 after it."""
+        return (self.until_ms - now_ms) // _DAY_MS
+
+
 @dataclass(frozen=True)
 class _State:
     """All files as they were read."""
@@ -51,16 +74,26 @@ class _State:
     stamps: Stamps
     server: ssl.SSLContext | None
     client: ssl.SSLContext | None
+    expiries: tuple[Expiry, ...]
 
 
 class TlsContexts:
     """The contexts, and the files they are made from. Implements `net.tls.TlsServer`. Belongs to the event loop; files
     are read by a thread, except at the start."""
 
-    def __init__(self, config: BrokerConfig, workers: Workers, make_certificate: MakeCertificate | None = None) -> None:
-        """Read the files. Raises ConfigError."""
+    def __init__(
+        self,
+        config: BrokerConfig,
+        workers: Workers,
+        clock: Clock,
+        make_certificate: MakeCertificate | None = None,
+    ) -> None:
+        """Read the files. `clock`: the machine's. Raises ConfigError."""
         self._config = config
         self._workers = workers
+        self._clock = clock
+        self._warned: dict[str, tuple[Expiry, int]] = {}
+        """By setting: the certificate that was warned of last, and the days it had left then."""
         self._make_certificate = make_certificate or _make_certificate
         self._made: ssl.SSLContext | None = None
         """The context with a certificate of test mode."""
@@ -106,6 +139,27 @@ class TlsContexts:
         """The context for registration at name servers, None if that goes without TLS."""
         return self._state.client
 
+    @property
+    def expiries(self) -> tuple[Expiry, ...]:
+        """Until when the certificates that files give are valid."""
+        return self._state.expiries
+
+    def warn(self) -> None:
+        """Log which certificates expire soon, once for each day that is left; to be called some times a day."""
+        for expiry in self._state.expiries:
+            days = expiry.days_left(self._clock.now_ms())
+            if days >= WARN_DAYS or self._warned.get(expiry.setting) == (expiry, days):
+                continue
+            self._warned[expiry.setting] = (expiry, days)
+            has_expired = days < 0
+            log.log(
+                logging.ERROR if has_expired else logging.WARNING,
+                "tls_certificate_expired" if has_expired else "tls_certificate_expires",
+                certificate=expiry.path,
+                days=days,
+                help="replace the files: the broker takes new ones while it runs",
+            )
+
     def look(self) -> None:
         """Have the files looked at, and read again if one has changed."""
         if self._is_looking or not self._state.stamps:
@@ -125,6 +179,7 @@ class TlsContexts:
         self._state, self._failed, self._why = state, None, ""
         self.changes += 1
         self._tell("tls_changed")
+        self.warn()
 
     def _looked(self, error: BaseException | None) -> None:
         self._is_looking = False
@@ -136,6 +191,7 @@ class TlsContexts:
         """Log what is used at the start, and what is doubtful about it."""
         if self._state.server is not None or self._state.options.file is not None or self._state.options.warnings:
             self._tell("tls")
+            self.warn()
 
     def _tell(self, event: str) -> None:
         options = self._state.options
@@ -158,7 +214,9 @@ class TlsContexts:
         paths = [*(options.server.paths if server else ()), *(options.client.paths if client else ())]
         if options.file is not None:
             paths.append(options.file)
-        return _State(options, _stamps(paths), server, client)
+        used = (("tls.server", server, options.server), ("tls.client", client, options.client))
+        expiries = (_expiry(setting, identity) for setting, context, identity in used if context is not None)
+        return _State(options, _stamps(paths), server, client, tuple(filter(None, expiries)))
 
     def _make(self, host: str) -> None:
         certificate, key = self._make_certificate(host)
@@ -253,6 +311,18 @@ def _trust(context: ssl.SSLContext, identity: Identity, prefix: str) -> None:
         ) from None
     # A certificate that is trusted itself counts, whether or not it is an authority's: a self-signed one, for example.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+
+
+def _expiry(setting: str, identity: Identity) -> Expiry | None:
+    """Return until when a certificate that OpenSSL has taken is valid, None if there is none."""
+    if not identity.certificate:
+        return None
+    try:
+        until_ms = valid_until_ms(read_regular(identity.certificate, _CHAIN_BYTES).decode("latin-1"))
+    except (ValueError, OSError) as error:
+        log.warning("tls_doubtful", reason=f"{setting}.certPath={identity.certificate}: its dates are unknown: {error}")
+        return None
+    return Expiry(setting, identity.certificate, until_ms) if until_ms is not None else None
 
 
 def _is_encrypted(path: str) -> bool:

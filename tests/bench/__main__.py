@@ -1,7 +1,7 @@
 """Benchmarks of duemq's broker and Apache's 4.9.7. Both are started in turn on this machine, with the same clients. The
-cases of timers (figures whose names begin with `timers`, `beside` and `mix`) use Apache's 5.3.3, since 4.9.7 has no
-timers. The cases of the Spark jobs (`spark`) are compared only with naive programs for the same tasks, and those of the
-MQTT bridge (`mqtt`) with Mosquitto alone.
+cases of timers (figures whose names begin with `timers`, `beside` and `mix`) and of ACL 2.0 (`users`) use Apache's
+5.3.3, since 4.9.7 has neither. The cases of the Spark jobs (`spark`) are compared only with naive programs for the same
+tasks, and those of the MQTT bridge (`mqtt`) with Mosquitto alone.
 
     python -m tests.bench [--rounds 2] [--tiny] [--big] [--only CASE ...]      (make bench)
 
@@ -80,7 +80,8 @@ def main() -> None:
             "Apache 4.9.7",
         )
     )
-    print(table({**timer_cases.FIGURES, **pressure_cases.FIGURES}, theirs, mine, "Apache 5.3.3"))
+    of_5 = {**acl_cases.FIGURES_OF_USERS, **timer_cases.FIGURES, **pressure_cases.FIGURES}
+    print(table(of_5, theirs, mine, "Apache 5.3.3"))
     print(table(spark_cases.FIGURES, theirs, mine, "nothing like it"))
     print(table(mqtt_cases.FIGURES, theirs, mine, "Mosquitto only"))
     if not arguments.tiny and not arguments.only:

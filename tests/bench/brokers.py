@@ -28,9 +28,14 @@ def apache(directory: Path, properties: Mapping[str, object]) -> Broker:
     return ApacheBroker("4.9.7", directory, properties, heap="2g")
 
 
+def apache_5(directory: Path, properties: Mapping[str, object]) -> Broker:
+    """Apache's 5.3.3, as it comes."""
+    return ApacheBroker("5.3.3", directory, properties, heap="2g")
+
+
 def apache_with_timers(directory: Path, properties: Mapping[str, object]) -> Broker:
     """Apache's 5.3.3: 4.9.7 has no timers."""
-    return ApacheBroker("5.3.3", directory, {"timerWheelEnable": "true"} | dict(properties), heap="2g")
+    return apache_5(directory, {"timerWheelEnable": "true"} | dict(properties))
 
 
 def ours(directory: Path, properties: Mapping[str, object]) -> Broker:

@@ -1,5 +1,5 @@
-"""Helpers for several interop tests: numbered messages, sharing of queues, and the check that no message arrived
-twice."""
+"""Helpers for several interop tests: numbered messages, sharing of queues, the check that no message arrived twice, and
+a connection for single requests."""
 
 import asyncio
 import re
@@ -9,8 +9,11 @@ from typing import TypeVar
 
 import pytest
 
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.peers.admin import Admin
-from tests.peers.broker import Broker
+from tests.peers.broker import HOST, Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import Client, Producer, PushConsumer, until
 from tests.peers.errors import CallError
@@ -187,3 +190,34 @@ async def each_once(
                 )
     # Two offsets mean that the producer sent twice, one offset that it was read twice.
     assert {body: places for body, places in copies.items() if len(places) != 1} == {}
+
+
+class Wire:
+    """A connection to a broker, for requests that no client sends. `source`: the address to come from."""
+
+    def __init__(self, broker: Broker, source: str = HOST) -> None:
+        self._port = broker.port
+        self._source = source
+        self._frames = FrameReader()
+        self._answers: dict[int, Command] = {}
+
+    async def __aenter__(self) -> "Wire":
+        self._reader, self._writer = await asyncio.open_connection(HOST, self._port, local_addr=(self._source, 0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    async def ask(self, command: Command, kind: int = JSON) -> Command:
+        """Return the answer to a request."""
+        self._writer.write(codec.encode(command, kind))
+        async with asyncio.timeout(20):
+            while command.opaque not in self._answers:
+                data = await self._reader.read(65536)
+                assert data, "the broker closed the connection"
+                for frame in self._frames.receive_data(data):
+                    answer = codec.decode(frame)
+                    answer.body = bytes(answer.body)
+                    self._answers[answer.opaque] = answer
+        return self._answers.pop(command.opaque)

@@ -14,23 +14,24 @@ import pytest_asyncio
 
 from duemq import Admin, Consumer, Producer
 from duemq.errors import AccessDeniedError
-from duemq.protocol.frames import codec
+from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames.command import Command
-from duemq.protocol.frames.frame import BINARY, JSON, FrameReader
+from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
-from tests.interop.support import need, not_on, numbered
+from tests.interop.support import Wire, need, not_on, numbered
 from tests.peers.apache import AdminOutput, mqadmin
-from tests.peers.broker import CLUSTER, HOST, Broker
+from tests.peers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.errors import CallError
-from tests.support.access import ACCOUNTS, ADMIN, CANARY, USER, signed, write_accounts
+from tests.support.access import ACCOUNTS, ADMIN, USER, signed, write_accounts
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 WRONG = (USER[0], "wrong-secret-key")
 TOPICS = ("topicA", "topicB", "topicC")
-NEW = ("new-account", "canary-secret-of-new")
+NEW = ("new-account", f"{CANARY}-of-new")
 
 
 def home_of(target: str, directory: Path) -> Path:
@@ -61,37 +62,6 @@ async def secured(
         await admin.create_topic(broker.address, topic)
     yield broker
     await broker.kill()
-
-
-class Wire:
-    """A connection to a broker, for requests that no client sends. `source`: the address to come from."""
-
-    def __init__(self, broker: Broker, source: str = HOST) -> None:
-        self._port = broker.port
-        self._source = source
-        self._frames = FrameReader()
-        self._answers: dict[int, Command] = {}
-
-    async def __aenter__(self) -> "Wire":
-        self._reader, self._writer = await asyncio.open_connection(HOST, self._port, local_addr=(self._source, 0))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
-
-    async def ask(self, command: Command, kind: int = JSON) -> Command:
-        """Return the answer to a request."""
-        self._writer.write(codec.encode(command, kind))
-        async with asyncio.timeout(20):
-            while command.opaque not in self._answers:
-                data = await self._reader.read(65536)
-                assert data, "the broker closed the connection"
-                for frame in self._frames.receive_data(data):
-                    answer = codec.decode(frame)
-                    answer.body = bytes(answer.body)
-                    self._answers[answer.opaque] = answer
-        return self._answers.pop(command.opaque)
 
 
 # --- clients
@@ -136,6 +106,30 @@ async def test_an_ordered_consumer_locks_its_queues(java: JavaClient, secured: B
     ):
         await producer.send("topicB", [message], queue_id=1)
         await consumer.receive_bodies([message.body])
+
+
+async def test_clients_live_with_a_limit_on_their_account(client: Client, java: JavaClient, secured: Broker) -> None:
+    """They are told that the broker is busy, as by RocketMQ's own: consumers go on, and sends fail with that code after
+    as many tries as the library makes."""
+    if secured.kind != "duemq":
+        pytest.skip("RocketMQ has no such limit")
+    admin = java.admin(secured.nameserver, ADMIN)
+    messages = numbered(unique("limited"), 100)
+    async with (
+        await client.consumer(secured.nameserver, unique("group"), "topicB", account=USER) as consumer,
+        await client.producer(secured.nameserver, account=USER) as producer,
+    ):
+        await producer.send("topicB", messages[:1])
+        await admin.update_broker_config(secured.address, maxRequestsPerSecondPerAccount=30)
+        try:
+            results = await producer.send("topicB", messages[1:], check=False)
+            stored = [each.body for each, result in zip(messages[1:], results, strict=True) if result.stored]
+            assert 0 < len(stored) < len(results)
+            codes = {result.error.code for result in results if result.error is not None}
+            assert codes <= {ResponseCode.SYSTEM_BUSY, None}, "None of those libraries that do not tell it"
+            await consumer.until(lambda got: {each.body for each in got} >= set(stored))
+        finally:
+            await admin.update_broker_config(secured.address, maxRequestsPerSecondPerAccount=0)
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])

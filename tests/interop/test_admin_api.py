@@ -5,13 +5,16 @@ from functools import partial
 
 import pytest
 
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.requests.headers import UnregisterClient
 from tests.interop.environment import LEVELS, ClientPool, Together
-from tests.interop.support import eventually, need, not_on, numbered, refused_soon, share_queues
+from tests.interop.support import Wire, eventually, need, not_on, numbered, refused_soon, share_queues
 from tests.peers.admin import Admin, QueueRoute
 from tests.peers.broker import BROKER, CLUSTER, Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import Client, JavaClient, unique
 from tests.peers.errors import CallError
+from tests.support.wire import request
 
 TOPIC_NOT_EXIST = 17
 CONSUMER_NOT_ONLINE = 206
@@ -99,6 +102,10 @@ async def test_clients_of_a_consumer_group_are_told(broker: Broker, topic: str, 
         assert {topic, f"%RETRY%{group}"} == set(connection["subscriptions"])
         assert (connection["type"], connection["model"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
         assert [member["language"] for member in connection["clients"]] == [LANGUAGES[client.name]]
+        async with Wire(broker) as stranger:
+            goodbye = UnregisterClient(connection["clients"][0]["clientId"], None, group)
+            assert (await stranger.ask(request(RequestCode.UNREGISTER_CLIENT, goodbye))).code == 0
+        assert len((await admin.consumer_connection(group))["clients"]) == 1, "nobody but itself unregisters a client"
     # The Java and the C++ client unregister and wait for the answer; Apache's Go client just closes its connections.
     refused = await refused_soon(partial(admin.consumer_connection, group))
     assert refused.code == CONSUMER_NOT_ONLINE
@@ -111,6 +118,10 @@ async def test_clients_of_a_producer_group_are_told(broker: Broker, topic: str, 
         await producer.send(topic, numbered("message", 1))
         members = await eventually(partial(admin.producer_connection, group, topic), lambda told: len(told) == 1)
         assert [member["language"] for member in members] == [LANGUAGES[client.name]]
+        async with Wire(broker) as stranger:
+            goodbye = UnregisterClient(members[0]["clientId"], group)
+            assert (await stranger.ask(request(RequestCode.UNREGISTER_CLIENT, goodbye))).code == 0
+        assert len(await admin.producer_connection(group, topic)) == 1
     await refused_soon(partial(admin.producer_connection, group, topic))
 
 

@@ -19,13 +19,14 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
-from tests.interop.support import eventually, not_on, numbered
-from tests.interop.test_acl import Wire, home_of
+from tests.interop.support import Wire, eventually, not_on, numbered
+from tests.interop.test_acl import home_of
 from tests.peers.apache import mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
 from tests.peers.clients import unique
 from tests.support.access import signed, write_accounts
-from tests.support.auth import CANARY, SUPER, USER, ask, create_user, entry, update_acl, update_user
+from tests.support.auth import SUPER, USER, ask, create_user, entry, update_acl, update_user
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 INNER = ("inner", f"{CANARY}-of-inner")

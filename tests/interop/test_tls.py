@@ -20,7 +20,7 @@ from tests.peers.broker import BROKER, HOST
 from tests.peers.clients import java_client, unique
 from tests.peers.duemq_broker import DuemqBroker
 from tests.peers.messages import Outgoing
-from tests.support.access import CANARY
+from tests.support.canary import CANARY
 from tests.support.tls import PASSWORD, Certificates, write_certificates
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))

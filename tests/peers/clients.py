@@ -145,6 +145,16 @@ class TransactionProducer(_Member):
         return results
 
 
+class Remoting(_Member):
+    """A started remoting client of the Java library, which keeps its connections."""
+
+    _stop_op = "remoting_stop"
+
+    async def ask(self, address: str) -> int:
+        """Ask a broker for its settings; return the code of the answer. Raises CallError with the library's error."""
+        return int((await self.client.program.call("remoting_ask", handle=self.handle, address=address))["code"])
+
+
 class PushConsumer(_Member):
     """A started push consumer. `messages` has everything received so far, in order."""
 
@@ -364,6 +374,14 @@ class JavaClient(Client):
             return await self.program.call("admin", call=name, nameserver=nameserver, **_keys(account), **fields)
 
         return Admin(call)
+
+    async def remoting(self, tls_file: Path | None) -> Remoting:
+        """Start a remoting client of the library, with TLS by the properties in a file, None: without TLS."""
+        remoting = Remoting(self, _handle("r"))
+        await self.program.call(
+            "remoting_start", handle=remoting.handle, tls=tls_file is not None, tls_file=str(tls_file or "")
+        )
+        return remoting
 
     async def transaction_producer(self, nameserver: str, group: str | None = None) -> TransactionProducer:
         """Start a transactional producer."""

@@ -56,7 +56,7 @@ class DuemqBroker:
             else:
                 command += ["--set", f"{name}={value}"]
         conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._process = Process("duemq", [*command, *options], self.stderr)
+        self._process = Process("duemq", [*command, *options], self.stderr, logs=[self.store / "audit" / "audit.log"])
 
     @property
     def address(self) -> str:

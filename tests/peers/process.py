@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.peers.errors import PeerError, StartError
+from tests.support import canary
 
 _PR_SET_PDEATHSIG = 1
 _SHOWN_LINES = 40
@@ -45,6 +46,8 @@ class Process:
         self.logs = (output, *logs)
         self._ended_at: float | None = None
         self.command = command
+        self._is_ours = Path(command[0]).name == "duemq"
+        """Whether no secret may be in what it shows; RocketMQ's programs log some."""
         self.output = output
         self._env = os.environ | (env or {})
         self._child: asyncio.subprocess.Process | None = None
@@ -131,6 +134,8 @@ class Process:
                         yield f"{process.name}, the end of {path}", "\n".join(text)
 
     def _signal(self, number: int) -> None:
+        if self._is_ours:
+            canary.look_at_processes(self.pid)
         # Not by the child's own methods: these reap a child that has just ended, and asyncio, which waits for it, then
         # cannot get the exit code.
         with contextlib.suppress(ProcessLookupError):
@@ -140,6 +145,8 @@ class Process:
         if self._child is None:
             raise PeerError(f"{self.name} was not started")
         returncode = await self._child.wait()
+        if self._is_ours:
+            canary.look_at_files(self.logs[1:])
         self._ended_at = time.time()
         if self._pump is not None:
             await self._pump
@@ -158,6 +165,8 @@ class Process:
         with self.output.open("ab", buffering=0) as file:
             async for raw in child.stdout:
                 file.write(raw)
+                if self._is_ours:
+                    canary.look(self.name, raw)
                 line = raw.decode(errors="replace").rstrip()
                 if not seen.done() and ready.search(line):
                     seen.set_result(line)

@@ -11,11 +11,10 @@ import hmac
 from pathlib import Path
 
 from duemq.protocol.frames.command import Command
+from tests.support.canary import CANARY
 
-ADMIN = ("administrator", "canary-secret-of-admin")
-USER = ("application", "canary-secret-of-user")
-CANARY = "canary-secret"
-"""In every secret key of the tests: it must not be found anywhere."""
+ADMIN = ("administrator", f"{CANARY}-of-admin")
+USER = ("application", f"{CANARY}-of-user")
 
 ACCOUNTS = f"""\
 globalWhiteRemoteAddresses:

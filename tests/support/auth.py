@@ -12,10 +12,9 @@ from typing import Any
 from duemq.broker.access.auth.model import Acl, User
 from duemq.broker.errors import AuthStoreError
 from duemq.protocol.frames.command import Command
+from tests.support.canary import CANARY
 from tests.support.wire import request
 
-CANARY = "canary-secret"
-"""In every password of the tests: it must not be found anywhere."""
 SUPER = ("root", f"{CANARY}-of-root")
 USER = ("orders", f"{CANARY}-of-orders")
 ON = (

@@ -27,6 +27,7 @@ from duemq.protocol.frames.frame import JSON, FrameReader
 from duemq.storage.clock import ManualClock
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.files import Files
+from tests.support import canary
 from tests.support.loop import CountBudget
 
 SEGMENT = 8 * 1024 * 1024
@@ -142,6 +143,8 @@ class Peer:
         self.transport = MemoryTransport(self, address)
         self._reader = FrameReader()
         self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._asked: dict[int, bool] = {}
+        """By opaque: whether the answer may have secrets."""
         self.frames: list[tuple[int, Command]] = []
         """All commands received, in order, with the codec of each header."""
         self.requests: list[Command] = []
@@ -162,6 +165,9 @@ class Peer:
                 self.requests.append(command)
                 continue
             self.responses.append(command)
+            if not self._asked.get(command.opaque):
+                canary.look(f"the answer {command.remark}", f"{command.remark} {command.ext}")
+                canary.look(f"the answer {command.remark}", bytes(command.body))
             waiting = self._waiting.pop(command.opaque, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(command)
@@ -174,6 +180,7 @@ class Peer:
 
     def post(self, *commands: Command, frame_codec: int = JSON) -> None:
         """Give commands to the broker in one read."""
+        self._asked.update((command.opaque, canary.is_asked_for(command)) for command in commands)
         self.feed(b"".join(codec.encode(command, frame_codec) for command in commands))
 
     async def ask(self, command: Command, frame_codec: int = JSON) -> Command:

@@ -21,11 +21,12 @@ from cryptography.x509.oid import NameOID
 
 from duemq.broker.net.connection import Connection
 from tests.support.broker import Peer
+from tests.support.canary import CANARY
 
 HOST = "broker.test"
 ADDRESS = "127.0.0.1"
 """The names in the broker's certificate."""
-PASSWORD = "canary-secret-of-key"
+PASSWORD = f"{CANARY}-of-key"
 """The password of `encrypted.key`. It must not be found anywhere."""
 _NOW = datetime.datetime.now(datetime.UTC)
 _DAY = datetime.timedelta(days=1)
@@ -39,11 +40,11 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.pem = _pem(_build(self._name, self._name, self._key, self._key, is_authority=True))
 
-    def sign(self, name: str, *, is_expired: bool = False) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
-        """Return a certificate for a host, in PEM, and its key."""
+    def sign(self, name: str, *, days: float = 100) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
+        """Return a certificate for a host, in PEM, valid for so many days from now on, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        return _pem(_build(subject, self._name, key, self._key, host=name, is_expired=is_expired)), key
+        return _pem(_build(subject, self._name, key, self._key, host=name, days=days)), key
 
 
 def _build(
@@ -54,7 +55,7 @@ def _build(
     *,
     host: str = "",
     is_authority: bool = False,
-    is_expired: bool = False,
+    days: float = 100,
 ) -> x509.Certificate:
     builder = (
         x509.CertificateBuilder()
@@ -63,7 +64,7 @@ def _build(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(_NOW - 10 * _DAY)
-        .not_valid_after(_NOW - _DAY if is_expired else _NOW + 10 * _DAY)
+        .not_valid_after(_NOW + days * _DAY)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
     if host:
@@ -76,7 +77,8 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey, password: str = "") -> bytes:
+def key_pem(key: ec.EllipticCurvePrivateKey, password: str = "") -> bytes:
+    """Return a key in PEM."""
     kind: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password:
         kind = serialization.BestAvailableEncryption(password.encode())
@@ -116,10 +118,10 @@ def _files() -> dict[str, bytes]:
     ours, others = Authority("our authority"), Authority("another authority")
     files = {"ca.pem": ours.pem, "other-ca.pem": others.pem}
     for name, authority in (("server", ours), ("client", ours), ("other", others), ("expired", ours)):
-        certificate, key = authority.sign(HOST, is_expired=name == "expired")
-        files[f"{name}.pem"], files[f"{name}.key"] = certificate, _key_pem(key)
+        certificate, key = authority.sign(HOST, days=-1 if name == "expired" else 100)
+        files[f"{name}.pem"], files[f"{name}.key"] = certificate, key_pem(key)
         if name == "server":
-            files["encrypted.key"] = _key_pem(key, PASSWORD)
+            files["encrypted.key"] = key_pem(key, PASSWORD)
     return files
 
 

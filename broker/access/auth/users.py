@@ -82,6 +82,11 @@ class Subject:
         """What was allowed. It cannot become wrong, since neither the user nor its policies change. Names are at most
         MAX_NAME_LENGTH characters long, so that their number bounds the memory."""
 
+    @property
+    def name(self) -> str:
+        """See `guard.Account`."""
+        return self.user.username
+
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
         """See `guard.Account`."""
         if not self._may(code):

@@ -12,7 +12,9 @@ from duemq import Consumer, Producer
 from tests.interop.mqtt.environment import World, run
 from tests.peers import ports
 from tests.peers.broker import HOST
+from tests.support.canary import CANARY
 
+PASSWORD = f"{CANARY}-of-mqtt"
 RULES = '[[to_rocketmq]]\nfilter = "in/#"\ntopic = "In"\n'
 
 
@@ -45,7 +47,7 @@ async def test_websocket(tmp_path: Path, protocol: str) -> None:
 @pytest.mark.parametrize("websocket", [False, True])
 async def test_tls_with_user_and_password(tmp_path: Path, websocket: bool) -> None:
     await certificates(tmp_path)
-    await run("mosquitto_passwd", "-c", "-b", str(tmp_path / "passwords"), "bridge-user", "secret")
+    await run("mosquitto_passwd", "-c", "-b", str(tmp_path / "passwords"), "bridge-user", PASSWORD)
     port = ports.free_port()
     settings = [
         "per_listener_settings true",
@@ -61,7 +63,7 @@ async def test_tls_with_user_and_password(tmp_path: Path, websocket: bool) -> No
     lines = world.mosquitto.config.read_text().splitlines()
     lines.remove("per_listener_settings true")
     world.mosquitto.config.write_text("\n".join(["per_listener_settings true", *lines]) + "\n")
-    (tmp_path / "bridge" / "password").write_text("secret\n")
+    (tmp_path / "bridge" / "password").write_text(f"{PASSWORD}\n")
     try:
         more = 'user = "bridge-user"\npassword_file = "password"\n'
         more += 'websocket_path = "/mqtt"\n' if websocket else ""

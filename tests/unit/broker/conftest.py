@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support import canary
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop
 
@@ -38,3 +39,4 @@ def logged() -> Any:
     """The logged lines."""
     with capture_logs() as lines:
         yield lines
+    canary.look("the log", str(lines))

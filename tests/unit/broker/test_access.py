@@ -23,8 +23,9 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, CODECS, JSON, MSGPACK
 from duemq.protocol.requests import headers
-from tests.support.access import ACCOUNTS, ADMIN, CANARY, USER, signature, signed, write_accounts
+from tests.support.access import ACCOUNTS, ADMIN, USER, signature, signed, write_accounts
 from tests.support.broker import UnboundBroker, running
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_topics import create
 

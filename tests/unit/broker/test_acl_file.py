@@ -13,7 +13,8 @@ from duemq.broker.access import acl_file
 from duemq.broker.access.accounts import Account
 from duemq.broker.access.permission import Action, Role
 from duemq.broker.errors import AclFileError
-from tests.support.access import ACCOUNTS, ADMIN, CANARY, USER
+from tests.support.access import ACCOUNTS, ADMIN, USER
+from tests.support.canary import CANARY
 
 PUB, SUB, BOTH, DENY = Action.PUB, Action.SUB, Action.ANY, Action.DENY
 HEAD = "accounts:\n- accessKey: account-1\n  secretKey: canary-secret-1\n"

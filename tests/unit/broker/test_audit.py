@@ -23,8 +23,9 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS
 from duemq.protocol.requests import headers
 from duemq.protocol.requests.bodies import SubscriptionGroupConfig
-from tests.support.access import ADMIN, CANARY, USER, signed, write_accounts
+from tests.support.access import ADMIN, USER, signed, write_accounts
 from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.canary import CANARY
 from tests.support.loop import turns
 from tests.support.wire import request, send
 from tests.unit.broker.test_clients import heartbeat, subscription

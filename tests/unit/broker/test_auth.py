@@ -25,8 +25,9 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS
 from duemq.protocol.requests import headers
 from tests.support.access import signed, write_accounts
-from tests.support.auth import CANARY, ON, SUPER, USER, MemoryStore, ask, create_user, entry, update_acl, update_user
+from tests.support.auth import ON, SUPER, USER, MemoryStore, ask, create_user, entry, update_acl, update_user
 from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 WRONG = (USER[0], "wrong")

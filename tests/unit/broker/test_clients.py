@@ -191,6 +191,22 @@ async def test_unregistering_somebody_else_or_nobody_is_no_error(broker: Unbound
     assert await members(peer, "g") == ["c1"]
 
 
+async def test_nobody_is_unregistered_over_the_connection_of_another(broker: UnboundBroker, peer: Peer) -> None:
+    """As at RocketMQ's brokers, whose members are connections: an account could end what others do otherwise."""
+    await beat(peer, "c1", "g", producers=("p",))
+    stranger = broker.connect()
+    await beat(stranger, "c2", "g", producers=("p",))
+    notices(peer)
+    everything = request(RequestCode.UNREGISTER_CLIENT, UnregisterClient("c1", "p", "g"))
+    assert (await stranger.ask(everything)).code == 0
+    assert await members(peer, "g") == ["c1", "c2"]
+    assert sorted(broker.clients.producers["p"]) == ["c1", "c2"]
+    assert notices(peer) == 0
+    assert (await peer.ask(everything)).code == 0
+    assert await members(peer, "g") == ["c2"]
+    assert sorted(broker.clients.producers["p"]) == ["c2"]
+
+
 async def test_groups_that_want_no_notices_get_none(broker: UnboundBroker, peer: Peer) -> None:
     config = b'{"groupName":"g","notifyConsumerIdsChangedEnable":false}'
     assert (await peer.ask(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config))).code == 0

@@ -13,6 +13,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, join_frame
 from duemq.protocol.requests.headers import GetRouteInfo
 from tests.support.access import ADMIN, USER, signed, write_accounts
+from tests.support.auth import ON, MemoryStore
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.tls import TlsPeer, write_certificates
@@ -71,7 +72,7 @@ async def test_the_account_of_addresses_forgets_those_that_left(broker: UnboundB
         peer.transport.abort()
     await turns()
     limits = broker._connection_limits
-    assert (dict(limits._by_host), limits._count, limits.new, limits._buckets) == ({}, 0, 0, {})
+    assert (dict(limits._by_host), limits._count, limits.new, len(limits._of_connection)) == ({}, 0, 0, 0)
 
 
 async def test_connections_without_a_request_are_limited(tmp_path: Path) -> None:
@@ -192,6 +193,83 @@ async def test_requests_that_wait_for_their_turn_count_once(tmp_path: Path) -> N
         for _ in range(20):
             await turns()
         assert [answer.code for answer in peer.responses] == [0] * 100
+
+
+async def test_requests_of_an_account_in_a_second_are_limited_over_all_its_connections(
+    tmp_path: Path, loop: SteppedLoop, logged: Any
+) -> None:
+    write_accounts(tmp_path)
+    acl = ("aclEnable=true", f"rocketmqHome={tmp_path}")
+    async with running(tmp_path / "store", *acl, "maxRequestsPerSecondPerAccount=10") as broker:
+        greedy = [broker.connect((f"10.0.0.{n}", 1)) for n in (1, 2)]
+        answers = await greedy[0].ask_all([signed(send("topicB"), USER) for _ in range(7)])
+        answers += await greedy[1].ask_all([signed(send("topicB"), USER) for _ in range(5)])
+        assert [answer.code for answer in answers] == [0] * 10 + [ResponseCode.SYSTEM_BUSY] * 2
+        assert "maxRequestsPerSecondPerAccount=10" in (answers[-1].remark or "")
+        assert broker.store.appender.appended == 10
+        refused = await greedy[0].ask(signed(request(RequestCode.GET_BROKER_CONFIG), USER))
+        assert refused.code == ResponseCode.SYSTEM_BUSY, "whatever it asks for"
+        wrong = await greedy[0].ask(signed(send("topicB"), (USER[0], "wrong")))
+        assert "signature" in (wrong.remark or ""), "others cannot use up what an account may ask for"
+        assert (await greedy[0].ask(signed(send("T"), ADMIN))).code == 0, "another account, over the same connection"
+        loop.advance(0.5)
+        answers = await greedy[1].ask_all([signed(send("topicB"), USER) for _ in range(6)])
+        assert [answer.code for answer in answers] == [0] * 5 + [ResponseCode.SYSTEM_BUSY]
+        assert (await figures(greedy[0], ADMIN))["limitReached_maxRequestsPerSecondPerAccount"] == "4"
+        told = {line["reason"] for line in logged if line["event"] == "request_refused"}
+        assert told == {f"{USER[0]} has made maxRequestsPerSecondPerAccount=10 requests"}
+
+
+async def test_requests_of_strangers_at_an_address_are_limited(tmp_path: Path, loop: SteppedLoop) -> None:
+    """Strangers are connections over which no account has made a request. Their signatures are not looked at beyond
+    the limit."""
+    write_accounts(tmp_path)
+    acl = ("aclEnable=true", f"rocketmqHome={tmp_path}")
+    async with running(tmp_path / "store", *acl, "maxRequestsPerSecondPerAddress=3") as broker:
+        known, *strangers = [broker.connect(("10.0.0.1", port)) for port in range(1, 4)]
+        assert (await known.ask(signed(send("topicB"), USER))).code == 0
+        loop.advance(1)
+        wrong = (USER[0], "wrong")
+        codes = [(await peer.ask(signed(send("topicB"), wrong))).code for peer in strangers * 3]
+        assert codes == [ResponseCode.SYSTEM_ERROR] * 3 + [ResponseCode.SYSTEM_BUSY] * 3
+        answer = await strangers[0].ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("topicB")))
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "maxRequestsPerSecondPerAddress=3" in (answer.remark or "")
+        answers = await known.ask_all([signed(send("topicB"), USER) for _ in range(9)])
+        assert [answer.code for answer in answers] == [0] * 9, "who has an account is not kept out"
+        elsewhere = broker.connect(("10.0.0.2", 1))
+        assert (await elsewhere.ask(signed(send("topicB"), USER))).code == 0
+        assert (await figures(elsewhere, ADMIN))["limitReached_maxRequestsPerSecondPerAddress"] == "4"
+        loop.advance(0.4)
+        assert (await strangers[0].ask(signed(send("topicB"), USER))).code == 0
+
+
+async def test_a_request_that_needs_no_account_makes_nobody_known(tmp_path: Path) -> None:
+    free = ("authenticationWhitelist=26", "authorizationWhitelist=26", "maxRequestsPerSecondPerAddress=3")
+    async with running(tmp_path, *ON, *free, open_auth_store=lambda _: MemoryStore()) as broker:
+        stranger = broker.connect(("10.0.0.1", 1))
+        answers = await stranger.ask_all([request(RequestCode.GET_BROKER_CONFIG) for _ in range(3)])
+        answers += await stranger.ask_all([request(RequestCode.GET_BROKER_CONFIG) for _ in range(2)])
+        assert [answer.code for answer in answers] == [0] * 3 + [ResponseCode.SYSTEM_BUSY] * 2
+
+
+async def test_who_needs_no_account_for_its_address_is_no_stranger(tmp_path: Path) -> None:
+    write_accounts(tmp_path)
+    acl = ("aclEnable=true", f"rocketmqHome={tmp_path}", "maxRequestsPerSecondPerAddress=3")
+    async with running(tmp_path / "store", *acl) as broker:
+        listed = broker.connect(("127.0.0.2", 1))
+        answers = [await listed.ask(send("T")) for _ in range(6)]
+        assert [answer.code for answer in answers] == [0] * 6
+
+
+async def test_without_access_control_all_requests_of_an_address_are_limited(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxRequestsPerSecondPerAddress=10", "maxRequestsPerSecond=8") as broker:
+        peers = [broker.connect(("10.0.0.1", port)) for port in range(1, 3)]
+        answers = [await peer.ask_all([send("T") for _ in range(9)]) for peer in peers]
+        assert [[answer.code for answer in some].count(0) for some in answers] == [8, 2]
+        table = await figures(broker.connect(("10.0.0.2", 1)))
+        assert table["limitReached_maxRequestsPerSecond"] == "1"
+        assert table["limitReached_maxRequestsPerSecondPerAddress"] == "7"
 
 
 async def test_the_limit_can_change_while_the_broker_runs(broker: UnboundBroker, peer: Peer) -> None:

@@ -155,17 +155,23 @@ def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
     for path in Path(certificates.directory).glob("*.key"):
         path.chmod(0o600)
     safe = [*open_to_all, *certificates.server_settings(), "tls.server.mode=enforcing"]
-    soon = only(security.tls(config(tmp_path, *safe), NOW), Level.WARNING, "expires in", "no restart")
+    settings, day = config(tmp_path, *safe), datetime.timedelta(days=1)
+    good = list(security.tls(settings, NOW))
+    assert bad(good) == []
+    assert "(99 days left)" in "".join(each.text for each in good)
+    late = NOW + 90 * day
+    soon = only(security.tls(settings, late), Level.WARNING, "expires in", "no restart")
     assert "9 days" in soon.text
-    settings = config(tmp_path, *safe)
-    assert bad(security.tls(settings, NOW - datetime.timedelta(days=9))) == [
-        ("warning", soon.text.replace("9 days", "18 days"))
-    ]
-    only(security.tls(settings, NOW + datetime.timedelta(days=30)), Level.ERROR, "is valid from")
+    assert bad(security.tls(settings, late - 9 * day)) == [("warning", soon.text.replace("9 days", "18 days"))]
+    only(security.tls(settings, NOW + 120 * day), Level.ERROR, "is valid from")
+    own = [line.replace("tls.server", "tls.client") for line in certificates.server_settings("expired")]
+    own += ["tls.client.authServer=true", f"tls.client.trustCertPath={certificates.path('ca.pem')}"]
+    registers = config(tmp_path, "namesrvAddr=10.0.0.9:9876", "tls.enable=true", *own)
+    only(security.tls(registers, NOW), Level.ERROR, "expired.pem", "is valid from")
     expired = config(tmp_path, *open_to_all, *certificates.server_settings("expired"), "tls.server.mode=enforcing")
     only(security.tls(expired, NOW), Level.ERROR, "is valid from")
     Path(certificates.path("server.key")).chmod(0o644)
-    found = list(security.tls(config(tmp_path, *safe[:-1], "brokerIP1=10.0.0.5"), NOW))
+    found = list(security.tls(config(tmp_path, *safe[:-1], "brokerIP1=10.0.0.5"), late))
     assert [text for _, text in bad(found)] == [
         "tls.server.mode=permissive: clients may come without TLS, and then all can be read on the way",
         f"every user of this machine may read {certificates.path('server.key')}, which has secrets",

@@ -22,6 +22,7 @@ from tests.support.access import signed as signed_by
 from tests.support.access import write_accounts
 from tests.support.auth import MemoryStore
 from tests.support.broker import UnboundBroker, running
+from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 NONE, LOOK, OPERATE, ADMINISTER = Role.NONE, Role.LOOK, Role.OPERATE, Role.ADMINISTER
@@ -194,7 +195,7 @@ NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | Non
 """With ACL 2.0: the actions on the topic, on the group and on the cluster, one of which each request needs."""
 USER_ACTIONS: Final = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
-SECRET = "canary-secret-of-all"
+SECRET = f"{CANARY}-of-all"
 NAMES: Final = {
     f"{role.name.lower()}-{topic}-{group}": (role, topic, group)
     for role in (NONE, LOOK, OPERATE)

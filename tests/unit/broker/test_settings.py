@@ -139,10 +139,11 @@ def test_what_only_a_start_can_change_is_refused(settings: LiveSettings, name: s
 
 
 OF_A_START = re.compile(
-    r"(?i)path|dir$|home|host|addr$|^bindAddress|port$|\bbrokerIP|\btls\.|acl|auth|secret|password|account|insecure|clock|mqttBridge|"
+    r"(?i)path|dir$|home|host|addr$|^bindAddress|port$|\bbrokerIP|\btls\.|acl|auth|secret|password|insecure|clock|"
+    r"mqttBridge|(?<!maxRequestsPerSecondPer)account|"
     r"^broker(Name|ClusterName|Id|Role)$|audit.*(Path|Enable)|\.file$"
 )
-"""Names of paths, hosts and ports, of what decides about security, and of the clock."""
+"""Names of paths, hosts and ports, of what decides about security, and of the clock. Limits are none of these."""
 
 
 def test_who_may_change_settings_cannot_change_paths_hosts_ports_security_or_the_clock() -> None:

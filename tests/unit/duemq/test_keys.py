@@ -18,7 +18,8 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
 from duemq.testing import TestClock
-from tests.support.access import CANARY, USER, signature
+from tests.support.access import USER, signature
+from tests.support.canary import CANARY
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, Request, failure, success
 from tests.unit.duemq.test_cli import Threaded

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from duemq.protocol.requests import signature
 from duemq.protocol.requests.headers import PullMessage, SendMessageV2
 from duemq.protocol.requests.signature import Fields, SecretKey, Signer, fields_decoder, signed_text
+from tests.support.canary import CANARY
 
-SECRET = "canary-secret-1"
+SECRET = f"{CANARY}-1"
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 EXT = st.dictionaries(TEXT.filter(lambda name: name != "Signature"), TEXT, max_size=20)
 
@@ -127,3 +128,41 @@ def test_no_text_of_a_key_has_the_secret() -> None:
     key, signer = SecretKey(SECRET), Signer("account", SECRET)
     for shown in (repr(key), str(key), repr(signer), str(signer), str(vars(signer))):
         assert "canary" not in shown
+
+
+class Hidden(bytes):
+    """A signature that only `compare_digest` compares: an ordinary comparison ends at the first byte that differs, so
+    its time tells how far a guess is right."""
+
+    def _refuse(self, other: object) -> bool:
+        raise AssertionError("a signature is compared with ==, find or the like")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _refuse
+    __hash__ = bytes.__hash__
+    startswith = endswith = find = index = count = decode = _refuse  # type: ignore[assignment]
+
+
+def test_signatures_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the path that the code takes, not by the clock."""
+    key, compared = SecretKey(SECRET), []
+    ext = {"AccessKey": "a", "topic": "T"}
+    right = key.sign(signed_text(ext), b"body").decode()
+    sign = SecretKey.sign
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(bytes(other))
+        return hmac.compare_digest(bytes(memoryview(one)), other)
+
+    monkeypatch.setattr(SecretKey, "sign", lambda *arguments: Hidden(sign(*arguments)))
+    monkeypatch.setattr(signature, "compare_digest", compare)
+    quick = fields_decoder(["topic"])
+    for guess in (right, right[:-1], right[:1], "", "x" * len(right), right + "x", "\ud800"):
+        compared.clear()
+        signed = ext | {"Signature": guess}
+        assert Fields(signed).are_signed(key, b"body") is (guess == right)
+        if guess.isascii():
+            header = msgspec.json.encode({"extFields": signed})
+            assert quick(header).are_signed(key, b"body") is (guess == right)
+        assert compared == [guess.encode("utf-8", "replace")] * (2 if guess.isascii() else 1), (
+            "each, whatever its length"
+        )

@@ -38,6 +38,7 @@ public final class Main {
         PullConsumers pulls = new PullConsumers();
         Admins admins = new Admins();
         Transactions transactions = new Transactions();
+        Remotings remotings = new Remotings();
         operations.put("hello", Main::hello);
         operations.put("producer_start", producers::start);
         operations.put("producer_stop", producers::stop);
@@ -54,6 +55,9 @@ public final class Main {
         operations.put("queues", pulls::queues);
         operations.put("offset", pulls::offset);
         operations.put("admin", admins::call);
+        operations.put("remoting_start", remotings::start);
+        operations.put("remoting_stop", remotings::stop);
+        operations.put("remoting_ask", remotings::ask);
     }
 
     public static void main(String[] arguments) throws IOException {
