@@ -28,7 +28,9 @@ from duemq.broker.access.handlers import AclHandlers
 from duemq.broker.access.plain import PlainAuthority
 from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.bridges import Bridges
+from duemq.broker.admin.cleaning import CleaningHandlers
 from duemq.broker.admin.clock import ClockHandlers
+from duemq.broker.admin.consumption import ConsumptionHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
@@ -506,6 +508,18 @@ class Broker:
             limits,
             reads,
         )
+        consumption = ConsumptionHandlers(
+            self.settings,
+            store,
+            topics,
+            groups,
+            offsets,
+            clients,
+            items,
+            reads,
+            _join(config.advertised_host, config.listen_port),
+            clock,
+        )
         for handlers in (
             send,
             batches,
@@ -521,6 +535,8 @@ class Broker:
             SettingsHandlers(self.settings, self._workers, self._levels_noted, guard),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
+            consumption,
+            CleaningHandlers(store, topics, durability),
             bridges,
         ):
             handlers.register(router)

@@ -77,17 +77,17 @@ class AdminHandlers:
         """Add the handlers to a router."""
         add = router.add
         add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, ADMINISTER, self.create_topic)
+        add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, NoFields, ADMINISTER, self.create_topics)
         add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, ADMINISTER, self.delete_topic)
         add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, LOOK, self.all_topics)
         add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, SEE_TOPIC, self.topic_config)
         add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, LOOK, self.system_topics)
         add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, LOOK, self.topic_stats)
         add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, ADMINISTER, self.create_group)
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, NoFields, ADMINISTER, self.create_groups)
         add(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup, ADMINISTER, self.delete_group)
         add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, NoFields, LOOK, self.all_groups)
         add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, headers.Group, LOOK, self.group_config)
-        add(RequestCode.GET_CONSUME_STATS, headers.GetConsumeStats, LOOK, self.consume_stats)
-        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.Topic, LOOK, self.groups_of_topic)
         add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, LOOK, self.consumer_connections)
         add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, LOOK, self.producer_connections)
         add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, LOOK, self.all_producers)
@@ -100,7 +100,23 @@ class AdminHandlers:
 
     async def create_topic(self, _: Connection, request: Request[headers.CreateTopic]) -> Answer:
         """Create or change a topic; it is routable when this is answered."""
-        header = request.header
+        return await self._put_topics([self._checked(request.header)])
+
+    async def create_topics(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Create or change several topics, or none of them if one is refused."""
+        listed = bodies.decode_request(request.body, bodies.TopicConfigList).topic_config_list
+        return await self._put_topics([self._checked(_create_header(config)) for config in listed])
+
+    async def _put_topics(self, configs: list[TopicConfig]) -> Answer:
+        for config in configs:
+            self._topics.put(config)
+            self._polls.end(config.topic_name, config.read_queue_nums if config.perm & PERM_READ else 0)
+        await self._topics.save()
+        await self._told_name_servers()
+        return response(ResponseCode.SUCCESS)
+
+    def _checked(self, header: headers.CreateTopic) -> TopicConfig:
+        """Return the configuration of a topic that is to be created or changed. Raises Refused."""
         check_name(header.topic)
         if self._topics.is_own(header.topic):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
@@ -122,22 +138,16 @@ class AdminHandlers:
             policy_of(attributes or {})
         except ValueError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        self._topics.put(
-            TopicConfig(
-                header.topic,
-                header.read_queue_nums,
-                header.write_queue_nums,
-                header.perm,
-                header.topic_filter_type,
-                header.topic_sys_flag or 0,
-                header.order,
-                attributes,
-            )
+        return TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag or 0,
+            header.order,
+            attributes,
         )
-        self._polls.end(header.topic, header.read_queue_nums if header.perm & PERM_READ else 0)
-        await self._topics.save()
-        await self._told_name_servers()
-        return response(ResponseCode.SUCCESS)
 
     def _check_delay_levels(self, text: str | None) -> None:
         """Check a topic's own table of levels: each delay needs a queue, that is, one of the broker's levels."""
@@ -229,8 +239,26 @@ class AdminHandlers:
     async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Create or change a consumer group."""
         group = bodies.decode_request(request.body, SubscriptionGroupConfig)
+        self._check_group(group, bodies.decode_request(request.body, bodies.GroupAttributes))
+        self._groups.put(group)
+        await self._groups.save()
+        return response(ResponseCode.SUCCESS)
+
+    async def create_groups(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Create or change several consumer groups, or none of them if one is refused."""
+        groups = bodies.decode_request(request.body, bodies.GroupConfigList).group_config_list
+        changes = bodies.decode_request(request.body, bodies.GroupAttributesList).group_config_list
+        for group, attributes in zip(groups, changes, strict=True):
+            self._check_group(group, attributes)
+        for group in groups:
+            self._groups.put(group)
+        await self._groups.save()
+        return response(ResponseCode.SUCCESS)
+
+    def _check_group(self, group: SubscriptionGroupConfig, changes: bodies.GroupAttributes) -> None:
+        """Raise Refused for a group that may not be created so."""
         check_name(group.group_name)
-        for name in bodies.decode_request(request.body, bodies.GroupAttributes).attributes or {}:
+        for name in changes.attributes or {}:
             # Neither this broker nor RocketMQ's 5.3 has any for groups.
             raise Refused(ResponseCode.SYSTEM_ERROR, f"unsupported key: {name[1:] or name}")
         most = self._limits.queues_per_topic
@@ -241,9 +269,6 @@ class AdminHandlers:
                 f"retryQueueNums={group.retry_queue_nums}, and maxQueuesPerTopic={most}: use fewer, or raise that "
                 "setting",
             )
-        self._groups.put(group)
-        await self._groups.save()
-        return response(ResponseCode.SUCCESS)
 
     async def delete_group(self, _: Connection, request: Request[headers.DeleteSubscriptionGroup]) -> Answer:
         """Remove a consumer group, and its offsets if requested."""
@@ -266,49 +291,6 @@ class AdminHandlers:
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"no group {request.header.group}")
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(group))
-
-    def groups_of_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
-        """Return the groups that read a topic, now or earlier."""
-        topic = request.header.topic
-        names = dict.fromkeys(self._offsets.groups_of(topic))
-        names.update(
-            dict.fromkeys(group.name for group in self._clients.consumers.values() if topic in group.subscriptions)
-        )
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(names)}))
-
-    async def consume_stats(self, _: Connection, request: Request[headers.GetConsumeStats]) -> Answer:
-        """Return a group's progress in each queue, and its rate of consumption."""
-        header = request.header
-        topics = [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group)
-        online = self._clients.consumers.get(header.consumer_group)
-        looks: list[Callable[[], tuple[dict[str, Any], dict[str, int]]]] = []
-        rate = 0.0
-        for name in topics:
-            topic = self._topics.get(name)
-            if topic is None or (online is not None and online.subscriptions and name not in online.subscriptions):
-                continue
-            rate += self._stats.items.group_rate(name, header.consumer_group)
-            looks += [
-                partial(self._progress, header.consumer_group, name, queue_id)
-                for queue_id in range(topic.config.read_queue_nums)
-            ]
-        entries = await self._reads.each(looks)
-        body = b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), fastjson.dump_object_keys(entries))
-        return response(ResponseCode.SUCCESS, body=body)
-
-    def _progress(self, group: str, topic: str, queue_id: int) -> tuple[dict[str, Any], dict[str, int]]:
-        queue = self._store.queue(topic, queue_id)
-        offset = max(0, self._offsets.get(group, topic, queue_id) or 0)
-        last = self._store.store_timestamp_of(queue, offset - 1) if queue is not None and offset > 0 else 0
-        high = queue.next_offset if queue is not None else 0
-        pulled = max(offset, self._offsets.pull_offset(group, topic, queue_id) or 0)
-        progress = {
-            "brokerOffset": high,
-            "consumerOffset": offset,
-            "lastTimestamp": max(0, last),
-            "pullOffset": min(pulled, max(high, offset)),
-        }
-        return self._queue(topic, queue_id), progress
 
     # --- connections
 
@@ -416,6 +398,23 @@ _OWN_PREFIXES: Final = ("timer.", "delay.")
 _OWN_ATTRIBUTES: Final = (*ATTRIBUTES, DELAY_LEVELS)
 """The attributes that duemq supports. Others are kept for the brokers that know them, but an unknown attribute that has
 one of duemq's prefixes is refused: it would have no effect, and nobody would notice."""
+
+
+def _create_header(config: TopicConfig) -> headers.CreateTopic:
+    """Return what the request for one topic has, for a topic of a list. Attributes are changes there too: +name or
+    -name, with values."""
+    changes = [name if name.startswith("-") else f"{name}={value}" for name, value in (config.attributes or {}).items()]
+    return headers.CreateTopic(
+        config.topic_name,
+        "",
+        config.read_queue_nums,
+        config.write_queue_nums,
+        config.perm,
+        config.topic_filter_type,
+        config.topic_sys_flag,
+        config.order,
+        ",".join(changes),
+    )
 
 
 def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:

@@ -143,6 +143,8 @@ class NameServer:
         router.add(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace, LOOK, self.list_values)
         router.add(RequestCode.REGISTER_BROKER, RegisterBroker, ADMINISTER, self.register_broker)
         router.add(RequestCode.UNREGISTER_BROKER, BrokerIdentity, ADMINISTER, self.unregister_broker)
+        router.add(RequestCode.GET_NAMESRV_CONFIG, NoFields, LOOK, self.settings)
+        router.add(RequestCode.UPDATE_NAMESRV_CONFIG, NoFields, ADMINISTER, self.update_settings)
         router.add(RequestCode.QUERY_DATA_VERSION, BrokerIdentity, ADMINISTER, self.query_data_version)
         router.add_clients(self)
 
@@ -280,6 +282,28 @@ class NameServer:
             return len(self._topics.table)
         broker = self._brokers.get((name, PRIMARY))
         return len(broker.topics) if broker is not None else 0
+
+    # --- settings
+
+    def settings(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Return RocketMQ's properties of a name server that say something here."""
+        text = "".join(
+            f"{name}={value}\n"
+            for name, value in (
+                ("kvConfigPath", self._kv_file.path),
+                ("orderMessageEnable", "true"),
+                ("returnOrderTopicConfigToBroker", "true"),
+                ("scanNotActiveBrokerInterval", EXPIRE_MS),
+            )
+        )
+        return response(ResponseCode.SUCCESS, body=text.encode())
+
+    def update_settings(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Refuse: the embedded name server has the settings of its broker."""
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            "the embedded name server has no settings of its own: those of its broker change with updateBrokerConfig",
+        )
 
     # --- key-value configuration
 

@@ -56,6 +56,10 @@ class ConsumerOffsets:
         offsets = self._table.get(f"{topic}{SEPARATOR}{group}")
         return offsets.get(queue_id) if offsets is not None else None
 
+    def all_of(self, group: str, topic: str) -> dict[int, int]:
+        """Return a group's offsets for a topic, by queue id."""
+        return dict(self._table.get(f"{topic}{SEPARATOR}{group}", {}))
+
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set a consumer offset. Raises Refused if it is out of range."""
         if not 0 <= offset <= MAX_OFFSET:

@@ -380,6 +380,24 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):
     notify_consumer_ids_changed_enable: bool = True
 
 
+class TopicConfigList(msgspec.Struct, rename="camel", gc=False):
+    """The body of UPDATE_AND_CREATE_TOPIC_LIST (18). The attributes are changes: +name or -name, with values."""
+
+    topic_config_list: list[TopicConfig]
+
+
+class GroupConfigList(msgspec.Struct, rename="camel", gc=False):
+    """The body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+
+    group_config_list: list[SubscriptionGroupConfig]
+
+
+class GroupAttributesList(msgspec.Struct, rename="camel", gc=False):
+    """The part of that body that changes attributes."""
+
+    group_config_list: list[GroupAttributes]
+
+
 # --- reading and writing -----------------------------------------------------------------------------------------
 
 

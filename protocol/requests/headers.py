@@ -373,6 +373,46 @@ class GetConsumeStats(Header):
     topic: str | None = None
 
 
+class GetBrokerConsumeStats(Header):
+    """GET_BROKER_CONSUME_STATS (317). `is_order`: only topics whose messages are ordered."""
+
+    is_order: bool = False
+
+
+class GroupOfTopic(Header):
+    """Requests that name a topic and a consumer group: 303, 345."""
+
+    topic: str
+    group: str
+
+
+class QueryCorrectionOffset(Header):
+    """QUERY_CORRECTION_OFFSET (308). `filter_groups`: groups that do not count, separated by commas."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class QueryConsumeQueue(Header):
+    """QUERY_CONSUME_QUEUE (321): `count` units from queue offset `index` on."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None
+
+
+class CloneGroupOffset(Header):
+    """CLONE_GROUP_OFFSET (314). `offline`: also topics to which the online source group does not subscribe."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
 class ViewBrokerStatsData(Header):
     """VIEW_BROKER_STATS_DATA (315): `stats_name` is a name of RocketMQ's Stats, as TOPIC_PUT_NUMS."""
 

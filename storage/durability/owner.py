@@ -221,6 +221,7 @@ class Durability:
 
         self._expiring: _Steps | None = None
         self._expire_at = now.monotonic
+        self._expires_at_any_hour = False
         self._kept_end = 0
         """End of the commitlog after the last append of a kept message: files go once the commitlog is durable up to
         there."""
@@ -248,6 +249,11 @@ class Durability:
     def want(self, position: int) -> None:
         """Ask for a physical offset to be released. `step` must follow once all writes of this turn are done."""
         self._wanted = max(self._wanted, position)
+
+    def expire_now(self, *, at_any_hour: bool) -> None:
+        """Look for expired files at the next step. `at_any_hour`: also outside the hours of deleteWhen."""
+        self._expire_at = -math.inf
+        self._expires_at_any_hour |= at_any_hour
 
     # --- a step
 
@@ -589,11 +595,12 @@ class Durability:
     def _begin_expiry(self, machine_ms: int) -> _Steps:
         """Check the disk; return the work to do. Raises OSError."""
         store, retention, parts = self._store, self.retention, list(self._parts.values())
+        at_any_hour, self._expires_at_any_hour = self._expires_at_any_hour, False
         has_room = retention.look()
         self._note_room(_DISK, None if has_room else f"the disk is {retention.used_ratio:.0%} full")
         self._remove_again()
         limit = min(
-            retention.deletable_before(machine_ms),
+            retention.deletable_before(machine_ms, at_any_hour=at_any_hour),
             store.checkpoint.recovery_offset or 0,
             *(part.needed_from() for part in parts),
         )

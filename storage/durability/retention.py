@@ -54,12 +54,13 @@ class Retention:
         self.used_ratio = self._files.used_ratio(self._log.directory)
         return self.used_ratio < self.config.refuse_ratio
 
-    def deletable_before(self, now_ms: int) -> int:
+    def deletable_before(self, now_ms: int, *, at_any_hour: bool = False) -> int:
         """Return the physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin
-        if none may."""
+        if none may. `at_any_hour`: the hours of deleteWhen do not matter."""
         config = self.config
         full = self.used_ratio > config.max_used_ratio
-        if not full and time.strftime("%H", time.localtime(now_ms / 1000)) not in config.delete_when.split(";"):
+        is_hour = at_any_hour or full
+        if not is_hour and time.strftime("%H", time.localtime(now_ms / 1000)) not in config.delete_when.split(";"):
             return self._log.begin
         force = config.clean_forcibly and self.used_ratio > config.forcible_ratio
         limit_ms = now_ms - config.reserved_hours * _HOUR_MS

@@ -128,20 +128,38 @@ def _created_group(request: Request[Any]) -> Iterable[Need]:
     return (of_group(bodies.decode_request(request.body, SubscriptionGroupConfig).group_name, CREATE),)
 
 
+def _created_groups(request: Request[Any]) -> Iterable[Need]:
+    groups = bodies.decode_request(request.body, bodies.GroupConfigList).group_config_list
+    return (of_group(group.group_name, CREATE) for group in groups)
+
+
+def _created_topics(request: Request[Any]) -> Iterable[Need]:
+    topics = bodies.decode_request(request.body, bodies.TopicConfigList).topic_config_list
+    return (of_topic(topic.topic_name, CREATE) for topic in topics)
+
+
 _SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[Need]]]] = {
     RequestCode.QUERY_CONSUMER_OFFSET: _both(SUB_OR_GET),
     RequestCode.UPDATE_CONSUMER_OFFSET: _both(SUB_OR_UPDATE),
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group(SUB_OR_GET),
     RequestCode.UPDATE_AND_CREATE_TOPIC: _topic(CREATE),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _created_topics,
     RequestCode.DELETE_TOPIC_IN_BROKER: _topic(DELETE),
     # RocketMQ: Get. A producer has to know the delay levels of a topic that it may send to.
     RequestCode.GET_TOPIC_CONFIG: _topic(PUB | SUB | GET),
     RequestCode.GET_TOPIC_STATS_INFO: _topic(GET),
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic(GET),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _created_group,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _created_groups,
     RequestCode.DELETE_SUBSCRIPTIONGROUP: _group(DELETE, "group_name"),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _group(GET, "group"),
     RequestCode.GET_CONSUME_STATS: _both(GET, group_first=True),
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: _group(GET, "group"),
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: _both(GET, "group", group_first=True),
+    RequestCode.QUERY_CONSUME_TIME_SPAN: _both(GET, "group"),
+    RequestCode.QUERY_CORRECTION_OFFSET: _both(GET, "compare_group", group_first=True),
+    RequestCode.QUERY_CONSUME_QUEUE: _topic(GET),
+    RequestCode.CLONE_GROUP_OFFSET: _both(UPDATE, "dest_group", group_first=True),
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _group(GET),
     RequestCode.GET_CONSUMER_RUNNING_INFO: _group(GET),
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _group(SUB),

@@ -73,6 +73,13 @@ NEEDED: Final[dict[RequestCode, Needed]] = {
     RequestCode.GET_CONSUMER_RUNNING_INFO: (LOOK, None, None),
     RequestCode.GET_BROKER_RUNTIME_INFO: (LOOK, None, None),
     RequestCode.VIEW_BROKER_STATS_DATA: (LOOK, None, None),
+    RequestCode.GET_BROKER_CONSUME_STATS: (LOOK, None, None),
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: (LOOK, None, None),
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: (LOOK, None, None),
+    RequestCode.QUERY_CONSUME_TIME_SPAN: (LOOK, None, None),
+    RequestCode.QUERY_CORRECTION_OFFSET: (LOOK, None, None),
+    RequestCode.QUERY_CONSUME_QUEUE: (LOOK, None, None),
+    RequestCode.GET_NAMESRV_CONFIG: (LOOK, None, None),
     RequestCode.GET_BROKER_CONFIG: (NONE, None, None),
     RequestCode.GET_BROKER_CLUSTER_ACL_INFO: (LOOK, None, None),
     RequestCode.GET_BROKER_CLUSTER_INFO: (LOOK, None, None),
@@ -84,8 +91,15 @@ NEEDED: Final[dict[RequestCode, Needed]] = {
     RequestCode.CANCEL_MESSAGE: (OPERATE, None, None),
     RequestCode.CHANGE_PENDING: (OPERATE, None, None),
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: (OPERATE, None, None),
+    RequestCode.CLONE_GROUP_OFFSET: (OPERATE, None, None),
     RequestCode.CONSUME_MESSAGE_DIRECTLY: (OPERATE, None, None),
     RequestCode.UPDATE_AND_CREATE_TOPIC: (ADMINISTER, None, None),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: (ADMINISTER, None, None),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: (ADMINISTER, None, None),
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: (ADMINISTER, None, None),
+    RequestCode.DELETE_EXPIRED_COMMITLOG: (ADMINISTER, None, None),
+    RequestCode.CLEAN_UNUSED_TOPIC: (ADMINISTER, None, None),
+    RequestCode.UPDATE_NAMESRV_CONFIG: (ADMINISTER, None, None),
     RequestCode.DELETE_TOPIC_IN_BROKER: (ADMINISTER, None, None),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (ADMINISTER, None, None),
     RequestCode.DELETE_SUBSCRIPTIONGROUP: (ADMINISTER, None, None),
@@ -142,6 +156,14 @@ NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | Non
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: ("Get", None, None),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: (None, "Get", None),
     RequestCode.GET_CONSUME_STATS: ("Get", "Get", None),
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: (None, "Get", None),
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: ("Get", "Get", None),
+    RequestCode.QUERY_CONSUME_TIME_SPAN: ("Get", "Get", None),
+    RequestCode.QUERY_CORRECTION_OFFSET: ("Get", "Get", None),
+    RequestCode.QUERY_CONSUME_QUEUE: ("Get", None, None),
+    RequestCode.CLONE_GROUP_OFFSET: ("Update", "Update", None),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: ("Create", None, None),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: (None, "Create", None),
     RequestCode.GET_CONSUMER_CONNECTION_LIST: (None, "Get", None),
     RequestCode.GET_CONSUMER_RUNNING_INFO: (None, "Get", None),
     RequestCode.CONSUME_MESSAGE_DIRECTLY: (None, "Sub", "Update"),
@@ -160,6 +182,8 @@ NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | Non
     RequestCode.GET_PRODUCER_CONNECTION_LIST: _CLUSTER_LOOK,
     RequestCode.GET_ALL_PRODUCER_INFO: _CLUSTER_LOOK,
     RequestCode.GET_BROKER_RUNTIME_INFO: _CLUSTER_LOOK,
+    RequestCode.GET_BROKER_CONSUME_STATS: _CLUSTER_LOOK,
+    RequestCode.GET_NAMESRV_CONFIG: _CLUSTER_LOOK,
     RequestCode.VIEW_BROKER_STATS_DATA: _CLUSTER_LOOK,
     RequestCode.GET_BROKER_CONFIG: (None, None, None),
     RequestCode.GET_BROKER_CLUSTER_INFO: _CLUSTER_LOOK,
@@ -177,6 +201,10 @@ NEEDED_BY_USERS: Final[dict[RequestCode, tuple[str | None, str | None, str | Non
     RequestCode.CANCEL_MESSAGE: _CLUSTER_CHANGE,
     RequestCode.CHANGE_PENDING: _CLUSTER_CHANGE,
     RequestCode.UPDATE_BROKER_CONFIG: _CLUSTER_CHANGE,
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: _CLUSTER_CHANGE,
+    RequestCode.DELETE_EXPIRED_COMMITLOG: _CLUSTER_CHANGE,
+    RequestCode.CLEAN_UNUSED_TOPIC: _CLUSTER_CHANGE,
+    RequestCode.UPDATE_NAMESRV_CONFIG: _CLUSTER_CHANGE,
     RequestCode.MOVE_CLOCK: _CLUSTER_CHANGE,
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: _CLUSTER_CHANGE,
     RequestCode.ADD_WRITE_PERM_OF_BROKER: _CLUSTER_CHANGE,
@@ -241,7 +269,7 @@ def header_of(header_type: type[headers.Header]) -> headers.Header:
     for field in msgspec.structs.fields(header_type):
         if field.name == "topic":
             values[field.name] = "Topic"
-        elif field.name in ("group", "consumer_group", "group_name"):
+        elif field.name in ("group", "consumer_group", "group_name", "compare_group", "dest_group"):
             values[field.name] = "Group"
         elif field.name == "topic_filter_type":
             values[field.name] = "SINGLE_TAG"
@@ -260,7 +288,11 @@ BODIES: Final = {
     RequestCode.LOCK_BATCH_MQ: {"consumerGroup": "Group", "clientId": "client", "mqSet": [_QUEUE]},
     RequestCode.UNLOCK_BATCH_MQ: {"consumerGroup": "Group", "clientId": "client", "mqSet": [_QUEUE]},
 }
-BODIES_OF_USERS: Final = BODIES | {RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Group"}}
+BODIES_OF_USERS: Final = BODIES | {
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Group"},
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: {"groupConfigList": [{"groupName": "Group"}]},
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": [{"topicName": "Topic"}]},
+}
 
 
 def a_request(broker: UnboundBroker, code: RequestCode, bodies: Mapping[RequestCode, Any] = BODIES) -> Command:
