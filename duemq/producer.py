@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import tzinfo
 from types import TracebackType
-from typing import Final, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, overload
 
 from duemq._consuming.group import GroupApi
 from duemq._consuming.subscription import ALL_TAGS, make_subscription
@@ -56,6 +56,10 @@ from duemq.protocol.requests.headers import (
     RecallMessageResponse,
     UnregisterClient,
 )
+
+if TYPE_CHECKING:
+    from duemq._producing.intercepting import SendHooks
+    from duemq.interceptors import ProducerInterceptor
 
 READING_GROUP: Final = "TOOLS_CONSUMER"
 """As whom a producer reads what it has sent: the consumer group that RocketMQ's brokers have for tools."""
@@ -106,6 +110,7 @@ class Producer(Changing):
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
     `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
+    `interceptors`: what sees each message before and after it is sent, see `duemq.interceptors`.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class Producer(Changing):
         access_key: str | None = None,
         secret_key: str | None = None,
         tls: Tls = False,
+        interceptors: Iterable[ProducerInterceptor] = (),
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
     ) -> None:
@@ -153,6 +159,12 @@ class Producer(Changing):
         self._sender = Sender(self._client, group, self._window, retries, _clock)
         self._changes = PendingChanges(self._client, group, timeout)
         self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
+        self._hooks: SendHooks | None = None
+        if interceptors:
+            # Imported only where it is used, since most producers have none.
+            from duemq._producing.intercepting import SendHooks
+
+            self._hooks = SendHooks.of(interceptors, group, self._client.client_id, self.new_message_id)
         self._starting = asyncio.Lock()
         self._keys: UniqueKeys | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -296,6 +308,14 @@ class Producer(Changing):
             _check_alone(
                 body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
             )
+        if self._hooks is not None:
+            message = _message_of(
+                topic, body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
+            )
+            return await self._hooks.around_send(
+                message, lambda message: self._deliver(self._send_of(message, timeout), retries)
+            )
+        if isinstance(topic, Message):
             send = self._send_of(topic, timeout)
         else:
             send = self._make_send(
@@ -313,16 +333,7 @@ class Producer(Changing):
                 message_id,
                 timeout,
             )
-        size, deadline = send.size, send.begun + send.timeout
-        if not self._window.try_enter(size):
-            await self._sender.enter(size, deadline, send.timeout)
-        try:
-            message = send.message
-            if self._is_compressed(message):
-                message = await compressed(message, self._compress_from_bytes)
-            return await self._sender.send(message, send.choose, send.spec, send.begun, deadline, send.timeout, retries)
-        finally:
-            self._window.leave(size)
+        return await self._deliver(send, retries)
 
     @overload
     async def send_oneway(self, message: Message, /, *, timeout: float | None = None) -> str: ...
@@ -367,6 +378,14 @@ class Producer(Changing):
         """
         if isinstance(topic, Message):
             _check_alone(body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None)
+        if self._hooks is not None:
+            given = _message_of(
+                topic, body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None
+            )
+            return await self._hooks.around_send(
+                given, lambda message: self._deliver_oneway(self._send_of(message, timeout))
+            )
+        if isinstance(topic, Message):
             send = self._send_of(topic, timeout)
         else:
             send = self._make_send(
@@ -384,13 +403,7 @@ class Producer(Changing):
                 None,
                 timeout,
             )
-        size = send.size
-        await self._sender.enter(size, send.begun + send.timeout, send.timeout)
-        try:
-            message = await compressed(send.message, self._compress_from_bytes)
-            return await self._sender.send_oneway(message, send.choose, send.spec, send.begun, send.timeout)
-        finally:
-            self._window.leave(size)
+        return await self._deliver_oneway(send)
 
     async def send_many(
         self,
@@ -514,8 +527,29 @@ class Producer(Changing):
         batch in no other form. Without `queue` all have the same sharding key, or none. `queue`, `retries`, `timeout`
         and errors as of `send`. To have messages batched without these conditions, use `send_many`.
         """
-        begun = asyncio.get_running_loop().time()
         given = list(messages)
+        hooks = self._hooks
+        if hooks is None:
+            return await self._deliver_batch(given, queue, retries, timeout)
+        sendings = [hooks.sending(each, batched=True) for each in given]
+        results: Sequence[SendResult | None] = [None] * len(given)
+        failure: BaseException | None = None
+        try:
+            intercepted = [hooks.before(each) for each in sendings]
+            stored = await hooks.around_batch(sendings, self._deliver_batch(intercepted, queue, retries, timeout))
+            results = stored
+            return stored
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            for sending, result in zip(sendings, results, strict=True):
+                hooks.after(sending, result, failure)
+
+    async def _deliver_batch(
+        self, given: list[Message], queue: MessageQueue | None, retries: int | None, timeout: float | None
+    ) -> list[SendResult]:
+        begun = asyncio.get_running_loop().time()
         if any(each.level is not None or each.delay is not None or each.deliver_at is not None for each in given):
             raise ArgumentError("a message of a batch cannot be delayed; send_many takes delayed ones, too")
         if any(each.replace for each in given):
@@ -685,6 +719,27 @@ class Producer(Changing):
         )
         return _Send(message, spec, choose, begun, self._timeout if timeout is None else checks.check_timeout(timeout))
 
+    async def _deliver(self, send: _Send, retries: int | None) -> SendResult:
+        size, deadline = send.size, send.begun + send.timeout
+        if not self._window.try_enter(size):
+            await self._sender.enter(size, deadline, send.timeout)
+        try:
+            message = send.message
+            if self._is_compressed(message):
+                message = await compressed(message, self._compress_from_bytes)
+            return await self._sender.send(message, send.choose, send.spec, send.begun, deadline, send.timeout, retries)
+        finally:
+            self._window.leave(size)
+
+    async def _deliver_oneway(self, send: _Send) -> str:
+        size = send.size
+        await self._sender.enter(size, send.begun + send.timeout, send.timeout)
+        try:
+            message = await compressed(send.message, self._compress_from_bytes)
+            return await self._sender.send_oneway(message, send.choose, send.spec, send.begun, send.timeout)
+        finally:
+            self._window.leave(size)
+
     def _is_compressed(self, message: Outgoing) -> bool:
         return self._compress_from_bytes is not None and len(message.body) >= self._compress_from_bytes
 
@@ -698,12 +753,13 @@ class Producer(Changing):
             retries,
             self._max_body_bytes,
             self._max_in_flight,
+            self._hooks,
             gives_up=gives_up,
         )
 
     def _prepare_job(self, message: Message) -> Job:
         send = self._send_of(message, None)
-        return Job(send.message, send.spec, send.choose, send.begun, self._is_compressed(send.message))
+        return Job(message, send.message, send.spec, send.choose, send.begun, self._is_compressed(send.message))
 
     async def _send_job(self, job: Job, timeout: float, retries: int | None) -> SendResult:
         message = job.outgoing
@@ -746,3 +802,38 @@ def _check_alone(*others: object) -> None:
     """Raise ArgumentError unless a Message is the only one that says what to send."""
     if any(each is not None and each is not False and each != () for each in others):
         raise ArgumentError("a Message goes alone: it has body, delay and all else itself")
+
+
+def _message_of(
+    topic: str | Message,
+    body: bytes | str | None,
+    tags: str | None,
+    keys: str | Iterable[str],
+    properties: Mapping[str, str] | None,
+    level: int | None,
+    delay: Span | None,
+    deliver_at: Time | None,
+    replace: bool,
+    sharding_key: str | None,
+    queue: MessageQueue | None,
+    message_id: str | None,
+) -> Message:
+    """What the arguments of a send say, as a Message. Raises ArgumentError if there is no body."""
+    if isinstance(topic, Message):
+        return topic
+    if body is None:
+        raise ArgumentError("give a body, or a Message alone")
+    return Message(
+        topic,
+        body,
+        tags=tags,
+        keys=keys if isinstance(keys, str) else tuple(keys),
+        properties=properties or {},
+        level=level,
+        delay=delay,
+        deliver_at=deliver_at,
+        replace=replace,
+        sharding_key=sharding_key,
+        queue=queue,
+        message_id=message_id,
+    )

@@ -19,6 +19,7 @@ classes of the same names in `duemq`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import threading
 from collections import deque
@@ -425,8 +426,10 @@ class Consumer(_Facade[_consumer.Consumer]):
             self._threads = threads = ThreadPoolExecutor(max(1, concurrency), f"duemq {group}")
 
             async def call(message: _messages.ReceivedMessage) -> None:
+                # With the context variables of interceptors, as `asyncio.to_thread` does it.
+                run = contextvars.copy_context().run
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(threads, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
+                await loop.run_in_executor(threads, run, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
 
         self._inner = _consumer.Consumer(
             group,

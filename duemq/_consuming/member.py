@@ -270,6 +270,11 @@ class Member:
         await self._go_elsewhere(dict(zip(queues, found, strict=True)), "as this consumer's seek says")
 
     @property
+    def client_id(self) -> str:
+        """As whom the brokers know this member."""
+        return self._client.client_id
+
+    @property
     def assignment(self) -> frozenset[MessageQueue]:
         """The queues that this member has now, without those of the retry topic."""
         return frozenset(queue for queue in self._readers if not queue.topic.startswith(RETRY_PREFIX))

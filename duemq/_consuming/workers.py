@@ -100,10 +100,7 @@ class Workers:
     async def _succeeds(self, worker: _Worker, message: ReceivedMessage) -> bool:
         succeeded = False
         try:
-            result = self._on_message(message)
-            if not inspect.isawaitable(result):
-                raise TypeError(f"the handler {self._on_message!r} returned {result!r} in place of something to await")
-            await result
+            await call_handler(self._on_message, message)
         except asyncio.CancelledError:
             # Of this worker, by `close`; or by `_watch`; or only of something that the handler waited for.
             was_late = _forget_cancelling(worker) > 0
@@ -141,6 +138,14 @@ class Workers:
         worker.times_late += 1
         if worker.task is not None:
             worker.task.cancel()
+
+
+def call_handler(on_message: Handler, message: ReceivedMessage) -> Awaitable[object]:
+    """Call a handler; return what it is to be awaited by. Raises TypeError if that is nothing to await."""
+    result = on_message(message)
+    if not inspect.isawaitable(result):
+        raise TypeError(f"the handler {on_message!r} returned {result!r} in place of something to await")
+    return result
 
 
 def _forget_cancelling(worker: _Worker) -> int:
