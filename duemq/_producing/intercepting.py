@@ -92,4 +92,8 @@ class SendHooks:
             self._after_batch.call(batch)
 
     def _identified(self, message: Message) -> Message:
-        return message if message.message_id else replace(message, message_id=self._make_id())
+        """The message with an id, and with keys that can be read more than once."""
+        keys = message.keys if isinstance(message.keys, str | tuple) else tuple(message.keys)
+        if message.message_id and keys is message.keys:
+            return message
+        return replace(message, message_id=message.message_id or self._make_id(), keys=keys)

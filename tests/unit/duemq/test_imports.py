@@ -20,7 +20,7 @@ import importlib, pkgutil, sys
 before = set(sys.modules)
 import duemq
 for module in pkgutil.iter_modules(duemq.__path__):
-    if module.name == "pytest_plugin":  # pytest imports it
+    if module.name in ("pytest_plugin", "otel"):  # pytest imports the one; users of the extra the other
         continue
     importlib.import_module("duemq." + module.name)
 tops = {name.partition(".")[0] for name in set(sys.modules) - before}
