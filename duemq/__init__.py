@@ -64,19 +64,21 @@ if TYPE_CHECKING:
         Sending,
     )
     from duemq.messages import (
+        Message,
+        MessageQueue,
+        ReceivedMessage,
+        SendOutcome,
+        SendResult,
+        SendStatus,
+    )
+    from duemq.pending import (
         ChangedMessage,
         ChangeResult,
         Changes,
         DueCurve,
-        Message,
-        MessageQueue,
         PendingMessage,
-        ReceivedMessage,
         Recurrence,
         RecurringResult,
-        SendOutcome,
-        SendResult,
-        SendStatus,
     )
     from duemq.producer import Producer
 
@@ -146,19 +148,21 @@ _MODULES = {
         "Sending",
     ),
     "messages": (
+        "Message",
+        "MessageQueue",
+        "ReceivedMessage",
+        "SendOutcome",
+        "SendResult",
+        "SendStatus",
+    ),
+    "pending": (
         "ChangedMessage",
         "ChangeResult",
         "Changes",
         "DueCurve",
-        "Message",
-        "MessageQueue",
         "PendingMessage",
-        "ReceivedMessage",
         "Recurrence",
         "RecurringResult",
-        "SendOutcome",
-        "SendResult",
-        "SendStatus",
     ),
     "producer": ("Producer",),
     "errors": (

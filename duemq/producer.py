@@ -15,18 +15,15 @@ from datetime import tzinfo
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, overload
 
-from duemq._consuming.group import GroupApi
-from duemq._consuming.subscription import ALL_TAGS, make_subscription
 from duemq._net.client import Client, typed_header
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
-from duemq._producing.changes import STORED, PendingChanges
 from duemq._producing.changing import Changing
 from duemq._producing.delay import AT_ONCE, DelaySpec, read_delay_spec
 from duemq._producing.many import Job, Many
 from duemq._producing.outgoing import Outgoing, compressed, one_key, prepare
-from duemq._producing.sending import OVERHEAD_BYTES, Choose, Sender, primary
+from duemq._producing.sending import OVERHEAD_BYTES, STATUS, Choose, Sender, primary
 from duemq._producing.unique_keys import UniqueKeys
 from duemq._producing.window import Window
 from duemq._values import checks
@@ -58,6 +55,8 @@ from duemq.protocol.requests.headers import (
 )
 
 if TYPE_CHECKING:
+    from duemq._consuming.group import GroupApi
+    from duemq._producing.changes import PendingChanges
     from duemq._producing.intercepting import SendHooks
     from duemq.interceptors import ProducerInterceptor
 
@@ -157,8 +156,8 @@ class Producer(Changing):
             retries = Retries(times=retries, first_pause=min(intervals.first_pause, longest), longest_pause=longest)
         self._window = Window(max_in_flight, max_in_flight_bytes)
         self._sender = Sender(self._client, group, self._window, retries, _clock)
-        self._changes = PendingChanges(self._client, group, timeout)
-        self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
+        self._changes: PendingChanges | None = None
+        self._group_api: GroupApi | None = None
         self._hooks: SendHooks | None = None
         if interceptors:
             # Imported only where it is used, since most producers have none.
@@ -616,6 +615,8 @@ class Producer(Changing):
         """
         self._check_open()
         wanted, found = set(message_ids), dict[str, int]()
+        from duemq._consuming.subscription import ALL_TAGS, make_subscription
+
         everything = make_subscription(queue.topic, ALL_TAGS, 0)
         offset, end = from_offset, await self.end_offset(queue)
         while offset < end and len(found) < len(wanted):
@@ -652,13 +653,26 @@ class Producer(Changing):
         address = primary(route, MessageQueue(topic, handle.broker_name, 0))
         header = RecallMessage(topic, recall_handle, self.group)
         answer = await self._client.call(
-            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=STORED
+            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=tuple(STATUS)
         )
         return typed_header(answer, RecallMessageResponse, address).msg_id
 
     def _pending_changes(self) -> PendingChanges:
         self._check_open()
+        if self._changes is None:
+            # Most producers only send, and need neither these modules nor those of `_reading`.
+            from duemq._producing.changes import PendingChanges
+
+            self._changes = PendingChanges(self._client, self.group, self._timeout)
         return self._changes
+
+    @property
+    def _reading(self) -> GroupApi:
+        if self._group_api is None:
+            from duemq._consuming.group import GroupApi
+
+            self._group_api = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
+        return self._group_api
 
     # --- one send -------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from duemq import admin as _admin
 from duemq import consumer as _consumer
 from duemq import messages as _messages
+from duemq import pending as _pending
 from duemq import producer as _producer
 from duemq._consuming.member import Listener as _AsyncListener
 from duemq._consuming.member import Target
@@ -343,11 +344,11 @@ class Admin(_Changing[_admin.Admin]):
     resume_recurring = _waiting(_admin.Admin.resume_recurring)
     remove_recurring = _waiting(_admin.Admin.remove_recurring)
 
-    def pending(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+    def pending(self, *args: Any, **options: Any) -> Iterator[_pending.PendingMessage]:
         """The messages that wait, one after the other; arguments as of `duemq.Admin.pending`."""
         return _iterate(self._inner.pending(*args, **options))
 
-    def recurring(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+    def recurring(self, *args: Any, **options: Any) -> Iterator[_pending.PendingMessage]:
         """The messages that recur, one after the other; arguments as of `duemq.Admin.recurring`."""
         return _iterate(self._inner.recurring(*args, **options))
 

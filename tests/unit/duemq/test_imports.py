@@ -63,3 +63,51 @@ print(*[name for name in sys.modules if name.startswith("duemq")])
     packages = {".".join(name.split(".")[:2]) for name in result.stdout.split()}
     served = {f"duemq.{part}" for part in ("broker", "protocol", "scheduler", "storage")}
     assert packages == {"duemq", "duemq.cli", *served}
+
+
+def imported_by(program: str) -> set[str]:
+    """The modules that a program imports, and those that a bare interpreter has."""
+    program += "\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_package_alone_imports_nothing() -> None:
+    found = imported_by("import duemq")
+    assert {name for name in found if name.startswith("duemq")} == {"duemq"}
+    assert not {"asyncio", "msgspec", "logging", "dataclasses"} & found
+
+
+def test_a_producer_imports_only_what_a_producer_needs() -> None:
+    found = imported_by("import duemq; duemq.Producer, duemq.Message")
+    assert not any(name.startswith("duemq._consuming.") for name in found)
+    others = {
+        "duemq." + name for name in ("consumer", "admin", "pending", "interceptors", "auth", "sync", "cli", "otel")
+    }
+    assert not others & found
+    # What a producer without an account, or with fewer demands, has no use for.
+    heavy = {"hashlib", "hmac", "secrets", "click", "uvloop", "numpy", "zoneinfo", "unittest", "importlib.metadata"}
+    assert not heavy & found
+
+
+def test_a_consumer_imports_only_what_a_consumer_needs() -> None:
+    found = imported_by("import duemq; duemq.Consumer")
+    assert (
+        not {"duemq." + name for name in ("producer", "admin", "pending", "interceptors", "sync", "cli", "otel")}
+        & found
+    )
+    assert not {"hashlib", "hmac", "secrets", "click", "uvloop"} & found
+
+
+def test_the_help_imports_no_command() -> None:
+    program = """
+import sys
+from duemq.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+"""
+    found = imported_by(program)
+    assert {name for name in found if name.startswith("duemq")} == {"duemq", "duemq.cli"}
+    assert not {"asyncio", "msgspec"} & found
