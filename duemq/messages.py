@@ -112,7 +112,7 @@ class Settler(Protocol):
     dropped: bool
     """Whether that does not matter any more."""
 
-    async def ack(self, message: ReceivedMessage) -> None:
+    def ack(self, message: ReceivedMessage) -> None:
         """It is consumed."""
 
     async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
@@ -263,7 +263,7 @@ class ReceivedMessage:
 
         For a consumer without a handler; a handler need only return.
         """
-        await self._settler.ack(self)
+        self._settler.ack(self)
 
     async def retry(self, level: int = 0, *, delay: Span | None = None) -> None:
         """Have it delivered to the group again; later calls of ack, retry or dead_letter do nothing.
@@ -304,6 +304,11 @@ class ReceivedMessage:
         text = self.properties.get(name, "")
         # Python makes no number of thousands of digits, and no number of ours has more than 19.
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
+
+
+def acknowledge(message: ReceivedMessage) -> None:
+    """Do what `ack` does, which waits for nothing."""
+    message._settler.ack(message)
 
 
 def next_try(message: ReceivedMessage, *, counts: bool) -> ReceivedMessage:
