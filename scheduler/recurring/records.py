@@ -65,17 +65,18 @@ class Recurring:
         policy_of: Callable[[str], TimerPolicy | None],
         expect: Callable[[int], None],
         moves: Moves,
+        is_deleted: Callable[[str], bool],
     ) -> None:
         """`queue`: the timer topic's. `policy_of`: returns a topic's policy, which decides about missed deliveries.
         `expect`: called with the deliver time, ms, of each record before it is staged. `moves`: tells searches in
-        progress about the records."""
+        progress about the records. `is_deleted`: tells whether a topic was deleted, which ends its messages."""
         self._appender = store.appender
-        self._known_topics = store.queue_limits
         self._queue = queue
         self._topics = topics
         self._policy_of = policy_of
         self._expect = expect
         self._moves = moves
+        self._is_deleted = is_deleted
 
     def stage_next(self, message: StoredMessage, now_ms: int) -> None:
         """Stage the record for the delivery after the one for which `message` waited; nothing if that was the last one.
@@ -92,7 +93,7 @@ class Recurring:
             return
         if due_ms is None or found.left == 1:
             return
-        if topic not in self._known_topics:
+        if self._is_deleted(topic):
             # It would be delivered for ever to queues that nobody can read.
             _log_end(text, topic, "the topic was deleted")
             return

@@ -466,6 +466,8 @@ async def test_a_name_is_not_taken_twice_while_a_record_is_left_out(tmp_path: Pa
         peer = broker.connect()
         await seconds_pass(broker, loop, 5)
         assert (await peer.ask(change("remove", "other"))).code != ResponseCode.SUCCESS, "it cannot be told yet"
+        # With its reason: the next checkpoint would find it again.
+        broker.durability._no_room.clear()
         broker.store.health.has_room()
         await begin(peer, every("7s", number=9))
         assert (await changed(peer, "remove", "other"))["result"] == "REMOVED"
@@ -522,6 +524,24 @@ async def test_it_goes_on_where_its_topic_is_made_anew(known: UnboundBroker, pee
     await peer.ask(create("T", 1))
     await seconds_pass(known, loop, 20)
     assert await times(peer) == [10, 20]
+
+
+async def test_it_goes_on_where_the_table_of_topics_was_lost(tmp_path: Path, loop: SteppedLoop) -> None:
+    """A topic that is not in the table need not have been deleted then."""
+    clock = ManualClock(NOW_MS)
+    for lost in (True, False):
+        async with running(tmp_path / str(lost), clock=clock) as broker:
+            peer = broker.connect()
+            await peer.ask(create("T", 1))
+            await begin(peer, every("10s"))
+            if not lost:
+                await delete_topic(peer)
+        if lost:
+            for path in (tmp_path / str(lost) / "config").glob("topics.json*"):
+                path.unlink()
+        async with running(tmp_path / str(lost), clock=clock) as broker:
+            await seconds_pass(broker, loop, 15)
+            assert [each["keys"] for each in await listed(broker.connect())] == (["n"] if lost else [])
 
 
 async def test_no_delivery_comes_again_if_the_clock_is_set_back_before_a_pause(
