@@ -94,6 +94,7 @@ class AdminHandlers:
         add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, LOOK, self.running_info)
         add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, OPERATE, self.consume_directly)
         add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, LOOK, self.runtime_info, reads=True)
+        add(RequestCode.VIEW_BROKER_STATS_DATA, headers.ViewBrokerStatsData, LOOK, self.stats_data)
 
     # --- topics
 
@@ -175,6 +176,7 @@ class AdminHandlers:
     async def _remove_topic(self, name: str) -> Exception | None:
         """Remove a topic; return the error if its files could not be removed."""
         self._topics.remove(name)
+        self._stats.items.remove_topic(name, self._offsets.groups_of(name))
         self._polls.end(name)
         self._offsets.remove_topic(name)
         removed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -285,7 +287,7 @@ class AdminHandlers:
             topic = self._topics.get(name)
             if topic is None or (online is not None and online.subscriptions and name not in online.subscriptions):
                 continue
-            rate += self._stats.group_rate(name, header.consumer_group)
+            rate += self._stats.items.group_rate(name, header.consumer_group)
             looks += [
                 partial(self._progress, header.consumer_group, name, queue_id)
                 for queue_id in range(topic.config.read_queue_nums)
@@ -400,6 +402,14 @@ class AdminHandlers:
     def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
         """Return the broker's runtime figures."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
+
+    def stats_data(self, _: Connection, request: Request[headers.ViewBrokerStatsData]) -> Answer:
+        """Return a count of messages over the last minute, hour and day."""
+        name, key = request.header.stats_name, request.header.stats_key
+        found = self._stats.items.view(name, key)
+        if found is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(found))
 
 
 _OWN_PREFIXES: Final = ("timer.", "delay.")

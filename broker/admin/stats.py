@@ -1,6 +1,6 @@
 """Counters, and rates over the last 10 s, minute and ten minutes, as shown by brokerStatus.
 
-Nothing is counted per stored message: the number follows from the queues' offsets and the appender.
+Nothing is counted per stored message: the number follows from the appender.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final, NamedTuple
 
+from duemq.broker.admin.stats_items import StatsItems
 from duemq.protocol.requests.headers import PullMessage
 from duemq.storage.clock import Clock
 from duemq.storage.log.append import Appender
@@ -32,7 +33,7 @@ class _Sample(NamedTuple):
 class Stats:
     """The broker's activity since its start. Times are in ms since the epoch."""
 
-    def __init__(self, appender: Appender, clock: Clock) -> None:
+    def __init__(self, appender: Appender, clock: Clock, items: StatsItems) -> None:
         self._appender = appender
         self._clock = clock
         self.start_ms = clock.now_ms()
@@ -49,11 +50,8 @@ class Stats:
         self.put_failed = 0
         """Messages refused because a write failed."""
         self._samples: deque[_Sample] = deque(maxlen=_WINDOWS[-1] + 1)
-        self._by_group: dict[tuple[str, str], int] = {}
-        """Messages delivered in the current ten seconds, by topic and group; only active groups take memory."""
-        self._groups_before: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=6)
-        """The same for each of the previous six periods of ten seconds, with the period's begin."""
-        self._groups_since = clock.monotonic()
+        self.items = items
+        """Counts by topic and group."""
         self._day_starts = [(0, 0), (0, 0)]
         self._day = self.start_ms // _DAY_MS
         self.sample()
@@ -70,8 +68,7 @@ class Stats:
             return
         self.found += 1
         self.transferred += found.count
-        key = (header.topic, header.consumer_group)
-        self._by_group[key] = self._by_group.get(key, 0) + found.count
+        self.items.pulled(header.topic, header.consumer_group, found.count, found.size)
 
     def add_write(self, seconds: float) -> None:
         """Count a write to the commitlog."""
@@ -95,23 +92,11 @@ class Stats:
         """Take a sample; called every SAMPLE_SECONDS."""
         now = self._clock.monotonic()
         self._samples.append(_Sample(now, self._appender.appended, self.found, self.missed, self.transferred))
-        if now - self._groups_since >= _WINDOWS[0]:
-            self._groups_before.append((self._groups_since, self._by_group))
-            self._by_group, self._groups_since = {}, now
+        self.items.step()
         day = self._clock.now_ms() // _DAY_MS
         if day > self._day:
             self._day = day
             self._day_starts = [self._day_starts[1], (self._appender.appended, self.transferred)]
-
-    def group_rate(self, topic: str, group: str) -> float:
-        """Return the messages per second delivered to a group over the last minute."""
-        since = self._groups_before[0][0] if self._groups_before else self._groups_since
-        elapsed = self._clock.monotonic() - since
-        if elapsed <= 0:
-            return 0.0
-        key = (topic, group)
-        before = sum(counts.get(key, 0) for _, counts in self._groups_before)
-        return (before + self._by_group.get(key, 0)) / elapsed
 
     def rates(self, field: str) -> str:
         """Return the rates of put, found, missed, transferred or total, over the three windows: "a b c"."""

@@ -16,7 +16,7 @@ import structlog
 
 from duemq.broker.access.permission import ADMINISTER, LOOK, OPEN
 from duemq.broker.errors import LimitReached, Refused
-from duemq.broker.limits import Limits
+from duemq.broker.limits import MAX_NAME_LENGTH, Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.config import MAX_QUEUES
@@ -53,6 +53,8 @@ ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 EXPIRE_MS: Final = 120_000
 _BROKER_BYTES: Final = 1024
 """The size that a registration without topics counts as."""
+_MAX_MISSED: Final = 100
+"""The number of topics without a route that are remembered for a connection."""
 PRIMARY: Final = 0
 
 
@@ -111,6 +113,12 @@ class NameServer:
         """Names of brokers without write permission: clients send nothing more to them."""
         self._registered = 0
         """Size of all registrations in bytes."""
+        self._missed: dict[Connection, set[str]] = {}
+        """Topics that a client asked for in vain, by connection."""
+        self._found: set[str] = set()
+        """Topics whose route was told to such a client since the last call of `take_found`."""
+        self._found_before: set[str] = set()
+        """The same for the call before."""
 
     def load(self) -> None:
         """Read the key-value configuration. Raises StoreFormatError."""
@@ -167,10 +175,11 @@ class NameServer:
             configs[self._own.broker_name] = self._topics.announced(own)
         return configs
 
-    def route(self, _: Connection, request: Request[GetRouteInfo]) -> Answer:
+    def route(self, connection: Connection, request: Request[GetRouteInfo]) -> Answer:
         """Return the route of a topic."""
         name = request.header.topic
         configs = self._configs_of(name)
+        self._note_miss(connection, name, is_found=bool(configs))
         if not configs:
             raise Refused(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -192,6 +201,23 @@ class NameServer:
         order = self._kv.get(ORDER_NAMESPACE, {}).get(name)
         strict = request.version >= VERSION_STRICT_JSON or bool(request.header.accept_standard_json_only)
         return response(ResponseCode.SUCCESS, body=TopicRoute(brokers, queues, order).to_json(strict=strict))
+
+    def _note_miss(self, connection: Connection, topic: str, *, is_found: bool) -> None:
+        missed = self._missed.get(connection)
+        if not is_found:
+            if missed is None:
+                missed = self._missed[connection] = set()
+            if len(missed) < _MAX_MISSED and len(topic) <= MAX_NAME_LENGTH:
+                missed.add(topic)
+        elif missed is not None and topic in missed:
+            missed.discard(topic)
+            self._found.add(topic)
+
+    def take_found(self) -> set[str]:
+        """Return the topics whose route was told to a client that had asked for it in vain before, from before the last
+        call of this method on: a client that was told has had the time between two calls to take in the route."""
+        found, self._found_before, self._found = self._found_before, self._found, set()
+        return found
 
     def clusters(self, _: Connection, __: Request[NoFields]) -> Answer:
         """Return the clusters and their brokers."""
@@ -407,6 +433,7 @@ class NameServer:
 
     def connection_lost(self, connection: Connection) -> None:
         """Remove the brokers registered over a lost connection."""
+        self._missed.pop(connection, None)
         for key in list(self._of_connection.get(connection, ())):
             self._forget(key)
         self._of_connection.pop(connection, None)

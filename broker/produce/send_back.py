@@ -6,6 +6,7 @@ import random
 from typing import Final
 
 from duemq.broker.access.permission import Action, group, needs
+from duemq.broker.admin.stats import Stats
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -56,8 +57,10 @@ class SendBackHandlers:
         router: Router,
         clock: Clock,
         reads: ColdReads,
+        stats: Stats,
     ) -> None:
         """`clock`: the messages' clock."""
+        self._stats = stats
         self._settings = settings
         self._clock = clock
         self._reads = reads
@@ -114,6 +117,8 @@ class SendBackHandlers:
         except BaseException:
             appender.roll_back()
             raise
+        origin = properties.get(message.properties_text, properties.RETRY_TOPIC) or message.topic
+        self._stats.items.sent_back(origin, header.group)
         return self._router.answer_when_flushed(connection, request, response(ResponseCode.SUCCESS))
 
     def _stage_again(self, message: StoredMessage, topic: Topic, level: int) -> None:

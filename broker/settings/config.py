@@ -664,6 +664,7 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
     home = (environment if environment is not None else os.environ).get("ROCKETMQ_HOME")
     if home:
         values.setdefault("rocketmqHome", home)
+    _check_kind(values)
     known, ignored = _sort(values)
     fields = {FIELDS[name].name: parse_value(name, value) for name, value in known.items()}
     return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
@@ -709,6 +710,25 @@ def limits_of(name: str) -> tuple[int, int]:
 def as_text(value: object) -> str:
     """Return a value in the form of properties text."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _check_kind(values: Mapping[str, str]) -> None:
+    """Check that a file is not for a process that duemq does not have. Raises ConfigError."""
+    given = {name: value.strip() for name, value in values.items()}
+    for name, value in given.items():
+        if name == "brokerConfigPaths":
+            kind = "a container of several brokers. Start each of its files with a `duemq serve` of its own"
+        elif name.startswith("controllerDLeger") or name == "enableControllerInNamesrv":
+            kind = "a controller, which duemq does not have"
+        elif name.startswith("dLeger") or (name == "enableDLegerCommitLog" and value == "true"):
+            kind = "a DLedger group, whose commitlog has another layout. duemq has no replicas yet"
+        elif name == "enableControllerMode" and value == "true":
+            kind = "a broker whose role a controller decides. duemq has no replicas yet"
+        elif (name == "brokerRole" and value == "SLAVE") or (name == "brokerId" and value not in ("", "0")):
+            kind = "a slave. duemq has no replicas yet"
+        else:
+            continue
+        raise ConfigError(f"{name}={_short(value)}: these settings are for {kind}")
 
 
 def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -342,6 +342,12 @@ class Clients:
             del self.consumers[membership.group]
 
     # --- telling
+
+    def rebalance(self, topics: Set[str]) -> None:
+        """Have the members of the groups that subscribe to any of these topics look at once which queues are theirs."""
+        for group in self.consumers.values() if topics else ():
+            if not topics.isdisjoint(group.subscriptions):
+                self._notify_later(group.name)
 
     def _notify_later(self, group: str) -> None:
         """Queue a group whose members must rebalance: they are notified once, however many come and go in a turn of the

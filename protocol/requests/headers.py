@@ -373,6 +373,13 @@ class GetConsumeStats(Header):
     topic: str | None = None
 
 
+class ViewBrokerStatsData(Header):
+    """VIEW_BROKER_STATS_DATA (315): `stats_name` is a name of RocketMQ's Stats, as TOPIC_PUT_NUMS."""
+
+    stats_name: str
+    stats_key: str
+
+
 class CreateAccessConfig(Header):
     """UPDATE_AND_CREATE_ACL_CONFIG (50): an account of plain_acl.yml. The permissions are joined by commas."""
 

@@ -38,6 +38,7 @@ from typing import Final
 from duemq.storage.files import File, Files
 from duemq.storage.log.marks import Marks
 from duemq.storage.log.segments import Segments
+from duemq.storage.queues.tag_blocks import TagBlocks
 
 UNIT: Final = struct.Struct(">qiq")
 UNIT_SIZE: Final = 20
@@ -87,9 +88,11 @@ class ConsumeQueue:
         "queue_id",
         "record_overhead",
         "staged_from",
+        "tags",
         "tail",
         "topic",
         "topic_field",
+        "uncounted_from",
         "watchers",
     )
 
@@ -113,8 +116,12 @@ class ConsumeQueue:
         """Whether the first file is filled up to the first unit."""
         self.staged_from = -1
         """Queue offset of the first unit of an append that is not written yet, or -1."""
+        self.uncounted_from = -1
+        """Queue offset of the first record that statistics have not counted, or -1 (`Appender.take_uncounted`)."""
         self.is_held = False
         """Whether units stay in memory for now, because files of a former queue of this name are being removed."""
+        self.tags = TagBlocks()
+        """The filters of blocks at which pulls have looked. To be replaced when other units come to stand there."""
         self.watchers: tuple[Watcher, ...] = ()
         """Functions called once after each append to this queue; they must not raise."""
         self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
@@ -267,6 +274,7 @@ class ConsumeQueue:
         end of the last file. Raises StoreFormatError."""
         self._segments.load()
         self.tail.clear()
+        self.tags = TagBlocks()
         self.min_offset = self._segments.begin // UNIT_SIZE
         self.next_offset = self._segments.end // UNIT_SIZE
 
@@ -279,6 +287,7 @@ class ConsumeQueue:
 
         first = self._segments.begin // UNIT_SIZE
         self.next_offset = self.first_where(first, self.next_offset, beyond)
+        self.tags = TagBlocks()
         self._segments.clear_from(self.next_offset * UNIT_SIZE)
         self.min_offset = min(self.min_offset, self.next_offset)
 
@@ -286,6 +295,7 @@ class ConsumeQueue:
         """Remove the units from a queue offset on."""
         self.write_tail()
         self.next_offset = offset
+        self.tags = TagBlocks()
         self.min_offset = min(self.min_offset, offset)
         self._segments.clear_from(offset * UNIT_SIZE)
 
@@ -330,4 +340,5 @@ class ConsumeQueue:
         self.tail.clear()
         self._marks = None
         self.next_offset = self.min_offset = 0
+        self.tags = TagBlocks()
         self._segments.remove_all()

@@ -32,6 +32,7 @@ from tests.bench import (
     mqtt_cases,
     pressure_cases,
     spark_cases,
+    tag_cases,
     timer_cases,
     timer_growth,
     tls_cases,
@@ -44,6 +45,7 @@ NAMES = (
     *client_cases.NAMES,
     *acl_cases.NAMES,
     *tls_cases.NAMES,
+    *tag_cases.NAMES,
     *level_cases.NAMES,
     *timer_cases.NAMES,
     *pressure_cases.NAMES,
@@ -65,7 +67,14 @@ def main() -> None:
     theirs, mine = asyncio.run(run(arguments.rounds, only, tiny=arguments.tiny))
     print(
         table(
-            {**cases.FIGURES, **client_cases.FIGURES, **acl_cases.FIGURES, **tls_cases.FIGURES, **level_cases.FIGURES},
+            {
+                **cases.FIGURES,
+                **client_cases.FIGURES,
+                **acl_cases.FIGURES,
+                **tls_cases.FIGURES,
+                **tag_cases.FIGURES,
+                **level_cases.FIGURES,
+            },
             theirs,
             mine,
             "Apache 4.9.7",
@@ -101,6 +110,7 @@ async def one_broker(
     figures |= await client_cases.run(make, directory, client_cases.TINY if tiny else client_cases.REAL, only, say)
     figures |= await acl_cases.run(make, directory, acl_cases.TINY if tiny else acl_cases.REAL, only, say)
     figures |= await tls_cases.run(make, directory, tls_cases.TINY if tiny else tls_cases.REAL, only, say)
+    figures |= await tag_cases.run(make, directory, tag_cases.TINY if tiny else tag_cases.REAL, only, say)
     figures |= await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)
     figures |= await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)
     pressure = pressure_cases.TINY if tiny else pressure_cases.REAL

@@ -20,6 +20,7 @@ from tests.bench import (
     pressure_cases,
     profile,
     spark_cases,
+    tag_cases,
     timer_cases,
     timer_growth,
     tls_cases,
@@ -67,6 +68,13 @@ async def test_the_case_of_tls_gives_its_figures(tmp_path: Path) -> None:
     figures = await tls_cases.run(ours, tmp_path, tls_cases.TINY, tls_cases.NAMES, said.append)
     assert tuple(said) == tls_cases.NAMES
     assert set(figures) == set(tls_cases.FIGURES)
+
+
+async def test_the_case_of_tags_gives_its_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await tag_cases.run(ours, tmp_path, tag_cases.TINY, tag_cases.NAMES, said.append)
+    assert tuple(said) == tag_cases.NAMES
+    assert len(figures) == 3
 
 
 async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class Outputs:
     of: dict[str, AdminOutput] = field(default_factory=dict)
     exported: str = ""
     """The file that exportConfigs wrote."""
+    metrics: str = ""
+    """The file that exportMetrics wrote."""
 
     async def run(self, name: str, *arguments: str) -> None:
         """Run a command and keep its output under a name."""
@@ -104,6 +106,7 @@ class Outputs:
         await asyncio.gather(
             self.run("consumerProgress", "consumerProgress", "-g", group),
             self.run("consumerProgress of all", "consumerProgress"),
+            self.run_stats(),
         )
         await self.run("sendMessage", "sendMessage", "-t", topic, "-p", "from mqadmin")
         await asyncio.gather(
@@ -113,6 +116,17 @@ class Outputs:
         await asyncio.gather(
             self.run("topicRoute after", "topicRoute", "-t", topic), self.run("topicList after", "topicList")
         )
+
+    async def run_stats(self) -> None:
+        """Run the commands that show counts; repeatedly on Apache's brokers, which take a sample every 10 s."""
+        for _ in range(4):
+            await self.run("statsAll", "statsAll", "-t", self.topic)
+            if self.broker.kind == "duemq" or self.rows("statsAll")[0][5:] == [str(COUNT)] * 2:
+                break
+        with tempfile.TemporaryDirectory() as folder:
+            await self.run("exportMetrics", "exportMetrics", "-c", CLUSTER, "-f", folder)
+            path = Path(folder, "metrics.json")
+            self.metrics = path.read_text() if path.exists() else ""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -262,6 +276,24 @@ async def test_export_configs(outputs: Outputs) -> None:
     exported = json.loads(outputs.exported)
     assert exported["clusterScale"] == {"masterBrokerSize": 1, "namesrvSize": 1, "slaveBrokerSize": 0}
     assert exported["brokerConfigs"][BROKER]["flushDiskType"] == "ASYNC_FLUSH"
+
+
+async def test_stats_all(outputs: Outputs) -> None:
+    rows = [row for row in outputs.rows("statsAll") if row[0] == outputs.topic]
+    assert [(row[1], row[2], row[5], row[6]) for row in rows] == [(outputs.group, "0", str(COUNT), str(COUNT))]
+    assert float(rows[0][3]) > 0
+    assert float(rows[0][4]) > 0
+
+
+async def test_export_metrics(outputs: Outputs) -> None:
+    if outputs.version == "4.9.7":
+        not_on(outputs.broker, "apache-5.3.3", "mqadmin 4.9.7 wants getTransferedTps, which 5.x spells correctly")
+    else:
+        not_on(outputs.broker, "apache-4.9.7", "mqadmin 5.3.3 wants getTransferredTps, which 4.9 spells otherwise")
+    assert "success" in outputs.text("exportMetrics")
+    quota = json.loads(outputs.metrics)["evaluateReport"][BROKER]["runtimeQuota"]
+    assert {"normalInTps", "normalOutTps", "transInTps", "scheduleInTps"} <= set(quota["tps"])
+    assert {"normalOneDayInNum", "scheduleOneDayInNum"} <= set(quota["oneDayNum"])
 
 
 async def test_group_attributes_that_do_not_exist_are_refused(shared_broker: SharedBroker) -> None:

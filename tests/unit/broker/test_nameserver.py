@@ -15,7 +15,14 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
-from duemq.protocol.requests.bodies import DataVersion, TopicConfig, TopicRoute
+from duemq.protocol.requests.bodies import (
+    ConsumerData,
+    DataVersion,
+    HeartbeatData,
+    SubscriptionData,
+    TopicConfig,
+    TopicRoute,
+)
 from duemq.protocol.requests.headers import (
     BrokerIdentity,
     BrokerName,
@@ -332,3 +339,43 @@ async def test_a_drained_broker_takes_no_more_sends(broker: UnboundBroker, peer:
 async def perms(peer: Peer, topic: str) -> dict[str, int]:
     answer = await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo(topic)))
     return {queue["brokerName"]: queue["perm"] for queue in fastjson.loads(bytes(answer.body))["queueDatas"]}
+
+
+async def test_consumers_take_the_queues_of_a_new_topic_once_they_know_its_route(
+    broker: UnboundBroker, loop: SteppedLoop
+) -> None:
+    """RocketMQ's clients ask for routes every 30 s, and take new queues up to 20 s later unless they are told to."""
+    consumer, other, asker = broker.connect(), broker.connect(), broker.connect()
+
+    async def passed() -> None:
+        for _ in range(4):
+            loop.advance(0.5)
+            await turns(5)
+
+    for peer, group, topic in ((consumer, "g", "young"), (other, "elsewhere", "U")):
+        beat = HeartbeatData(group, [], [ConsumerData(group, subscription_data_set=[SubscriptionData(topic, "*", 1)])])
+        await peer.ask(request(RequestCode.HEART_BEAT, body=fastjson.dumps(beat)))
+        peer.requests.clear()
+    assert await route_of(asker, "young") is None
+    await asker.ask(send("young"))
+    await passed()
+    assert not consumer.requests, "it does not know the route yet"
+    assert await route_of(asker, "young")
+    await passed()
+    assert [command.code for command in consumer.requests] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    assert not other.requests
+    await route_of(asker, "young")
+    await passed()
+    assert len(consumer.requests) == 1, "it is told once"
+
+
+async def test_of_the_routes_asked_for_in_vain_few_are_remembered(broker: UnboundBroker) -> None:
+    peer = broker.connect()
+    for number in range(300):
+        await route_of(peer, f"t{number}")
+    await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("x" * 5000)))
+    (missed,) = broker.nameserver._missed.values()
+    assert len(missed) == 100
+    peer.transport.abort()
+    await turns(5)
+    assert not broker.nameserver._missed

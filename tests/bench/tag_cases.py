@@ -1,0 +1,114 @@
+"""What it takes to find the few messages of a rare tag in a long queue: three groups walk the whole queue, one after
+the other, over numbers of other tags and rarities."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from duemq import Message, Producer
+from duemq._net.connection import Connection, connect
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.records.record import decode_all
+from duemq.protocol.requests.headers import PULL_SUBSCRIPTION, PullMessage, PullMessageResponse, decode_ext
+from tests.bench.brokers import MakeBroker, running
+from tests.bench.figures import Figure, Figures
+from tests.bench.measure import cpu_seconds
+from tests.peers.broker import HOST, Broker
+
+RARE: Final = "rare"
+_WALKS: Final = ("first", "second", "third")
+_MOVED_ON: Final = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`messages` in one queue. `kinds`: the number of other tags, and one message in how many has the rare tag."""
+
+    messages: int
+    kinds: tuple[tuple[int, int], ...]
+
+
+_KINDS: Final = ((4, 100), (4, 10_000), (4, 100_000), (64, 100_000))
+REAL = Sizes(300_000, _KINDS)
+TINY = Sizes(3000, ((4, 1000),))
+
+
+def _name(others: int, every: int, walk: str) -> str:
+    return f"tag_{others}_{every}_{walk}"
+
+
+FIGURES: Mapping[str, Figure] = {
+    _name(others, every, walk): Figure(
+        f"1 in {every:,} beside {others} tags, walk of 300,000: CPU" if walk == "first" else f"  {walk} group",
+        "ms",
+        False,
+    )
+    for others, every in _KINDS
+    for walk in _WALKS
+}
+
+
+async def rare_tag(make: MakeBroker, directory: Path, sizes: Sizes) -> Figures:
+    """The broker's CPU, in ms, for the pulls of a group that reads a queue from its begin for one tag."""
+    figures: Figures = {}
+    async with running(make, directory, {}) as broker:
+        for others, every in sizes.kinds:
+            topic = f"tags_{others}_{every}"
+            queue_id = await _fill(broker, topic, sizes.messages, others, every)
+            connection = await connect(f"{HOST}:{broker.port}", codec="json", on_request=lambda _: None, timeout=10)
+            await _walk(connection, (topic, queue_id), "warm", f"tag{others - 1}", sizes.messages)
+            for walk in _WALKS:
+                before = cpu_seconds(broker.pid)
+                found = await _walk(connection, (topic, queue_id), walk, RARE, sizes.messages)
+                figures[_name(others, every, walk)] = (cpu_seconds(broker.pid) - before) * 1e3
+                if found != sizes.messages // every:
+                    raise RuntimeError(f"{found} messages with the tag, sent were {sizes.messages // every}")
+            connection.close()
+    return figures
+
+
+async def _fill(broker: Broker, topic: str, count: int, others: int, every: int) -> int:
+    """Send the messages to one queue; return its id."""
+
+    def message(number: int) -> Message:
+        tag = RARE if number % every == every - 1 else f"tag{number % others}"
+        return Message(topic, b"x" * 100, tags=tag, sharding_key="one")
+
+    async with Producer(broker.nameserver) as producer:
+        result = await producer.send(message(0))
+        await producer.send_many(message(number) for number in range(1, count))
+    return result.queue.queue_id
+
+
+async def _walk(connection: Connection, queue: tuple[str, int], group: str, tag: str, end: int) -> int:
+    """Pull from the begin of a queue to its end; return the number of messages."""
+    offset = found = 0
+    until = time.monotonic() + 120
+    while offset < end:
+        if time.monotonic() > until:
+            raise RuntimeError(f"{group} has come to {offset} of {end} within two minutes")
+        header = PullMessage(group, *queue, offset, 32, PULL_SUBSCRIPTION, 0, 0, 0, tag, "TAG")
+        answer = await connection.request(RequestCode.PULL_MESSAGE, header, timeout=10)
+        if answer.code not in _MOVED_ON:
+            break
+        if answer.code == ResponseCode.SUCCESS:
+            found += len(list(decode_all(bytes(answer.body))))
+        offset = decode_ext(PullMessageResponse, answer.ext).next_begin_offset
+    return found
+
+
+NAMES = (rare_tag.__name__,)
+
+
+async def run(
+    make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
+) -> Figures:
+    """Return the figures of the cases whose names are in `only`, for one broker."""
+    if rare_tag.__name__ not in only:
+        return {}
+    say(rare_tag.__name__)
+    return await rare_tag(make, directory / "tags", sizes)
