@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,10 @@ def test_all_that_is_public_is_there_and_documented() -> None:
         assert getattr(duemq, name).__doc__
     assert set(duemq.__all__) <= set(dir(duemq))
     assert issubclass(duemq.errors.DueMQError, Exception)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert duemq.__version__ == importlib.metadata.version("duemq")
 
 
 def test_other_names_are_not() -> None:
