@@ -377,6 +377,7 @@ class Broker:
             levels,
             self._timers_work.wake,
             self._timers_work.wake_later,
+            self.topics.is_deleted,
         )
         retention = Retention(retention_config(config), self._files, store.log)
         self.durability = durability = Durability(

@@ -19,7 +19,7 @@ from duemq._values import checks
 from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
 from duemq._values.times import Span, Time, span_ms
 from duemq.errors import AccessDeniedError, ArgumentError, ClosedError, NotSupportedError, PeerError
-from duemq.messages import DueCurve, PendingMessage, Recurrence, RecurringResult
+from duemq.pending import DueCurve, PendingMessage, Recurrence, RecurringResult
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies, headers
 from duemq.protocol.requests.bodies import HeartbeatData

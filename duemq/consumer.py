@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from duemq._consuming.member import Listener, Member, MemberConfig, Target
 from duemq._consuming.offsets import LocalOffsets
@@ -33,6 +33,10 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Time, begin_ms, now_ms
 from duemq.errors import ArgumentError, ClosedError
 from duemq.messages import MessageQueue, ReceivedMessage
+
+if TYPE_CHECKING:
+    from duemq._consuming.intercepting import ReceiveHooks
+    from duemq.interceptors import ConsumerInterceptor
 
 Model = Literal["clustering", "broadcasting"]
 From = Literal["first", "last"] | Time
@@ -94,6 +98,8 @@ class Consumer:
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
     `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
+    `interceptors`: what sees each message before and after it is handled, or when it is received, see
+        `duemq.interceptors`.
 
     Raises ArgumentError for arguments that make no sense.
     """
@@ -121,6 +127,7 @@ class Consumer:
         access_key: str | None = None,
         secret_key: str | None = None,
         tls: Tls = False,
+        interceptors: Iterable[ConsumerInterceptor] = (),
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
         _monotonic: Callable[[], float] = time.monotonic,
@@ -155,6 +162,14 @@ class Consumer:
         )
         self._member = Member(config)
         self._inbox = self._member.inbox
+        self._hooks: ReceiveHooks | None = None
+        if interceptors:
+            # Imported only where it is used, since most consumers have none.
+            from duemq._consuming.intercepting import ReceiveHooks
+
+            self._hooks = ReceiveHooks.of(interceptors, group, self._member.client_id, model)
+            if self._hooks is not None and on_message is not None:
+                on_message = self._hooks.around(on_message)
         self._workers: Workers | None = None
         if on_message is not None:
             self._workers = Workers(
@@ -237,6 +252,20 @@ class Consumer:
         May be cancelled without losing a message. Raises ClosedError once the consumer is closed, and where it has a
         handler.
         """
+        if self._hooks is not None:
+            return (await self._hooks.receive(lambda: self._take(1), single=True))[0]
+        return await self._take_one()
+
+    async def receive_many(self, most: int) -> list[ReceivedMessage]:
+        """The next message, and up to `most` in all with what is there already. Otherwise as `receive`."""
+        if self._hooks is not None:
+            return await self._hooks.receive(lambda: self._take(most), single=False)
+        return await self._take(most)
+
+    async def _take(self, most: int) -> list[ReceivedMessage]:
+        return [await self._take_one(), *self._inbox.get_more(most - 1)]
+
+    async def _take_one(self) -> ReceivedMessage:
         if self._workers is not None:
             raise ClosedError("this consumer gives its messages to its handler")
         if self._state == "new":
@@ -245,10 +274,6 @@ class Consumer:
         if message is None:
             raise ClosedError("the consumer is closed")
         return message
-
-    async def receive_many(self, most: int) -> list[ReceivedMessage]:
-        """The next message, and up to `most` in all with what is there already. Otherwise as `receive`."""
-        return [await self.receive(), *self._inbox.get_more(most - 1)]
 
     async def commit(self) -> dict[MessageQueue, int]:
         """Store the offsets of what is finished now, not only from time to time; for one who keeps notes of what the

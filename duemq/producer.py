@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import tzinfo
 from types import TracebackType
-from typing import Final, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, overload
 
-from duemq._consuming.group import GroupApi
-from duemq._consuming.subscription import ALL_TAGS, make_subscription
 from duemq._net.client import Client, typed_header
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
-from duemq._producing.changes import STORED, PendingChanges
 from duemq._producing.changing import Changing
 from duemq._producing.delay import AT_ONCE, DelaySpec, read_delay_spec
 from duemq._producing.many import Job, Many
 from duemq._producing.outgoing import Outgoing, compressed, one_key, prepare
-from duemq._producing.sending import OVERHEAD_BYTES, Choose, Sender, primary
+from duemq._producing.sending import OVERHEAD_BYTES, STATUS, Choose, Sender, primary
 from duemq._producing.unique_keys import UniqueKeys
 from duemq._producing.window import Window
 from duemq._values import checks
@@ -56,6 +53,12 @@ from duemq.protocol.requests.headers import (
     RecallMessageResponse,
     UnregisterClient,
 )
+
+if TYPE_CHECKING:
+    from duemq._consuming.group import GroupApi
+    from duemq._producing.changes import PendingChanges
+    from duemq._producing.intercepting import SendHooks
+    from duemq.interceptors import ProducerInterceptor
 
 READING_GROUP: Final = "TOOLS_CONSUMER"
 """As whom a producer reads what it has sent: the consumer group that RocketMQ's brokers have for tools."""
@@ -106,6 +109,7 @@ class Producer(Changing):
     `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
     `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
+    `interceptors`: what sees each message before and after it is sent, see `duemq.interceptors`.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Producer(Changing):
         access_key: str | None = None,
         secret_key: str | None = None,
         tls: Tls = False,
+        interceptors: Iterable[ProducerInterceptor] = (),
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
     ) -> None:
@@ -151,8 +156,14 @@ class Producer(Changing):
             retries = Retries(times=retries, first_pause=min(intervals.first_pause, longest), longest_pause=longest)
         self._window = Window(max_in_flight, max_in_flight_bytes)
         self._sender = Sender(self._client, group, self._window, retries, _clock)
-        self._changes = PendingChanges(self._client, group, timeout)
-        self._reading = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
+        self._changes: PendingChanges | None = None
+        self._group_api: GroupApi | None = None
+        self._hooks: SendHooks | None = None
+        if interceptors:
+            # Imported only where it is used, since most producers have none.
+            from duemq._producing.intercepting import SendHooks
+
+            self._hooks = SendHooks.of(interceptors, group, self._client.client_id, self.new_message_id)
         self._starting = asyncio.Lock()
         self._keys: UniqueKeys | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -296,6 +307,14 @@ class Producer(Changing):
             _check_alone(
                 body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
             )
+        if self._hooks is not None:
+            message = _message_of(
+                topic, body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, message_id
+            )
+            return await self._hooks.around_send(
+                message, lambda message: self._deliver(self._send_of(message, timeout), retries)
+            )
+        if isinstance(topic, Message):
             send = self._send_of(topic, timeout)
         else:
             send = self._make_send(
@@ -313,16 +332,7 @@ class Producer(Changing):
                 message_id,
                 timeout,
             )
-        size, deadline = send.size, send.begun + send.timeout
-        if not self._window.try_enter(size):
-            await self._sender.enter(size, deadline, send.timeout)
-        try:
-            message = send.message
-            if self._is_compressed(message):
-                message = await compressed(message, self._compress_from_bytes)
-            return await self._sender.send(message, send.choose, send.spec, send.begun, deadline, send.timeout, retries)
-        finally:
-            self._window.leave(size)
+        return await self._deliver(send, retries)
 
     @overload
     async def send_oneway(self, message: Message, /, *, timeout: float | None = None) -> str: ...
@@ -367,6 +377,14 @@ class Producer(Changing):
         """
         if isinstance(topic, Message):
             _check_alone(body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None)
+        if self._hooks is not None:
+            given = _message_of(
+                topic, body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None
+            )
+            return await self._hooks.around_send(
+                given, lambda message: self._deliver_oneway(self._send_of(message, timeout))
+            )
+        if isinstance(topic, Message):
             send = self._send_of(topic, timeout)
         else:
             send = self._make_send(
@@ -384,13 +402,7 @@ class Producer(Changing):
                 None,
                 timeout,
             )
-        size = send.size
-        await self._sender.enter(size, send.begun + send.timeout, send.timeout)
-        try:
-            message = await compressed(send.message, self._compress_from_bytes)
-            return await self._sender.send_oneway(message, send.choose, send.spec, send.begun, send.timeout)
-        finally:
-            self._window.leave(size)
+        return await self._deliver_oneway(send)
 
     async def send_many(
         self,
@@ -514,8 +526,29 @@ class Producer(Changing):
         batch in no other form. Without `queue` all have the same sharding key, or none. `queue`, `retries`, `timeout`
         and errors as of `send`. To have messages batched without these conditions, use `send_many`.
         """
-        begun = asyncio.get_running_loop().time()
         given = list(messages)
+        hooks = self._hooks
+        if hooks is None:
+            return await self._deliver_batch(given, queue, retries, timeout)
+        sendings = [hooks.sending(each, batched=True) for each in given]
+        results: Sequence[SendResult | None] = [None] * len(given)
+        failure: BaseException | None = None
+        try:
+            intercepted = [hooks.before(each) for each in sendings]
+            stored = await hooks.around_batch(sendings, self._deliver_batch(intercepted, queue, retries, timeout))
+            results = stored
+            return stored
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            for sending, result in zip(sendings, results, strict=True):
+                hooks.after(sending, result, failure)
+
+    async def _deliver_batch(
+        self, given: list[Message], queue: MessageQueue | None, retries: int | None, timeout: float | None
+    ) -> list[SendResult]:
+        begun = asyncio.get_running_loop().time()
         if any(each.level is not None or each.delay is not None or each.deliver_at is not None for each in given):
             raise ArgumentError("a message of a batch cannot be delayed; send_many takes delayed ones, too")
         if any(each.replace for each in given):
@@ -582,6 +615,8 @@ class Producer(Changing):
         """
         self._check_open()
         wanted, found = set(message_ids), dict[str, int]()
+        from duemq._consuming.subscription import ALL_TAGS, make_subscription
+
         everything = make_subscription(queue.topic, ALL_TAGS, 0)
         offset, end = from_offset, await self.end_offset(queue)
         while offset < end and len(found) < len(wanted):
@@ -618,13 +653,26 @@ class Producer(Changing):
         address = primary(route, MessageQueue(topic, handle.broker_name, 0))
         header = RecallMessage(topic, recall_handle, self.group)
         answer = await self._client.call(
-            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=STORED
+            address, RequestCode.RECALL_MESSAGE, header, timeout=self._limit(timeout), expected=tuple(STATUS)
         )
         return typed_header(answer, RecallMessageResponse, address).msg_id
 
     def _pending_changes(self) -> PendingChanges:
         self._check_open()
+        if self._changes is None:
+            # Most producers only send, and need neither these modules nor those of `_reading`.
+            from duemq._producing.changes import PendingChanges
+
+            self._changes = PendingChanges(self._client, self.group, self._timeout)
         return self._changes
+
+    @property
+    def _reading(self) -> GroupApi:
+        if self._group_api is None:
+            from duemq._consuming.group import GroupApi
+
+            self._group_api = GroupApi(self._client, READING_GROUP, max_reconsume_times=0)
+        return self._group_api
 
     # --- one send -------------------------------------------------------------------------------------------------
 
@@ -685,6 +733,27 @@ class Producer(Changing):
         )
         return _Send(message, spec, choose, begun, self._timeout if timeout is None else checks.check_timeout(timeout))
 
+    async def _deliver(self, send: _Send, retries: int | None) -> SendResult:
+        size, deadline = send.size, send.begun + send.timeout
+        if not self._window.try_enter(size):
+            await self._sender.enter(size, deadline, send.timeout)
+        try:
+            message = send.message
+            if self._is_compressed(message):
+                message = await compressed(message, self._compress_from_bytes)
+            return await self._sender.send(message, send.choose, send.spec, send.begun, deadline, send.timeout, retries)
+        finally:
+            self._window.leave(size)
+
+    async def _deliver_oneway(self, send: _Send) -> str:
+        size = send.size
+        await self._sender.enter(size, send.begun + send.timeout, send.timeout)
+        try:
+            message = await compressed(send.message, self._compress_from_bytes)
+            return await self._sender.send_oneway(message, send.choose, send.spec, send.begun, send.timeout)
+        finally:
+            self._window.leave(size)
+
     def _is_compressed(self, message: Outgoing) -> bool:
         return self._compress_from_bytes is not None and len(message.body) >= self._compress_from_bytes
 
@@ -698,12 +767,13 @@ class Producer(Changing):
             retries,
             self._max_body_bytes,
             self._max_in_flight,
+            self._hooks,
             gives_up=gives_up,
         )
 
     def _prepare_job(self, message: Message) -> Job:
         send = self._send_of(message, None)
-        return Job(send.message, send.spec, send.choose, send.begun, self._is_compressed(send.message))
+        return Job(message, send.message, send.spec, send.choose, send.begun, self._is_compressed(send.message))
 
     async def _send_job(self, job: Job, timeout: float, retries: int | None) -> SendResult:
         message = job.outgoing
@@ -746,3 +816,38 @@ def _check_alone(*others: object) -> None:
     """Raise ArgumentError unless a Message is the only one that says what to send."""
     if any(each is not None and each is not False and each != () for each in others):
         raise ArgumentError("a Message goes alone: it has body, delay and all else itself")
+
+
+def _message_of(
+    topic: str | Message,
+    body: bytes | str | None,
+    tags: str | None,
+    keys: str | Iterable[str],
+    properties: Mapping[str, str] | None,
+    level: int | None,
+    delay: Span | None,
+    deliver_at: Time | None,
+    replace: bool,
+    sharding_key: str | None,
+    queue: MessageQueue | None,
+    message_id: str | None,
+) -> Message:
+    """What the arguments of a send say, as a Message. Raises ArgumentError if there is no body."""
+    if isinstance(topic, Message):
+        return topic
+    if body is None:
+        raise ArgumentError("give a body, or a Message alone")
+    return Message(
+        topic,
+        body,
+        tags=tags,
+        keys=keys if isinstance(keys, str) else tuple(keys),
+        properties=properties or {},
+        level=level,
+        delay=delay,
+        deliver_at=deliver_at,
+        replace=replace,
+        sharding_key=sharding_key,
+        queue=queue,
+        message_id=message_id,
+    )

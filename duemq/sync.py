@@ -19,6 +19,7 @@ classes of the same names in `duemq`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import threading
 from collections import deque
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from duemq import admin as _admin
 from duemq import consumer as _consumer
 from duemq import messages as _messages
+from duemq import pending as _pending
 from duemq import producer as _producer
 from duemq._consuming.member import Listener as _AsyncListener
 from duemq._consuming.member import Target
@@ -342,11 +344,11 @@ class Admin(_Changing[_admin.Admin]):
     resume_recurring = _waiting(_admin.Admin.resume_recurring)
     remove_recurring = _waiting(_admin.Admin.remove_recurring)
 
-    def pending(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+    def pending(self, *args: Any, **options: Any) -> Iterator[_pending.PendingMessage]:
         """The messages that wait, one after the other; arguments as of `duemq.Admin.pending`."""
         return _iterate(self._inner.pending(*args, **options))
 
-    def recurring(self, *args: Any, **options: Any) -> Iterator[_messages.PendingMessage]:
+    def recurring(self, *args: Any, **options: Any) -> Iterator[_pending.PendingMessage]:
         """The messages that recur, one after the other; arguments as of `duemq.Admin.recurring`."""
         return _iterate(self._inner.recurring(*args, **options))
 
@@ -425,8 +427,10 @@ class Consumer(_Facade[_consumer.Consumer]):
             self._threads = threads = ThreadPoolExecutor(max(1, concurrency), f"duemq {group}")
 
             async def call(message: _messages.ReceivedMessage) -> None:
+                # With the context variables of interceptors, as `asyncio.to_thread` does it.
+                run = contextvars.copy_context().run
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(threads, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
+                await loop.run_in_executor(threads, run, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
 
         self._inner = _consumer.Consumer(
             group,

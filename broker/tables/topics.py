@@ -181,6 +181,8 @@ class Topics:
         self._in_write: set[Topic] = set()
         """Topics that the running write is the first to contain."""
         self._extra: Fields = {}
+        self._has_all = False
+        """Whether the table that was read had all topics that took messages."""
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
         self._on_change = on_change
@@ -192,6 +194,7 @@ class Topics:
     def load(self) -> None:
         """Read the table; changes nothing on the disk. Raises StoreFormatError, OSError."""
         data = self._file.read()
+        self._has_all = self._file.is_newest
         self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
         known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
         for name, fields in section(self._file, data, "topicConfigTable", Fields).items():
@@ -211,6 +214,7 @@ class Topics:
         nobody could otherwise read their messages. Raises OSError."""
         loaded = copy(self.version)
         if not self._file.is_newest:
+            self._has_all = self._store.log.end == 0
             self._make_again()
         for config in self._own_topics():
             if config.topic_name not in self.table:
@@ -355,6 +359,11 @@ class Topics:
         self._next_version()
         self._on_change()
         return True
+
+    def is_deleted(self, name: str) -> bool:
+        """Whether a topic was deleted that has taken messages: the table has every topic that takes some (invariant 8).
+        False for all topics where the table was lost, or an earlier edition was read, until the next start."""
+        return self._has_all and name not in self.table
 
     async def save(self) -> None:
         """Make the table durable. Raises OSError."""

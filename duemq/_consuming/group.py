@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from duemq._consuming.subscription import Subscription
 from duemq._net.client import Client, typed_body, typed_header
@@ -52,8 +53,7 @@ _PULL_ANSWERS = (
 log = logging.getLogger("duemq.consumer")
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(msgspec.Struct, frozen=True):
     """The result of a pull."""
 
     messages: list[StoredMessage]

@@ -70,8 +70,10 @@ class Inbox:
 
     async def get(self) -> ReceivedMessage | None:
         """The next message that is still this member's; None when closed."""
+        waiting = self._waiting
         while True:
-            message = await self._waiting.get()
+            # Most messages are there already, and take no coroutine of their own.
+            message = await waiting.get() if waiting.empty() else waiting.get_nowait()
             if message is None:
                 self._waiting.put_nowait(None)  # wake the next waiter
                 return None
@@ -95,7 +97,10 @@ class Inbox:
 
     def release(self, message: ReceivedMessage) -> None:
         """A message is finished, one way or another."""
-        self._count((message,), -1)
+        self.messages -= 1
+        self.bytes -= message.stored_size
+        if not self._room.is_set() and self.messages < self.max_messages and self.bytes < self.max_bytes:
+            self._room.set()
 
     def pause(self, queue: MessageQueue) -> None:
         """Hand out nothing more of a queue until `resume`."""

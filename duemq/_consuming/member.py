@@ -13,8 +13,9 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from duemq._consuming.allocation import allocate_averagely
 from duemq._consuming.group import BrokerOffsets, GroupApi
@@ -39,7 +40,9 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData
 from duemq.protocol.requests.headers import ResetOffset, decode_ext
-from duemq.protocol.requests.signature import Signer
+
+if TYPE_CHECKING:
+    from duemq.protocol.requests.signature import Signer
 
 _FROM_WHERE: Final = {FIRST: "CONSUME_FROM_FIRST_OFFSET", LAST: "CONSUME_FROM_LAST_OFFSET"}
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
@@ -53,8 +56,7 @@ Target = MessageQueue | str
 log = logging.getLogger("duemq.consumer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberConfig:
+class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that a member gets from its consumer. See `Consumer`."""
 
     group: str
@@ -71,7 +73,7 @@ class MemberConfig:
     on_revoked: Listener | None
     local_offsets: OffsetStore | None
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
-    intervals: Intervals = field(default_factory=Intervals)
+    intervals: Intervals = Intervals()
     signer: Signer | None = None
     tls: ssl.SSLContext | None = None
     clock: Clock = now_ms
@@ -268,6 +270,11 @@ class Member:
             assert position is not None
             found = list(await asyncio.gather(*(self._starts.position(queue, position) for queue in queues)))
         await self._go_elsewhere(dict(zip(queues, found, strict=True)), "as this consumer's seek says")
+
+    @property
+    def client_id(self) -> str:
+        """As whom the brokers know this member."""
+        return self._client.client_id
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:

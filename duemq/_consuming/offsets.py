@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -43,11 +43,10 @@ class OffsetTracker:
         """The lowest unfinished offset, or where to read on if there is none."""
         return self._order[0] if self._order else self.next_offset
 
-    def read(self, offsets: Iterable[int], next_offset: int) -> None:
+    def read(self, offsets: Sequence[int], next_offset: int) -> None:
         """Messages at `offsets`, ascending, were read, and reading goes on at `next_offset`."""
-        for offset in offsets:
-            self._order.append(offset)
-            self._unfinished.add(offset)
+        self._order.extend(offsets)
+        self._unfinished.update(offsets)
         self.next_offset = next_offset
 
     def finish(self, offset: int) -> None:

@@ -160,7 +160,7 @@ class QueueReader:
         """The offset that this reader found or had stored last; None where there is none yet."""
         return self._committed if self._committed >= 0 else None
 
-    async def ack(self, message: ReceivedMessage) -> None:
+    def ack(self, message: ReceivedMessage) -> None:
         """See `ReceivedMessage.ack`."""
         if not message.settled:
             message.settled = True
@@ -316,8 +316,10 @@ class QueueReader:
         """Note the messages and hand them over, without an await between, so that no commit sees half of it."""
         subscription, now = self._subscription(), self._clock()
         received = [ReceivedMessage(stored, self.queue, now, self) for stored in pulled.messages]
-        wanted = [message for message in received if subscription.wants(message.tags)]
-        tracker.read((message.queue_offset for message in wanted), pulled.next_offset)
+        wanted = received
+        if subscription.tags:
+            wanted = [message for message in received if subscription.wants(message.tags)]
+        tracker.read([message.queue_offset for message in wanted], pulled.next_offset)
         self._inbox.put(wanted)
 
     async def _find_start(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from duemq._values.checks import check_topic
 from duemq.errors import ArgumentError
@@ -12,8 +12,7 @@ from duemq.protocol.requests.bodies import SubscriptionData
 ALL_TAGS = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(msgspec.Struct, frozen=True):
     """A topic, and the tags of the messages wanted."""
 
     topic: str

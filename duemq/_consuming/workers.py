@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from types import CoroutineType
 
 from duemq._consuming.inbox import Inbox
 from duemq._net.client import Tasks
 from duemq._values.intervals import Intervals
-from duemq.messages import ReceivedMessage
+from duemq.messages import ReceivedMessage, acknowledge
 
 Handler = Callable[[ReceivedMessage], Awaitable[object]]
 
@@ -93,17 +94,14 @@ class Workers:
             finally:
                 worker.message = None
             if succeeded:
-                await message.ack()
+                acknowledge(message)
             else:
                 await message.retry()
 
     async def _succeeds(self, worker: _Worker, message: ReceivedMessage) -> bool:
         succeeded = False
         try:
-            result = self._on_message(message)
-            if not inspect.isawaitable(result):
-                raise TypeError(f"the handler {self._on_message!r} returned {result!r} in place of something to await")
-            await result
+            await call_handler(self._on_message, message)
         except asyncio.CancelledError:
             # Of this worker, by `close`; or by `_watch`; or only of something that the handler waited for.
             was_late = _forget_cancelling(worker) > 0
@@ -143,8 +141,18 @@ class Workers:
             worker.task.cancel()
 
 
+def call_handler(on_message: Handler, message: ReceivedMessage) -> Awaitable[object]:
+    """Call a handler; return what it is to be awaited by. Raises TypeError if that is nothing to await."""
+    result = on_message(message)
+    if type(result) is not CoroutineType and not inspect.isawaitable(result):
+        raise TypeError(f"the handler {on_message!r} returned {result!r} in place of something to await")
+    return result
+
+
 def _forget_cancelling(worker: _Worker) -> int:
     """Take back what `Workers._watch` did to the current task; return how often that was."""
+    if not worker.times_late:
+        return 0
     times, worker.times_late = worker.times_late, 0
     task = asyncio.current_task()
     for _ in range(times):

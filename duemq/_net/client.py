@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec, Connection, OnRequest, check_codec, connect
@@ -28,7 +27,9 @@ from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import HeartbeatData
 from duemq.protocol.requests.headers import Header, decode_ext
-from duemq.protocol.requests.signature import Signer
+
+if TYPE_CHECKING:
+    from duemq.protocol.requests.signature import Signer
 
 H = TypeVar("H", bound=Header)
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Client:
         check_codec(codec)
         self._tls = tls
         self._signer = signer
-        self.client_id = f"{socket.gethostname()}@{os.getpid()}#{secrets.token_hex(5)}"
+        self.client_id = f"{socket.gethostname()}@{os.getpid()}#{os.urandom(5).hex()}"
         """Tells this client from all others, among the members of a group above all."""
         self.intervals = intervals or Intervals()
         self._codec = codec

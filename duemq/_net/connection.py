@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 from duemq._net.tls import reason_of
 from duemq.errors import ArgumentError, ConnectError, ConnectionLostError, DueMQError, PeerError, RequestTimeoutError
@@ -25,7 +25,9 @@ from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.frames.frame import JSON, MSGPACK, FrameReader
 from duemq.protocol.requests.headers import Header, response
 from duemq.protocol.requests.pending import PendingRequests
-from duemq.protocol.requests.signature import Signer
+
+if TYPE_CHECKING:
+    from duemq.protocol.requests.signature import Signer
 
 Codec = Literal["auto", "json", "msgpack"]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from duemq.errors import ArgumentError
-from duemq.protocol.requests.signature import Signer
+
+if TYPE_CHECKING:
+    from duemq.protocol.requests.signature import Signer
 
 
 def signer_of(access_key: str | None, secret_key: str | None) -> Signer | None:
@@ -14,4 +18,6 @@ def signer_of(access_key: str | None, secret_key: str | None) -> Signer | None:
     if not access_key or not secret_key:
         missing = "secret_key" if access_key else "access_key"
         raise ArgumentError(f"{missing} is missing: an account has two keys, access_key and secret_key")
+    from duemq.protocol.requests.signature import Signer
+
     return Signer(access_key, secret_key)

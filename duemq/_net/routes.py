@@ -7,8 +7,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from duemq._net.connection import Connection, split_address
 from duemq._net.pool import Pool
@@ -46,8 +47,7 @@ PRIMARY: Final = 0
 log = logging.getLogger("duemq.routes")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """The queues of one topic and the brokers that have them."""
 
     topic: str

@@ -18,7 +18,7 @@ from duemq._values import checks
 from duemq._values.times import Span, Time, span_ms, time_ms
 from duemq.errors import ArgumentError, IllegalOperationError, NotSupportedError
 from duemq.handles import MessageHandle, is_handle
-from duemq.messages import ChangedMessage, ChangeResult, Changes
+from duemq.pending import ChangedMessage, ChangeResult, Changes
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.records.properties import NAME_END
 from duemq.protocol.requests import bodies, headers

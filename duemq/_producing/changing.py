@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from duemq._producing.changes import PendingChanges, Which
 from duemq._values.times import Span, Time
-from duemq.messages import Changes
+
+if TYPE_CHECKING:
+    from duemq._producing.changes import PendingChanges, Which
+    from duemq.pending import Changes
 
 
 class Changing:

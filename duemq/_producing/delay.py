@@ -12,8 +12,10 @@ A delay is told as a delay, and counts by the broker's clock: this machine's may
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from duemq._values.durations import format_duration, parse_duration
 from duemq._values.times import Span, Time, span_ms, time_ms
@@ -33,8 +35,7 @@ _TOPIC_LEVEL: Final = re.compile(r"[0-9]{1,9}[smhd]")
 """The broker's own syntax of a level: it ignores a table with any other part."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicLevels:
+class TopicLevels(msgspec.Struct, frozen=True):
     """A topic's own table: its levels in ms, the first being level 1."""
 
     topic: str
@@ -44,8 +45,7 @@ class TopicLevels:
         return _format_levels(self.levels_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Delays:
+class Delays(msgspec.Struct, frozen=True):
     """The delays that a broker has: its levels in ms, the first being level 1, and whether it takes any time."""
 
     levels_ms: tuple[int, ...] = ()
@@ -104,8 +104,7 @@ def _read_levels(text: str) -> tuple[int, ...]:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class DelaySpec:
+class DelaySpec(msgspec.Struct, frozen=True):
     """When a caller wants a message delivered. Exactly one of the first three is set, or none: at once."""
 
     level: int | None = None
@@ -151,8 +150,7 @@ def read_delay_spec(
     return DelaySpec(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The properties that delay a message at one broker, and when it is due, ms since the epoch; where that depends on
     when the broker gets it, by this machine's clock."""
 

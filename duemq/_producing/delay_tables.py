@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from duemq._net.client import Client, typed_body
 from duemq._net.connection import Connection

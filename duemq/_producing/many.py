@@ -14,14 +14,25 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from duemq._producing.delay import DelaySpec
 from duemq._producing.outgoing import Outgoing
 from duemq._producing.sending import OVERHEAD_BYTES, Choose, Sender, shard_number
-from duemq.errors import ArgumentError, DueMQError, MessageRejectedError, NotSupportedError, SendManyError
+from duemq.errors import (
+    ArgumentError,
+    ClosedError,
+    DueMQError,
+    MessageRejectedError,
+    NotSupportedError,
+    SendManyError,
+)
 from duemq.messages import Message, MessageQueue, SendOutcome, SendResult
 from duemq.protocol.records import batch
+
+if TYPE_CHECKING:
+    from duemq._producing.intercepting import SendHooks
+    from duemq.interceptors import Sending
 
 BATCH_MESSAGES: Final = 256
 BATCH_BYTES: Final = 256 * 1024
@@ -39,6 +50,7 @@ _OF_THE_MESSAGE: Final = (ArgumentError, MessageRejectedError, NotSupportedError
 class Job(NamedTuple):
     """A message that is ready to be sent."""
 
+    message: Message
     outgoing: Outgoing
     spec: DelaySpec
     choose: Choose
@@ -51,11 +63,14 @@ class Job(NamedTuple):
 class _Slot:
     """A message on its way."""
 
-    __slots__ = ("error", "job", "message", "result", "size", "text")
+    __slots__ = ("error", "job", "message", "result", "sending", "size", "text")
 
     def __init__(self, message: Message) -> None:
         self.message: Message | None = message
+        """The caller's."""
         self.job: Job | None = None
+        self.sending: Sending | None = None
+        """What interceptors see of it, until its end."""
         self.text = ""
         self.size = 0
         """What it takes of the window, in bytes; 0 outside."""
@@ -82,8 +97,9 @@ class Many:
     """One call of `Producer.send_many` or `send_each`.
 
     `prepare` checks a message, and raises ArgumentError; `send_one` sends one that is in the window. `timeout`: for
-    each message, in seconds, from when it, or its batch, is sent. `most_bytes`: of a batch. `gives_up`: whether to take
-    no more messages after a failure that is not a message's own.
+    each message, in seconds, from when it, or its batch, is sent. `most_bytes`: of a batch. `hooks`: of the producer's
+    interceptors, if it has any. `gives_up`: whether to take no more messages after a failure that is not a message's
+    own.
     """
 
     def __init__(
@@ -95,6 +111,7 @@ class Many:
         retries: int | None,
         most_bytes: int,
         most_kept: int,
+        hooks: SendHooks | None,
         *,
         gives_up: bool,
     ) -> None:
@@ -106,6 +123,7 @@ class Many:
         self._retries = retries
         self._most_bytes = min(BATCH_BYTES, most_bytes)
         self._most_kept = most_kept
+        self._hooks = hooks
         self._gives_up = gives_up
         self._has_given_up = False
         self._is_over = False
@@ -204,6 +222,9 @@ class Many:
         slot = _Slot(message)
         self._slots.append(slot)
         try:
+            if self._hooks is not None:
+                slot.sending = self._hooks.sending(message, batched=True)
+                message = self._hooks.before(slot.sending)
             slot.job = job = self._prepare(message)
             slot.text = job.outgoing.property_text({}) if job.spec.is_plain else ""
         except DueMQError as error:
@@ -218,18 +239,21 @@ class Many:
     async def _wait_and_put(self, slot: _Slot, job: Job, size: int) -> None:
         # What is open holds a part of the window, and goes on its way before anybody waits for that.
         self._send_open()
-        while len(self._slots) > self._most_kept:
-            self._room.clear()
-            await self._room.wait()
-        await self._window.enter(size)
+        try:
+            while len(self._slots) > self._most_kept:
+                self._room.clear()
+                await self._room.wait()
+            await self._window.enter(size)
+        except BaseException as error:
+            self._tell(slot, None, error)
+            raise
         slot.size = size
         pause = self._put(slot, job)
         if pause is not None:
             await pause
 
     def _put(self, slot: _Slot, job: Job) -> Awaitable[None] | None:
-        message = slot.message
-        assert message is not None
+        message = job.message
         if not job.spec.is_plain:
             self._start(self._send_single(slot, job))
             return None
@@ -267,6 +291,7 @@ class Many:
         except BaseException as error:
             self._leave(slot)
             if not isinstance(error, DueMQError):
+                self._tell(slot, None, error)
                 raise
             self._end(slot, None, error)
             return
@@ -329,7 +354,10 @@ class Many:
 
     async def _send_single(self, slot: _Slot, job: Job) -> None:
         try:
-            result = await self._send_one(job, self._timeout, self._retries)
+            sent = self._send_one(job, self._timeout, self._retries)
+            if self._hooks is not None and slot.sending is not None:
+                sent = self._hooks.around_batch((slot.sending,), sent)
+            result = await sent
         except DueMQError as error:
             self._end(slot, None, error)
         else:
@@ -345,8 +373,14 @@ class Many:
             messages = [slot.job.outgoing for slot in slots if slot.job is not None]
             body = batch.encode((0, each.body, slot.text) for each, slot in zip(messages, slots, strict=True))
             whole = Outgoing(lane.topic, body, 0, {}, "")
+            sent: Awaitable[list[SendResult]] = self._sender.send_batch(
+                whole, messages, lane.choose, self._timeout, self._retries
+            )
+            if self._hooks is not None:
+                sendings = [slot.sending for slot in slots if slot.sending is not None]
+                sent = self._hooks.around_batch(sendings, sent)
             try:
-                results = await self._sender.send_batch(whole, messages, lane.choose, self._timeout, self._retries)
+                results = await sent
             except MessageRejectedError:
                 # Which of the messages the broker does not take is found out one by one.
                 await self._send_singly(lane, slots)
@@ -370,7 +404,15 @@ class Many:
             assert slot.job is not None
             await self._send_single(slot, slot.job._replace(choose=lane.choose))
 
+    def _tell(self, slot: _Slot, result: SendResult | None, error: BaseException | None) -> None:
+        """Tell interceptors what became of a message, once."""
+        sending, slot.sending = slot.sending, None
+        if self._hooks is not None and sending is not None:
+            self._hooks.after(sending, result, error)
+
     def _end(self, slot: _Slot, result: SendResult | None, error: DueMQError | None) -> None:
+        if slot.sending is not None:
+            self._tell(slot, result, error)
         slot.result, slot.error, slot.job = result, error, None
         if error is None:
             if not self._keeps_messages:
@@ -391,6 +433,8 @@ class Many:
             for slots in (lane.open, *lane.ready):
                 for slot in slots:
                     self._leave(slot)
+                    if slot.sending is not None:
+                        self._tell(slot, None, ClosedError("the caller left before the message was sent"))
             lane.open, lane.bytes = [], 0
             lane.ready.clear()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from duemq._net import compression
 from duemq._values import checks
@@ -18,8 +19,7 @@ COMPRESS_IN_THREAD_BYTES: Final = 128 * 1024
 """Bodies from this size on are compressed in a thread: a millisecond and more that the event loop need not wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """A message ready to be sent, to one broker or another."""
 
     topic: str

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 CONNECT_TIMEOUT: Final = 3.0
 """Time-out for a connection, in seconds, as in RocketMQ's clients."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     """Intervals and time-outs, in seconds."""
 
     connect_timeout: float = CONNECT_TIMEOUT

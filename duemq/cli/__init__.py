@@ -14,30 +14,41 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
+
+class _Elsewhere(NamedTuple):
+    """A command that is defined in another module."""
+
+    module: str
+    name: str
+    short_help: str
+    """The command's own, so that a list of the commands needs none of their modules."""
+
+
 _ELSEWHERE: Final = {
-    "send": ("duemq.cli.messages", "send"),
-    "receive": ("duemq.cli.messages", "receive"),
-    "cancel": ("duemq.cli.messages", "cancel"),
-    "pending": ("duemq.cli.pending", "pending"),
-    "schedule": ("duemq.cli.schedule", "schedule"),
-    "clock": ("duemq.cli.clock", "clock"),
-    "user": ("duemq.cli.users", "user"),
-    "acl": ("duemq.cli.users", "acl"),
-    "mqtt-bridge": ("duemq.mqtt_bridge.cli", "main"),
-    "doctor": ("duemq.broker.doctor.cli", "doctor"),
-    "tls": ("duemq.broker.tls.cli", "main"),
-    "store": ("duemq.broker.repair.cli", "main"),
-    "spark": ("duemq.spark_jobs.cli.commands", "main"),
+    "send": _Elsewhere("duemq.cli.messages", "send", "Send a message, now or due later."),
+    "receive": _Elsewhere("duemq.cli.messages", "receive", "Receive messages and print them."),
+    "cancel": _Elsewhere("duemq.cli.messages", "cancel", "Cancel messages that wait."),
+    "pending": _Elsewhere("duemq.cli.pending", "pending", "Look at messages that wait, and change them."),
+    "schedule": _Elsewhere("duemq.cli.schedule", "schedule", "Messages that are delivered again and again."),
+    "clock": _Elsewhere("duemq.cli.clock", "clock", "Move the clock of brokers that run for tests."),
+    "user": _Elsewhere("duemq.cli.users", "user", "Users of brokers with ACL 2.0."),
+    "acl": _Elsewhere("duemq.cli.users", "acl", "Policies of users of brokers with ACL 2.0."),
+    "mqtt-bridge": _Elsewhere("duemq.mqtt_bridge.cli", "main", "Connect an MQTT broker."),
+    "doctor": _Elsewhere("duemq.broker.doctor.cli", "doctor", "Check configuration, security and the machine."),
+    "tls": _Elsewhere("duemq.broker.tls.cli", "main", "Certificates for a broker."),
+    "store": _Elsewhere("duemq.broker.repair.cli", "main", "Look after a store that no broker has open."),
+    "spark": _Elsewhere("duemq.spark_jobs.cli.commands", "main", "Audit, analyse and compact a store's files."),
 }
-"""Module and name of each command that is defined elsewhere, by the command's name."""
+"""By the command's name."""
 
 
 class _Commands(click.Group):
-    """A group whose commands are imported at their first use: `duemq serve` needs no client."""
+    """A group whose commands are imported at their first use: `duemq serve` needs no client, and `duemq --help` nothing
+    at all."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """See click."""
@@ -47,9 +58,20 @@ class _Commands(click.Group):
         """See click."""
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        module, name = _ELSEWHERE[cmd_name]
-        command: click.Command = getattr(import_module(module), name)
+        elsewhere = _ELSEWHERE[cmd_name]
+        command: click.Command = getattr(import_module(elsewhere.module), elsewhere.name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click, which would import each command for its short help."""
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in _ELSEWHERE:
+                rows.append((name, _ELSEWHERE[name].short_help))
+            else:
+                rows.append((name, self.commands[name].get_short_help_str(formatter.width)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -12,15 +12,8 @@ import msgspec
 
 from duemq._net.id_brokers import broker_of
 from duemq._values.durations import format_duration
-from duemq.messages import (
-    ChangedMessage,
-    ChangeResult,
-    Changes,
-    DueCurve,
-    PendingMessage,
-    ReceivedMessage,
-    SendResult,
-)
+from duemq.messages import ReceivedMessage, SendResult
+from duemq.pending import ChangedMessage, ChangeResult, Changes, DueCurve, PendingMessage
 from duemq.protocol.printable import printable
 
 _UNKNOWN: Final = "is of the broker {broker}, which is not there now; it may wait there"

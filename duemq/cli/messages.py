@@ -28,7 +28,8 @@ from duemq.cli.shared import (
 )
 from duemq.consumer import Consumer, From
 from duemq.errors import RequestTimeoutError
-from duemq.messages import ChangeResult, Changes, ReceivedMessage
+from duemq.messages import ReceivedMessage
+from duemq.pending import ChangeResult, Changes
 from duemq.producer import Producer
 
 

@@ -19,7 +19,7 @@ from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq.cli import formatting
 from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run, with_dates
 from duemq.errors import RequestTimeoutError
-from duemq.messages import ChangeResult, Changes
+from duemq.pending import ChangeResult, Changes
 from duemq.protocol.codes import RequestCode
 
 

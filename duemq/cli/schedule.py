@@ -17,7 +17,7 @@ from duemq.cli import formatting
 from duemq.cli.messages import make_producer, read_body, split_pair
 from duemq.cli.pending import admin_options
 from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run, with_dates
-from duemq.messages import RecurringResult
+from duemq.pending import RecurringResult
 
 
 @click.group(short_help="Messages that are delivered again and again.")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from duemq.admin import Admin
 from duemq.errors import ArgumentError
-from duemq.messages import ChangeResult, ReceivedMessage
+from duemq.messages import ReceivedMessage
 from duemq.mqtt_bridge import translation
 from duemq.mqtt_bridge.rules.filters import check_topic
 from duemq.mqtt_bridge.rules.model import Delayed, Outbound, QoS, TemplateError
+from duemq.pending import ChangeResult
 
 
 class Waiting:

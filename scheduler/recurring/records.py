@@ -65,35 +65,37 @@ class Recurring:
         policy_of: Callable[[str], TimerPolicy | None],
         expect: Callable[[int], None],
         moves: Moves,
+        is_deleted: Callable[[str], bool],
     ) -> None:
         """`queue`: the timer topic's. `policy_of`: returns a topic's policy, which decides about missed deliveries.
         `expect`: called with the deliver time, ms, of each record before it is staged. `moves`: tells searches in
-        progress about the records."""
+        progress about the records. `is_deleted`: tells whether a topic was deleted, which ends its messages."""
         self._appender = store.appender
         self._queue = queue
         self._topics = topics
         self._policy_of = policy_of
         self._expect = expect
         self._moves = moves
+        self._is_deleted = is_deleted
 
     def stage_next(self, message: StoredMessage, now_ms: int) -> None:
         """Stage the record for the delivery after the one for which `message` waited; nothing if that was the last one.
         `Appender.begin` comes before, `commit` after. Does nothing but log an error if the properties have become
-        wrong, for example since this machine does not know the time zone. Raises StoreError."""
+        wrong, for example since this machine does not know the time zone, or if the topic was deleted. Raises
+        StoreError."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         try:
             found = recurrence.read(text)
             due_ms = self._following(found, _due_of(message), topic, now_ms)
         except TimerIllegal as error:
-            log.error(
-                "recurring_message_ended",
-                topic=topic,
-                name=properties.get(text, properties.KEYS),
-                reason=str(error),
-            )
+            _log_end(text, topic, str(error))
             return
         if due_ms is None or found.left == 1:
+            return
+        if self._is_deleted(topic):
+            # It would be delivered for ever to queues that nobody can read.
+            _log_end(text, topic, "the topic was deleted")
             return
         stored_ms = self._appender.begin(now_ms)
         # A missed delivery goes through the wheel as well, and is due at once there.
@@ -133,6 +135,10 @@ class Recurring:
             elif policy.drop_after_ms:
                 after_ms = max(due_ms, now_ms - max(policy.drop_after_ms, OVERDUE_MS) - 1)
         return next_ms(found, after_ms)
+
+
+def _log_end(text: str, topic: str, reason: str) -> None:
+    log.error("recurring_message_ended", topic=topic, name=properties.get(text, properties.KEYS), reason=reason)
 
 
 def _due_of(message: StoredMessage) -> int:

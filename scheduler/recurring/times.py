@@ -22,6 +22,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 253_370_764_800_000
 """The year 9999: datetime has no later one."""
 _FIELDS: Final = (5, 6)
+_OF_THE_MACHINE: Final = ("localtime", "posixrules", "Factory")
+"""Files beside those of the time zones, with the zone to which a machine is set."""
+_WITH_LEAP_SECONDS: Final = ("posix/", "right/")
+"""Folders that only some machines have: copies of all zones, in `right` with leap seconds, which no clock counts."""
 
 
 def next_ms(recurrence: Recurrence, after_ms: int) -> int | None:
@@ -59,6 +63,11 @@ def _next_of_cron(cron: str, zone: str, after_ms: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def _zone(name: str) -> ZoneInfo:
+    if name in _OF_THE_MACHINE or name.startswith(_WITH_LEAP_SECONDS):
+        raise TimerIllegal(
+            f"the property {properties.TIMER_ZONE}={name[:40]} means something else on each machine; give the zone's "
+            "own name, such as Europe/Paris"
+        )
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError

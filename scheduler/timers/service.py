@@ -116,11 +116,12 @@ class Timers:
         levels: LevelQueues | None = None,
         wake: Callable[[], None] = lambda: None,
         wake_later: Callable[[], None] | None = None,
+        is_deleted: Callable[[str], bool] = lambda topic: False,
     ) -> None:
         """Open the files, or make them, and find the waiting messages. `recovered`: the result of opening the store.
         `wake`: called when `step` has work before the time that it returned. `wake_later`: called when messages came
-        that are not due soon, so that `step` may be called some ms later, with more of them. Raises StoreFormatError,
-        OSError."""
+        that are not due soon, so that `step` may be called some ms later, with more of them. `is_deleted`: tells
+        whether a topic was deleted: its recurring messages end. Raises StoreFormatError, OSError."""
         self._store = store
         self.config = config
         """The settings in force; read where they are used."""
@@ -137,7 +138,7 @@ class Timers:
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         moves = Moves()
-        self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves)
+        self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves, is_deleted)
         self._batches = Batches(store, self._recurring.stage_next)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)

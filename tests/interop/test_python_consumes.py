@@ -10,8 +10,14 @@ from functools import partial
 
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from duemq import Consumer, DelayError, Message, MessageQueue, Producer, ReceivedMessage
+from duemq.otel import Telemetry
 from tests.interop.environment import LEVELS, TARGETS, SharedBroker, make_broker
 from tests.interop.support import eventually
 from tests.peers.broker import Broker
@@ -83,6 +89,36 @@ async def test_a_retry_is_never_early_and_a_dead_letter_is_there_at_once(
     async with undertaker:
         dead = await next_of(undertaker)
         assert (dead.body, dead.message_id) == (b"later", message.message_id)
+
+
+async def test_the_context_of_a_trace_goes_along(peer: Broker, topic: str) -> None:
+    """Alone, in a batch, and over a delay, with a level as with whatever the broker has for a time."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = Telemetry(tracer_provider=provider, meter_provider=MeterProvider(shutdown_on_exit=False))
+    handled = []
+
+    async def on_message(message: ReceivedMessage) -> None:
+        handled.append(message.body)
+
+    consumer = Consumer(
+        unique("group"), on_message, nameserver=peer.nameserver, from_="first", interceptors=[telemetry]
+    )
+    consumer.subscribe(topic)
+    async with Producer(peer.nameserver, interceptors=[telemetry]) as producer, consumer:
+        await producer.send(topic, b"alone")
+        await producer.send(topic, b"level", level=1)
+        await producer.send(topic, b"delay", delay="1s")
+        await producer.send_many([Message(topic, b"first"), Message(topic, b"second")])
+        await until(lambda: len(handled) == 5)
+    spans = exporter.get_finished_spans()
+    sent = [span.context for span in spans if span.kind == SpanKind.PRODUCER]
+    linked = [link.context for span in spans if span.kind == SpanKind.CONSUMER for link in span.links]
+    assert sorted((each.trace_id, each.span_id) for each in linked) == sorted(
+        (each.trace_id, each.span_id) for each in sent if each is not None
+    )
+    assert len(linked) == 5
 
 
 async def test_a_consumer_goes_to_offsets_and_times(peer: Broker, producer: Producer, topic: str) -> None:

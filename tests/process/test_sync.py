@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from duemq import ArgumentError, ClosedError, ConnectError, Message, SendManyError, sync
-from duemq.messages import ChangeResult
+from duemq.pending import ChangeResult
 from duemq.testing import BrokerClock, TestBroker
 
 

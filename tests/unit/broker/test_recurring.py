@@ -15,7 +15,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.records import batch, properties, record
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
-from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending
+from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending, Topic
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import Timers
 from duemq.scheduler.timers.slots import Slots
@@ -225,6 +225,10 @@ async def test_a_delivery_can_be_moved_and_cancelled(known: UnboundBroker, peer:
         ("KEYS\x01n\x02TIMER_CRON\x010 0 30 2 *", "is no cron expression: Bad day-of-month"),
         ("KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01Mars/Olympus", "no time zone that this broker knows"),
         ("KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01../../etc/passwd", "no time zone that this broker"),
+        *(
+            (f"KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01{zone}", "something else on each machine")
+            for zone in ("localtime", "posixrules", "Factory", "right/Europe/Paris", "posix/UTC")
+        ),
         ("KEYS\x01n\x02TIMER_CRON\x01* * * * *\x02TIMER_ZONE\x01" + "x" * 65, "has 65 characters, 64 at most"),
         ("KEYS\x01n\x02TIMER_CRON\x01" + "1," * 200 + "1 * * * *", "has 409 characters, 256 at most"),
         ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_DEL_UNIQKEY\x01U", "TIMER_DEL_UNIQKEY"),
@@ -462,6 +466,8 @@ async def test_a_name_is_not_taken_twice_while_a_record_is_left_out(tmp_path: Pa
         peer = broker.connect()
         await seconds_pass(broker, loop, 5)
         assert (await peer.ask(change("remove", "other"))).code != ResponseCode.SUCCESS, "it cannot be told yet"
+        # With its reason: the next checkpoint would find it again.
+        broker.durability._no_room.clear()
         broker.store.health.has_room()
         await begin(peer, every("7s", number=9))
         assert (await changed(peer, "remove", "other"))["result"] == "REMOVED"
@@ -487,6 +493,55 @@ async def test_names_of_other_properties_are_not_taken_for_those_of_a_recurrence
         await seconds_pass(broker, loop, 1)
         assert [each["keys"] for each in await listed(peer)] == ["n"]
     assert [line for line in logged if line["event"] == "recurring_message_ended"] == []
+
+
+async def delete_topic(peer: Peer, topic: str = "T") -> None:
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic)))).code == ResponseCode.SUCCESS
+
+
+async def test_it_ends_with_its_topic(known: UnboundBroker, peer: Peer, loop: SteppedLoop, logged: Any) -> None:
+    """Or it would be delivered for ever to queues of a topic that nobody can read."""
+    await begin(peer, every("10s"))
+    await peer.ask(create("U", 1))
+    await begin(peer, every("10s"), topic="U")
+    await seconds_pass(known, loop, 15)
+    await delete_topic(peer)
+    await seconds_pass(known, loop, 30)
+    assert [(each["topic"], each["keys"]) for each in await listed(peer)] == [("U", "n")]
+    (line,) = [line for line in logged if line["event"] == "recurring_message_ended"]
+    assert (line["topic"], line["name"]) == ("T", "n")
+    assert "deleted" in line["reason"]
+    await peer.ask(create("T", 1))
+    end = len(await delivered(peer))
+    await seconds_pass(known, loop, 30)
+    assert len(await delivered(peer)) == end
+    assert await times(peer, "U") == [10, 20, 30, 40, 50, 60, 70]
+
+
+async def test_it_goes_on_where_its_topic_is_made_anew(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    await begin(peer, every("10s"))
+    await delete_topic(peer)
+    await peer.ask(create("T", 1))
+    await seconds_pass(known, loop, 20)
+    assert await times(peer) == [10, 20]
+
+
+async def test_it_goes_on_where_the_table_of_topics_was_lost(tmp_path: Path, loop: SteppedLoop) -> None:
+    """A topic that is not in the table need not have been deleted then."""
+    clock = ManualClock(NOW_MS)
+    for lost in (True, False):
+        async with running(tmp_path / str(lost), clock=clock) as broker:
+            peer = broker.connect()
+            await peer.ask(create("T", 1))
+            await begin(peer, every("10s"))
+            if not lost:
+                await delete_topic(peer)
+        if lost:
+            for path in (tmp_path / str(lost) / "config").glob("topics.json*"):
+                path.unlink()
+        async with running(tmp_path / str(lost), clock=clock) as broker:
+            await seconds_pass(broker, loop, 15)
+            assert [each["keys"] for each in await listed(broker.connect())] == (["n"] if lost else [])
 
 
 async def test_no_delivery_comes_again_if_the_clock_is_set_back_before_a_pause(

@@ -586,6 +586,17 @@ def test_every_option_is_explained(command: str) -> None:
         assert parameter.param_type_name == "argument" or parameter.help
 
 
+def test_the_list_of_commands_says_of_each_what_it_says_of_itself() -> None:
+    result = CliRunner().invoke(cli.main, ["--help"])
+    context = click.Context(cli.main)
+    listed = dict(line.split(maxsplit=1) for line in result.stdout.partition("Commands:\n")[2].splitlines())
+    assert list(listed) == cli.main.list_commands(context)
+    for name, text in listed.items():
+        command = cli.main.get_command(context, name)
+        assert command is not None
+        assert text == command.get_short_help_str(80)
+
+
 def test_the_version_is_told() -> None:
     assert "duemq" in CliRunner().invoke(cli.main, ["--version"]).stdout
 

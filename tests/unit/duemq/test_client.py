@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from duemq import BrokerError, ClosedError, PeerError
 from duemq._net.client import Client, Tasks, typed_body, typed_header

@@ -3,12 +3,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from msgspec.structs import replace
 
 import duemq
 from duemq import ArgumentError, ClosedError, ConnectError, Consumer, MessageQueue, ReceivedMessage, sync

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from duemq import ArgumentError, ClosedError, Consumer, MessageQueue, NoRouteError, ReceivedMessage
 from duemq.protocol.codes import RequestCode, ResponseCode

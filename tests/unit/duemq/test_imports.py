@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ import importlib, pkgutil, sys
 before = set(sys.modules)
 import duemq
 for module in pkgutil.iter_modules(duemq.__path__):
-    if module.name == "pytest_plugin":  # pytest imports it
+    if module.name in ("pytest_plugin", "otel"):  # pytest imports the one; users of the extra the other
         continue
     importlib.import_module("duemq." + module.name)
 tops = {name.partition(".")[0] for name in set(sys.modules) - before}
@@ -39,6 +40,10 @@ def test_all_that_is_public_is_there_and_documented() -> None:
         assert getattr(duemq, name).__doc__
     assert set(duemq.__all__) <= set(dir(duemq))
     assert issubclass(duemq.errors.DueMQError, Exception)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert duemq.__version__ == importlib.metadata.version("duemq")
 
 
 def test_other_names_are_not() -> None:
@@ -63,3 +68,51 @@ print(*[name for name in sys.modules if name.startswith("duemq")])
     packages = {".".join(name.split(".")[:2]) for name in result.stdout.split()}
     served = {f"duemq.{part}" for part in ("broker", "protocol", "scheduler", "storage")}
     assert packages == {"duemq", "duemq.cli", *served}
+
+
+def imported_by(program: str) -> set[str]:
+    """The modules that a program imports, and those that a bare interpreter has."""
+    program += "\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_package_alone_imports_nothing() -> None:
+    found = imported_by("import duemq")
+    assert {name for name in found if name.startswith("duemq")} == {"duemq"}
+    assert not {"asyncio", "msgspec", "logging", "dataclasses"} & found
+
+
+def test_a_producer_imports_only_what_a_producer_needs() -> None:
+    found = imported_by("import duemq; duemq.Producer, duemq.Message")
+    assert not any(name.startswith("duemq._consuming.") for name in found)
+    others = {
+        "duemq." + name for name in ("consumer", "admin", "pending", "interceptors", "auth", "sync", "cli", "otel")
+    }
+    assert not others & found
+    # What a producer without an account, or with fewer demands, has no use for.
+    heavy = {"hashlib", "hmac", "secrets", "click", "uvloop", "numpy", "zoneinfo", "unittest", "importlib.metadata"}
+    assert not heavy & found
+
+
+def test_a_consumer_imports_only_what_a_consumer_needs() -> None:
+    found = imported_by("import duemq; duemq.Consumer")
+    assert (
+        not {"duemq." + name for name in ("producer", "admin", "pending", "interceptors", "sync", "cli", "otel")}
+        & found
+    )
+    assert not {"hashlib", "hmac", "secrets", "click", "uvloop"} & found
+
+
+def test_the_help_imports_no_command() -> None:
+    program = """
+import sys
+from duemq.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+"""
+    found = imported_by(program)
+    assert {name for name in found if name.startswith("duemq")} == {"duemq", "duemq.cli"}
+    assert not {"asyncio", "msgspec"} & found

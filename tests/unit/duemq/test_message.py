@@ -18,7 +18,7 @@ QUEUE = MessageQueue("demo", "broker-a", 3)
 class Settled:
     dropped = False
 
-    async def ack(self, message: ReceivedMessage) -> None:
+    def ack(self, message: ReceivedMessage) -> None:
         raise AssertionError
 
     async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from duemq import BrokerFailureError, ClosedError, ConnectError, ReceivedMessage, RequestTimeoutError
 from duemq._net.client import Client, Tasks

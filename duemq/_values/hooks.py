@@ -1,0 +1,68 @@
+"""Calls one method of several interceptors, whose errors harm nobody."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from duemq.errors import ArgumentError
+
+T = TypeVar("T")
+
+log = logging.getLogger("duemq.interceptors")
+
+
+class Hooks(Generic[T]):
+    """The methods `name` of those interceptors that override the one of `base`, to be called in turn with one argument.
+    Raises ArgumentError for an `async def`."""
+
+    def __init__(self, interceptors: Iterable[object], base: type, name: str) -> None:
+        self._methods: list[Callable[[T], None]] = []
+        for each in interceptors:
+            method = getattr(each, name)
+            if getattr(type(each), name) is getattr(base, name):
+                continue
+            if inspect.iscoroutinefunction(method):
+                raise ArgumentError(f"{name} of {each!r} is an async function; write `def`")
+            self._methods.append(method)
+        self._failing: set[Callable[[T], None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._methods)
+
+    def __iter__(self) -> Iterator[Callable[[T], None]]:
+        return iter(self._methods)
+
+    def call(self, argument: T) -> None:
+        """Call all methods. Does not raise what they raise."""
+        for method in self._methods:
+            try:
+                method(argument)
+            except Exception:
+                self.complain(method)
+            else:
+                self.resolve(method)
+
+    def complain(self, method: Callable[[T], None]) -> None:
+        """Log the present exception, which the method raised, unless it has failed since it last succeeded."""
+        if method not in self._failing:
+            self._failing.add(method)
+            log.exception("%s failed; messages go on without it", getattr(method, "__qualname__", method))
+
+    def resolve(self, method: Callable[[T], None]) -> None:
+        """Note that the method has succeeded."""
+        if self._failing:
+            self._failing.discard(method)
+
+
+def check_interceptors(interceptors: Iterable[object], base: type) -> tuple[object, ...]:
+    """The interceptors as a tuple. Raises ArgumentError for what is no instance of `base`."""
+    if isinstance(interceptors, base):
+        raise ArgumentError(f"interceptors={interceptors!r}: give a list of them")
+    given = tuple(interceptors)
+    for each in given:
+        if not isinstance(each, base):
+            raise ArgumentError(f"the interceptor {each!r} is no {base.__name__}")
+    return given
