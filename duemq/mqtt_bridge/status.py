@@ -54,6 +54,9 @@ class Counters:
     """Messages from MQTT that wait or waited."""
     recalled: int = 0
     """Delayed messages that were cancelled by a recall."""
+    superseded: int = 0
+    """Delayed messages that RocketMQ never got, since a recall or a replacement came while they waited in the bridge,
+    and before they were due."""
     published: int = 0
     """Messages that were published to MQTT; with QoS 1 and 2 they are acknowledged."""
     refused: int = 0

@@ -1,6 +1,7 @@
 """The journal, an SQLite file: the state of QoS 2 that must survive a kill of the bridge. A commit has many rows.
 
-    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released   from MQTT
+    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released,
+                   is_stored                                                               from MQTT
     published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
     passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
@@ -9,7 +10,8 @@
 sends its packet id again, it is the same message, and the bridge searches for its unique key in the queue, from the
 offset `floor` on; the message cannot lie before. The digest is that of the PUBLISH, since an MQTT broker that lost its
 last seconds may use the packet id for another message. The messages that were released last stay in the table, since
-such a broker sends them again.
+such a broker sends them again. `is_stored` is on the disk for delayed messages and for recalls, before their PUBREC: a
+delayed message that was cancelled or replaced since is found nowhere.
 
 `published`: a message with QoS 2 to MQTT, from before its PUBLISH until the group's offset has passed it.
 
@@ -44,12 +46,12 @@ KEPT_RELEASED: Final = 10_000
 """Maximum number of released messages in the journal."""
 TURN_MS: Final = 60_000
 """Least time between `low` and `high` of a queue, in ms; the greatest is twice as long."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 _TABLES: Final = """
 CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
     topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
-    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL);
+    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL, is_stored INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
     packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
     PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
@@ -78,7 +80,8 @@ class Taken:
     """Least offset of the queue at which it can lie."""
     is_delayed: bool
     is_stored: bool = False
-    """Whether RocketMQ is known to have it. Not in the file: after a start the bridge searches for it."""
+    """Whether RocketMQ is known to have it, or does not get it any more. Of plain messages not in the file: after a
+    start the bridge searches for them."""
     is_released: bool = False
     """Whether its PUBREL has arrived."""
 
@@ -173,15 +176,31 @@ class Journal:
                     each.floor,
                     int(each.is_delayed),
                     0,
+                    int(each.is_stored),
                 )
             )
-        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def set_stored(self, packet_ids: Iterable[int]) -> None:
-        """Mark messages as stored by RocketMQ. In memory only."""
-        for packet_id in packet_ids:
-            if packet_id in self._received:
-                self._received[packet_id] = replace(self._received[packet_id], is_stored=True)
+    def is_stored(self, taken: Taken) -> bool:
+        """Return whether a message is marked as stored."""
+        found = self._received.get(taken.packet_id)
+        return found is not None and found.unique_key == taken.unique_key and found.is_stored
+
+    def set_stored(self, taken: Iterable[Taken]) -> list[int]:
+        """Mark messages as stored by RocketMQ, in memory only. Other messages may have their packet ids by now; return
+        the packet ids of those that are marked."""
+        marked = []
+        for each in taken:
+            found = self._received.get(each.packet_id)
+            if found is not None and found.unique_key == each.unique_key:
+                self._received[each.packet_id] = replace(found, is_stored=True)
+                marked.append(each.packet_id)
+        return marked
+
+    def note_stored(self, taken: Iterable[Taken]) -> None:
+        """Mark messages as stored by RocketMQ, in the file, too."""
+        marked = self.set_stored(taken)
+        self._change("UPDATE received SET is_stored = 1 WHERE packet_id = ?", [(each,) for each in marked])
 
     def release(self, packet_ids: Iterable[int]) -> None:
         """Mark messages as released: their PUBREL has arrived, and other messages may get their packet ids."""
@@ -372,6 +391,9 @@ def _connect(directory: Path) -> sqlite3.Connection:
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT")
+        elif version == 1:
+            add = "ALTER TABLE received ADD COLUMN is_stored INTEGER NOT NULL DEFAULT 0"
+            database.executescript(f"BEGIN IMMEDIATE; {add}; PRAGMA user_version = {_VERSION}; COMMIT")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
         # The lock is taken by a write, also by one that changes nothing.
@@ -403,7 +425,7 @@ def _load(database: sqlite3.Connection, thread: ThreadPoolExecutor) -> Journal:
             queue=MessageQueue(row[3], row[4], row[5]),
             floor=row[6],
             is_delayed=bool(row[7]),
-            is_stored=bool(row[8]),
+            is_stored=bool(row[8] or row[9]),
             is_released=bool(row[8]),
         )
         for row in database.execute("SELECT * FROM received ORDER BY rowid")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,33 @@ async def test_what_is_saved_is_there_after_a_start(tmp_path: Path) -> None:
     again.forget_session()
     assert (again.received, again.subscriptions) == ({}, {})
     await again.close()
+
+
+async def test_what_is_stored_is_known_after_a_start_if_it_was_noted(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    journal.take([taken(1), taken(2), taken(3), taken(4)])
+    journal.set_stored([taken(1)])
+    other = replace(taken(2), unique_key="another message")
+    journal.note_stored([other, taken(3)])
+    assert [journal.is_stored(taken(number)) for number in range(1, 6)] == [True, False, True, False, False]
+    assert not journal.is_stored(replace(taken(3), unique_key="another message"))
+    await journal.close()
+    again = await open_journal(tmp_path)
+    assert [again.is_stored(taken(number)) for number in range(1, 5)] == [False, False, True, False]
+    await again.close()
+
+
+async def test_a_journal_of_version_1_is_read(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as old:
+        tables = module._TABLES.replace(", is_stored INTEGER NOT NULL DEFAULT 0", "")
+        old.executescript(f"{tables}PRAGMA user_version = 1;")
+        old.execute("INSERT INTO received VALUES (1, 'KEY1', X'00', 'T', 'broker-a', 3, 7, 1, 0)")
+        old.commit()
+    for is_stored in (False, True):
+        journal = await open_journal(tmp_path)
+        assert journal.received[1].is_stored is is_stored
+        journal.note_stored([journal.received[1]])
+        await journal.close()
 
 
 async def test_many_changes_are_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
