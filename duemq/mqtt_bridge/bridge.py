@@ -21,10 +21,10 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import DueMQError
 from duemq.mqtt_bridge import delayed
+from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.clients import Clients
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
-from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.rules.fields import encoded_name
 from duemq.mqtt_bridge.rules.model import Outbound, Rules, Subscription
 from duemq.mqtt_bridge.session import packets
@@ -49,24 +49,24 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class Bridge:
     """One bridge with one set of rules: `run` works until `stop` is called, or it is cancelled.
 
-    `receipts`: those of the same session at the MQTT broker, of earlier rules. `is_ready` is set while the bridge is
-    connected on both sides and the MQTT broker has acknowledged its subscriptions.
+    `carried`: what the bridge with the rules before has left, and when `run` has returned, what this one leaves.
+    `is_ready` is set while the bridge is connected on both sides and the MQTT broker has accepted its subscriptions.
     """
 
     def __init__(
         self,
         rules: Rules,
         *,
-        receipts: Receipts | None = None,
+        carried: Carried | None = None,
         intervals: Intervals | None = None,
         clock: Clock = now_ms,
     ) -> None:
         self._rules = rules
-        self._receipts = receipts if receipts is not None else Receipts()
+        self._carried = carried if carried is not None else Carried()
         self._intervals = intervals or Intervals()
         self._clock = clock
         self._stopped = asyncio.Event()
-        self.status = Status(rules.status_topic, clock)
+        self.status = Status(rules.status_topic, clock, self._carried.counters)
         self.is_ready = asyncio.Event()
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class Bridge:
                     self._rules,
                     journal,
                     clients,
-                    self._receipts,
+                    self._carried,
                     self.status,
                     self.is_ready,
                     self._intervals,
@@ -113,7 +113,7 @@ class _Running:
         rules: Rules,
         journal: Journal,
         clients: Clients,
-        receipts: Receipts,
+        carried: Carried,
         status: Status,
         is_ready: asyncio.Event,
         intervals: Intervals,
@@ -122,6 +122,7 @@ class _Running:
         self._rules = rules
         self._journal = journal
         self._clients = clients
+        self._carried = carried
         self._status = status
         self._is_ready = is_ready
         self._intervals = intervals
@@ -137,11 +138,13 @@ class _Running:
             producer=clients.producer,
             recaller=delayed.Waiting(clients.admin),
             journal=journal,
-            receipts=receipts,
+            receipts=carried.receipts,
             status=status,
+            waiting=carried.waiting,
             intervals=intervals,
             clock=clock,
         )
+        carried.waiting = []
         self._outbound: dict[str, ToMqtt] = {}
         """By group: the rules whose consumers are started."""
         self._complaints = Complaints(log)
@@ -180,8 +183,10 @@ class _Running:
                 if not self._is_connected:
                     session.cancel()
                 await asyncio.wait((session,), timeout=FINISH)
-                self._inbound.left()
-                for task in (session, taking, starting, *others):
+                taking.cancel()
+                await asyncio.wait((taking,))
+                self._carried.waiting = self._inbound.left()
+                for task in (session, starting, *others):
                     task.cancel()
             for each in self._outbound.values():
                 await each.settle()

@@ -21,7 +21,7 @@ import click
 from duemq._values.times import now_ms
 from duemq.cli.shared import fail
 from duemq.errors import DueMQError
-from duemq.mqtt_bridge.receipts import Receipts
+from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
@@ -148,14 +148,14 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
     if until_input_ends:
         stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
     watch = _Watch(path, rules)
-    receipts = Receipts()
+    carried = Carried()
     session = _session_of(rules)
     found: Rules | None = rules
     while found is not None:
         if _session_of(found) != session:
             session = _session_of(found)
-            receipts.clear()
-        found = await _run_until_changed(found, receipts, stopped, lambda: watch.changed(reload))
+            carried.receipts.clear()
+        found = await _run_until_changed(found, carried, stopped, lambda: watch.changed(reload))
 
 
 def _session_of(rules: Rules) -> tuple[str, int, str]:
@@ -165,12 +165,12 @@ def _session_of(rules: Rules) -> tuple[str, int, str]:
 
 
 async def _run_until_changed(
-    rules: Rules, receipts: Receipts, stopped: asyncio.Event, changed: Callable[[], Rules | None]
+    rules: Rules, carried: Carried, stopped: asyncio.Event, changed: Callable[[], Rules | None]
 ) -> Rules | None:
     """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
 
-    bridge = Bridge(rules, receipts=receipts)
+    bridge = Bridge(rules, carried=carried)
     running = asyncio.create_task(bridge.run(), name="duemq bridge")
     found: Rules | None = None
     stopping = asyncio.create_task(stopped.wait())

@@ -790,7 +790,8 @@ class FromMqtt:
             replace=delay.replace,
             queue=taken.queue if taken is not None else None,
             message_id=taken.unique_key if taken is not None else None,
-            retries=0 if taken is not None else None,
+            # While the producer tries again, nobody looks for a recall or a replacement.
+            retries=0 if taken is not None or delay.key is not None else None,
         )
 
     async def _recall(self, work: Work, delay: Delay) -> None:

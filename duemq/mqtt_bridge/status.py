@@ -38,7 +38,7 @@ log = logging.getLogger("duemq.mqtt_bridge")
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers of messages since the start of the bridge, and the lateness of delayed ones."""
+    """Numbers of messages since the start of the process, and the lateness of delayed ones."""
 
     due: int = 0
     """Delayed messages that were published; with QoS 1 and 2 they are acknowledged."""
@@ -83,11 +83,11 @@ class Counters:
 
 class Status:
     """Publishes the reports below `topic`. Reports that are made without a connection are published over the next one,
-    the last `KEPT` of them."""
+    the last `KEPT` of them. `counters`: those of the process so far."""
 
-    def __init__(self, topic: str, clock: Clock) -> None:
+    def __init__(self, topic: str, clock: Clock, counters: Counters | None = None) -> None:
         self.topic = topic
-        self.counters = Counters()
+        self.counters = counters if counters is not None else Counters()
         self._clock = clock
         self._session: Session | None = None
         self._state: bytes | None = None

@@ -14,6 +14,7 @@ import pytest
 from duemq.consumer import Consumer
 from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.bridge import Bridge
+from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.session import packets
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -61,6 +62,7 @@ async def bridge_with(
     text: str = RULES,
     head: str = "",
     address: str | None = None,
+    carried: Carried | None = None,
 ) -> AsyncIterator[Running]:
     """Run a bridge. `address`: that of the name server, by default the broker's."""
     table = [BrokerData({0: broker.address}, broker.name, "c")]
@@ -68,7 +70,7 @@ async def bridge_with(
     broker.on(RequestCode.REPORT_BRIDGE, success())
     head = f'nameserver = "{address or broker.address}"\n{head}\n[mqtt]\nclient_id = "b"\nport = {mqtt_broker.port}\n'
     found = parse(f"{head}{mqtt}\n{text}", directory / "bridge.toml", {})
-    made = Bridge(found, intervals=INTERVALS)
+    made = Bridge(found, carried=carried, intervals=INTERVALS)
     task = asyncio.create_task(made.run())
     try:
         yield Running(made, task, mqtt_broker)
@@ -262,4 +264,50 @@ async def test_what_waits_in_the_bridge_outlives_the_session(broker: FakeBroker,
         await broker.until(lambda: any(name == "In" and queue for (name, _), queue in broker.queues.items()))
         await mqtt_broker.until(packets.PUBLISH, 2 * TOLD + 1)
         assert not [first for first, _ in mqtt_broker.received if first & 0xF0 == packets.PUBACK]
+    away.close()
+
+
+@pytest.mark.parametrize("when", ["before the change", "at the change", "never"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_what_waits_in_the_bridge_outlives_new_rules(
+    broker: FakeBroker, tmp_path: Path, qos: int, when: str
+) -> None:
+    """Whenever the MQTT broker loses its session: then it sends nothing again. It does if it keeps the session."""
+    away, carried = Away(broker), Carried()
+    message = packets.encode_publish("in/a", b"x", qos=qos, retain=False, packet_id=1, properties=packets.NO_PROPERTIES)
+    async with (
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address, carried=carried) as running,
+    ):
+        await mqtt_broker.until(0x80)
+        mqtt_broker.send(bytes(message))
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        if when == "before the change":
+            assert mqtt_broker.writer is not None
+            mqtt_broker.writer.close()
+            await mqtt_broker.until(packets.PUBLISH, 2 * TOLD)
+        running.made.stop()
+        async with asyncio.timeout(10):
+            await running.task
+    connack = CONNACK
+    if when == "never":
+        connack = CONNACK_PRESENT
+        if qos:
+            packets.set_dup(message)
+            connack += message.hex()
+    async with (
+        peer(connack) as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address, carried=carried) as running,
+    ):
+        await mqtt_broker.until(0x80)
+        await away.come()
+        async with asyncio.timeout(10):
+            await running.made.is_ready.wait()
+        last = packets.encode_publish(
+            "in/last", b"last", qos=1, retain=False, packet_id=9, properties=packets.NO_PROPERTIES
+        )
+        mqtt_broker.send(bytes(last))
+        await mqtt_broker.until(packets.PUBACK, 2 if qos == 1 and when == "never" else 1)
+        stored = [message.body for (name, _), queue in broker.queues.items() if name == "In" for message in queue]
+        assert sorted(stored) == [b"last", b"x"]
     away.close()

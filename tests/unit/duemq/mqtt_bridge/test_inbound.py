@@ -499,6 +499,15 @@ async def test_what_is_cancelled_or_replaced_in_time_is_not_delivered_though_roc
         assert at.status.counters.recalled == cancelled + kinds.count("recall")  # the fake cancels one each time
 
 
+@pytest.mark.parametrize(("topic", "retries"), [("delayed/3;key=k/a", 0), ("delayed/3/a", None)])
+async def test_the_producer_does_not_insist_on_what_may_be_superseded(
+    tmp_path: Path, topic: str, retries: int | None
+) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(message(1, topic=topic))
+        assert [each["retries"] for each in at.producer.messages] == [retries]
+
+
 async def test_a_recall_or_replacement_that_comes_after_the_time_is_too_late(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         await while_rocketmq_is_away(
