@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
@@ -20,6 +21,7 @@ from duemq._values.checks import MAX_BODY_BYTES
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import DueMQError
+from duemq.messages import RETRY_PREFIX
 from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.clients import Clients
@@ -29,7 +31,7 @@ from duemq.mqtt_bridge.rules.fields import encoded_name
 from duemq.mqtt_bridge.rules.model import Outbound, Rules, Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
-from duemq.mqtt_bridge.session.journal import Journal, State, open_journal
+from duemq.mqtt_bridge.session.journal import Journal, Place, State, open_journal
 from duemq.mqtt_bridge.session.packet_ids import PacketIds
 from duemq.mqtt_bridge.session.packets import Ack, Publish
 from duemq.mqtt_bridge.status import OFFLINE, Status
@@ -130,7 +132,11 @@ class _Running:
         self._name = rules.connection.share or rules.connection.client_id
         self._ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
         self._window = Window(
-            most=rules.connection.max_in_flight, journal=journal, ids=self._ids, finished=self._share_out
+            most=rules.connection.max_in_flight,
+            journal=journal,
+            ids=self._ids,
+            comes_again=_comes_again(rules),
+            finished=self._share_out,
         )
         self._inbound = FromMqtt(
             rules,
@@ -375,6 +381,19 @@ class _Running:
                 await self._clients.admin.report_bridge(name, asdict(self._status.counters))
             except DueMQError as error:
                 log.debug("the counters could not be reported to the brokers: %s", error)
+
+
+def _comes_again(rules: Rules) -> Callable[[Place], bool]:
+    """Return a function that tells whether a rule with QoS 2 reads the message at a place."""
+    groups = {rule.group: rule.topic for rule in rules.outbound if rule.qos == 2}
+    if rules.delayed is not None and rules.delayed.qos == 2:
+        groups[rules.delayed.group] = rules.delayed.topic
+
+    def comes_again(place: Place) -> bool:
+        topic = groups.get(place.group)
+        return topic is not None and place.queue.topic in (topic, RETRY_PREFIX + place.group)
+
+    return comes_again
 
 
 def _first(error: BaseException) -> BaseException:

@@ -239,9 +239,9 @@ class Journal:
             return False
         return place.offset < passed.high
 
-    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[int]:
-        """Remove the messages before the stored offsets of a group. Return the packet ids that are free now, which are
-        those of messages that an administrator skipped. `now_ms`: the time, ms since the epoch."""
+    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[Place]:
+        """Remove the completed messages before the stored offsets of a group. Return the places of the others, which an
+        administrator skipped. `now_ms`: the time, ms since the epoch."""
         for queue, offset in offsets.items():
             passed = self._passed.get((group, queue))
             if passed is None or offset <= passed.high:
@@ -249,13 +249,13 @@ class Journal:
             if now_ms - passed.turned_ms >= TURN_MS:
                 passed = Passed(passed.middle, passed.high, passed.high, now_ms)
             self._set_passed(group, queue, replace(passed, high=offset))
-        gone = {
-            place: published
+        before = [
+            (place, published.state is State.DONE)
             for place, published in self._published.items()
             if place.group == group and place.offset < offsets.get(place.queue, 0)
-        }
-        self.forget_published(gone)
-        return [each.packet_id for each in gone.values() if each.state is not State.DONE]
+        ]
+        self.forget_published(place for place, is_done in before if is_done)
+        return [place for place, is_done in before if not is_done]
 
     def _set_passed(self, group: str, queue: MessageQueue, passed: Passed) -> None:
         self._passed[group, queue] = passed

@@ -13,10 +13,12 @@ import pytest
 
 from duemq.consumer import Consumer
 from duemq.errors import ArgumentError
+from duemq.messages import MessageQueue
 from duemq.mqtt_bridge.bridge import Bridge
 from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.session import packets
+from duemq.mqtt_bridge.session.journal import Place, Published, State, open_journal
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
@@ -311,3 +313,26 @@ async def test_what_waits_in_the_bridge_outlives_new_rules(
         stored = [message.body for (name, _), queue in broker.queues.items() if name == "In" for message in queue]
         assert sorted(stored) == [b"last", b"x"]
     away.close()
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "is_served"),
+    [
+        ("mqtt-bridge-b-demo", "demo", True),
+        ("mqtt-bridge-b-demo", "%RETRY%mqtt-bridge-b-demo", True),
+        ("mqtt-bridge-b-demo", "before", False),
+        ("mqtt-bridge-b-low", "low", False),
+        ("mqtt-bridge-b-gone", "gone", False),
+    ],
+)
+async def test_messages_of_rules_that_are_gone_are_released(
+    broker: FakeBroker, tmp_path: Path, group: str, topic: str, is_served: bool
+) -> None:
+    text = f'{RULES}qos = 2\n[[to_mqtt]]\ntopic = "low"\nmqtt_topic = "low"\nqos = 1\n'
+    journal = await open_journal(tmp_path / "b.state")
+    journal.set_published([(Place(group, MessageQueue(topic, "broker-a", 0), 5), Published(71, State.PUBLISHED))])
+    await journal.close()
+    async with peer(CONNACK_PRESENT) as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "", text):
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        released = [body for first, body in mqtt_broker.received if first & 0xF0 == packets.PUBREL]
+        assert released == ([] if is_served else [b"\0\x47"])

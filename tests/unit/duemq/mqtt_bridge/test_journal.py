@@ -140,8 +140,8 @@ async def test_messages_are_forgotten_when_the_offset_has_passed_them(tmp_path: 
     assert not journal.is_passed(place(10), 0)
     journal.set_published((place(10 + each), Published(0, State.DONE)) for each in range(4))
     journal.set_published([(place(9), Published(77, State.PUBLISHED)), (place(10, "other"), Published(0, State.DONE))])
-    assert journal.forget_before("g", {QUEUE: 12}, 0) == [77]
-    assert set(journal.published) == {place(12), place(13), place(10, "other")}
+    assert journal.forget_before("g", {QUEUE: 12}, 0) == [place(9)]
+    assert set(journal.published) == {place(9), place(12), place(13), place(10, "other")}
     # A broker that lost its last offsets gives them again.
     assert [journal.is_passed(place(each), 0) for each in (10, 11, 12)] == [True, True, False]
     await journal.close()
