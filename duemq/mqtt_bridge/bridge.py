@@ -157,7 +157,9 @@ class _Running:
         self._started = asyncio.Event()
         """Whether all of RocketMQ's clients are started, and the brokers have accepted the account."""
         self._is_connected = False
-        """Whether the MQTT broker has acknowledged the subscriptions."""
+        """Whether the MQTT broker has answered to the subscriptions."""
+        self._refused: dict[str, Subscription] = {}
+        """The subscriptions that the MQTT broker has refused, by filter with $share."""
         self._has_to_leave = asyncio.Event()
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -241,7 +243,7 @@ class _Running:
         self._update_ready()
 
     def _update_ready(self) -> None:
-        if self._is_connected and self._started.is_set():
+        if self._is_connected and self._started.is_set() and not self._refused:
             self._is_ready.set()
             log.info("online: connected to the MQTT broker and to RocketMQ")
         else:
@@ -300,6 +302,7 @@ class _Running:
         await self._window.connected(session)
         await self._subscribe(session)
         self._window.subscribed()
+        self._status.set_refused(self._refused)
         self._status.connected(session)
         self._is_connected = True
         log.info("connected to the MQTT broker; the session was %s", "kept" if session.is_present else "new")
@@ -334,28 +337,51 @@ class _Running:
 
     async def _make_subscription(self, session: Session, topic: str, subscription: Subscription) -> None:
         refused = await session.subscribe_to(topic, subscription)
+        what = f"the subscription to {topic!r}"
         if refused is not None:
-            log.error("the MQTT broker refuses the subscription to %r: %s", topic, refused)
+            self._refused[topic] = subscription
+            self._complaints.raise_(what, f"the MQTT broker refuses it: {refused}")
             return
+        self._refused.pop(topic, None)
+        self._complaints.resolve(what)
         self._journal.subscribe(topic, subscription.qos)
 
     async def _end_subscription(self, session: Session, topic: str) -> None:
         await session.unsubscribe_from(topic)
         self._journal.forget_subscriptions([topic])
 
+    async def _insist_on_subscriptions(self, session: Session) -> None:
+        """Try the refused subscriptions again until the MQTT broker accepts them all. Raises MqttConnectionError and
+        JournalError."""
+        failures = 0
+        while self._refused:
+            failures += 1
+            await asyncio.sleep(self._intervals.pause(failures))
+            await asyncio.gather(
+                *(self._make_subscription(session, topic, each) for topic, each in list(self._refused.items()))
+            )
+            await self._journal.saved()
+            self._status.set_refused(self._refused)
+            self._update_ready()
+
     async def _lost_or_leaving(self, session: Session) -> str:
-        """Wait for the end of a connection; return its reason."""
+        """Wait for the end of a connection; return its reason. Raises MqttConnectionError and JournalError."""
         lost = asyncio.create_task(session.wait_lost())
         leaving = asyncio.create_task(self._has_to_leave.wait())
+        insisting = asyncio.create_task(self._insist_on_subscriptions(session))
         try:
-            await asyncio.wait((lost, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((lost, leaving, insisting), return_when=asyncio.FIRST_COMPLETED)
+            if insisting.done():
+                insisting.result()
+                await asyncio.wait((lost, leaving), return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
                 return lost.result()
             self._status.leaving()
             return "the bridge ends"
         finally:
-            lost.cancel()
-            leaving.cancel()
+            for task in (lost, leaving, insisting):
+                task.cancel()
+            await asyncio.wait((insisting,))
 
     def _received(self, items: list[Publish | Ack]) -> None:
         if all(isinstance(each, Publish) for each in items):

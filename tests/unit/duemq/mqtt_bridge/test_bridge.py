@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,7 +105,7 @@ async def test_every_request_is_signed(broker: FakeBroker, tmp_path: Path) -> No
     text = f'{RULES}[[to_rocketmq]]\nfilter = "in"\ntopic = "In"\nqos = 2\n'
     await broker.store("demo", b"x")
     async with bridge(broker, tmp_path, "", text, 'account_file = "tools.yml"') as mqtt_broker:
-        await mqtt_broker.until(packets.PUBLISH, TOLD + 1)
+        await mqtt_broker.until_carried(1)
         message = packets.encode_publish("in", b"x", qos=2, retain=False, packet_id=1, properties=packets.NO_PROPERTIES)
         mqtt_broker.send(bytes(message))
         await mqtt_broker.until(packets.PUBREC)
@@ -125,14 +126,14 @@ async def test_no_more_bytes_are_taken_from_rocketmq_than_mqtt_acknowledges(brok
     await broker.store("demo", *[b"x" * 40_000] * 100)
     async with bridge(broker, tmp_path, "max_in_flight_bytes = 65536") as mqtt_broker:
         # The scripted broker gives 32 messages at once.
-        sent = (await mqtt_broker.until(packets.PUBLISH, TOLD + 32))[TOLD:]
+        sent = await mqtt_broker.until_carried(32)
         acks = [packets.encode_ack(packets.PUBACK, int.from_bytes(body[5:7], "big")) for body in sent]
         pulls = len(broker.requests_of(RequestCode.PULL_MESSAGE))
         mqtt_broker.send(b"".join(acks[:30]))
         await broker.until(lambda: broker.offsets.get(("mqtt-bridge-b-demo", "demo", 0)) == 30)
         assert len(broker.requests_of(RequestCode.PULL_MESSAGE)) == pulls
         mqtt_broker.send(acks[30])
-        await mqtt_broker.until(packets.PUBLISH, TOLD + 64)
+        await mqtt_broker.until_carried(64)
 
 
 IN = '[delayed]\nenabled = false\n[[to_rocketmq]]\nfilter = "in/#"\ntopic = "In"\nqos = 2\n'
@@ -196,6 +197,59 @@ async def test_it_is_online_when_the_brokers_have_accepted_the_account(
         async with asyncio.timeout(10):
             await running.made.is_ready.wait()
         assert states(await mqtt_broker.until(packets.PUBLISH, TOLD + 1)) == [b"offline", b"online"]
+
+
+@pytest.mark.parametrize(("mqtt", "connack", "code"), [("", CONNACK, 0x87), ('protocol = "3.1.1"', CONNACK_311, 0x80)])
+async def test_a_refused_subscription_is_told_and_tried_again(
+    broker: FakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, mqtt: str, connack: str, code: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    text = f'{IN}[[to_mqtt]]\ntopic = "demo"\nmqtt_topic = "out"\nqos = 0\n'
+    await broker.store("demo", b"goes all the same")
+    async with peer(connack) as mqtt_broker:
+        mqtt_broker.suback = code
+        async with bridge_with(mqtt_broker, broker, tmp_path, mqtt, text) as running:
+            await mqtt_broker.until(0x80, 5)
+            await mqtt_broker.until_carried(1)
+            found = await mqtt_broker.until(packets.PUBLISH)
+            assert not running.made.is_ready.is_set()
+            assert [body for body in found if b'{"state":"offline","refused_filters":["in/#"]}' in body]
+            assert states(found) == []
+            assert running.made.status.counters.refused_subscriptions == 1
+            assert caplog.text.count("the subscription to 'in/#': the MQTT broker refuses it") == 1
+            assert "online" not in caplog.text
+            # It is still refused over the next connection.
+            assert mqtt_broker.writer is not None
+            mqtt_broker.writer.close()
+            await mqtt_broker.until(0x10, 2)
+            tries = len(await mqtt_broker.until(0x80))
+            await mqtt_broker.until(0x80, tries + 3)
+            assert caplog.text.count("the subscription to 'in/#': the MQTT broker refuses it") == 1
+            mqtt_broker.suback = 1
+            async with asyncio.timeout(10):
+                await running.made.is_ready.wait()
+            assert "the subscription to 'in/#': going on" in caplog.text
+            assert running.made.status.counters.refused_subscriptions == 0
+            async with asyncio.timeout(10):
+                while states([body for first, body in mqtt_broker.received if first & 0xF0 == packets.PUBLISH]) == []:
+                    await asyncio.sleep(0)
+
+
+async def test_an_old_state_is_overwritten_before_rocketmq_has_been_reached(broker: FakeBroker, tmp_path: Path) -> None:
+    """After a kill the MQTT broker may have the old one as a retained message."""
+    async with (
+        silent() as address,
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=address),
+    ):
+        assert states((await mqtt_broker.until(packets.PUBLISH, TOLD))[:1]) == [b"offline"]
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """A name server that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 async def test_subscriptions_are_made_though_what_arrives_first_fills_the_bridge(
