@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
@@ -28,7 +28,7 @@ from duemq.mqtt_bridge.clients import Clients
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.fields import encoded_name
-from duemq.mqtt_bridge.rules.model import Outbound, Rules, Subscription
+from duemq.mqtt_bridge.rules.model import Outbound, Rules, RulesError, Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
 from duemq.mqtt_bridge.session.journal import Journal, Place, State, open_journal
@@ -40,6 +40,8 @@ PACKET_BYTES: Final = MAX_BODY_BYTES + packets.HEAD_OF_LARGE
 """Maximum size of a packet that is kept whole, in bytes. The payload of larger ones is more than RocketMQ takes."""
 COUNTERS_EVERY: Final = 10.0
 """Seconds between two reports of the counters."""
+CHECK: Final = 5.0
+"""Maximum time for the question whether delayed messages wait, in seconds."""
 FINISH: Final = 5.0
 """Maximum time for the messages on their way when the bridge is stopped, in seconds."""
 MAX_REPORTED_NAME: Final = 64
@@ -68,6 +70,7 @@ class Bridge:
         self._intervals = intervals or Intervals()
         self._clock = clock
         self._stopped = asyncio.Event()
+        self._running: _Running | None = None
         self.status = Status(rules.status_topic, clock, self._carried.counters)
         self.is_ready = asyncio.Event()
 
@@ -75,9 +78,31 @@ class Bridge:
         """Have `run` finish the messages on their way and return."""
         self._stopped.set()
 
+    async def check_change(self, rules: Rules) -> None:
+        """Check that new rules neither leave delayed messages behind nor publish them again. Raises RulesError."""
+        old, new = self._rules.delayed, rules.delayed
+        if old is None:
+            return
+        known = self._running.delayed_groups if self._running is not None else {}
+        delayed.check_group(rules, {**known, old.topic: old.group})
+        if new is not None and new.topic == old.topic:
+            return
+        is_any: bool | None = None
+        why = f"messages wait in {old.topic}"
+        with suppress(DueMQError, TimeoutError):
+            async with asyncio.timeout(CHECK):
+                is_any = await self._running.is_any_delayed() if self._running is not None else None
+        if is_any is None:
+            why = f"RocketMQ does not tell whether messages wait in {old.topic}"
+        elif not is_any:
+            return
+        what = delayed.left_behind(old.topic, old.group)
+        raise RulesError(f"{rules.file}:{rules.delayed_topic_line}: {why}, and {what}")
+
     async def run(self) -> None:
-        """Work until stopped. Raises JournalError if the journal cannot be opened or written, and ArgumentError if
-        RocketMQ's clients cannot be made with these rules."""
+        """Work until stopped. Raises JournalError if the journal cannot be opened or written, ArgumentError if
+        RocketMQ's clients cannot be made with these rules, and RulesError if they would publish delayed messages
+        again."""
         clients = Clients(
             self._rules,
             waiting=lambda: self.status.set_online(False),
@@ -86,8 +111,9 @@ class Bridge:
         )
         journal = await open_journal(self._rules.connection.state_directory)
         try:
+            delayed.check_group(self._rules, journal.delayed)
             async with clients:
-                running = _Running(
+                self._running = _Running(
                     self._rules,
                     journal,
                     clients,
@@ -97,7 +123,7 @@ class Bridge:
                     self._intervals,
                     self._clock,
                 )
-                await running.run(self._stopped)
+                await self._running.run(self._stopped)
         finally:
             await journal.close()
 
@@ -138,11 +164,12 @@ class _Running:
             comes_again=_comes_again(rules),
             finished=self._share_out,
         )
+        self._waiting = delayed.Waiting(clients.admin)
         self._inbound = FromMqtt(
             rules,
             bridge=self._name,
             producer=clients.producer,
-            recaller=delayed.Waiting(clients.admin),
+            recaller=self._waiting,
             journal=journal,
             receipts=carried.receipts,
             status=status,
@@ -210,12 +237,47 @@ class _Running:
         all_rules = [(rule, False) for rule in rules.outbound]
         if rules.delayed is not None:
             all_rules.append((delayed.as_outbound(rules.delayed), True))
+        await self._look_back()
         async with asyncio.TaskGroup() as tasks:
             for rule, is_delayed in all_rules:
                 publishing = self._publish(rule, len(all_rules), is_delayed=is_delayed)
                 tasks.create_task(publishing, name=f"duemq to MQTT {rule.topic}")
             if not all_rules:
                 self._set_started()
+
+    async def _look_back(self) -> None:
+        """Note where delayed messages wait, and tell of those that earlier rules have left elsewhere."""
+        journal, now = self._journal, self._rules.delayed
+        for topic, group in list(journal.delayed.items()):
+            if now is not None and topic == now.topic:
+                continue
+            try:
+                is_any = await self._waiting.is_any(topic)
+            except DueMQError as error:
+                log.debug("nobody knows whether messages wait in %s: %s", topic, error)
+                continue
+            if is_any:
+                log.warning("messages wait in %s, and %s", topic, delayed.left_behind(topic, group))
+        if now is not None:
+            journal.set_delayed(now.topic, now.group)
+        await journal.saved()
+
+    @property
+    def delayed_groups(self) -> Mapping[str, str]:
+        """The groups of topics in which delayed messages wait or waited."""
+        return self._journal.delayed
+
+    async def is_any_delayed(self) -> bool | None:
+        """Return whether delayed messages wait, or are due and not published yet; None before RocketMQ has been
+        reached. Raises the errors of the clients."""
+        rule = self._rules.delayed
+        if rule is None:
+            return False
+        if rule.group not in self._outbound:
+            return None
+        return await self._waiting.is_any(rule.topic) or await self._outbound[rule.group].is_behind(
+            self._clients.producer.end_offset
+        )
 
     async def _publish(self, rule: Outbound, rules: int, *, is_delayed: bool) -> None:
         """Carry the messages of one of so many rules."""

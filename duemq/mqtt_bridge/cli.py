@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,7 +154,7 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
         if _session_of(found) != session:
             session = _session_of(found)
             carried.receipts.clear()
-        found = await _run_until_changed(found, carried, stopped, lambda: watch.changed(reload))
+        found = await _run_until_changed(found, carried, stopped, watch, reload)
 
 
 def _session_of(rules: Rules) -> tuple[str, int, str]:
@@ -165,7 +164,7 @@ def _session_of(rules: Rules) -> tuple[str, int, str]:
 
 
 async def _run_until_changed(
-    rules: Rules, carried: Carried, stopped: asyncio.Event, changed: Callable[[], Rules | None]
+    rules: Rules, carried: Carried, stopped: asyncio.Event, watch: _Watch, reload: asyncio.Event
 ) -> Rules | None:
     """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
@@ -177,7 +176,15 @@ async def _run_until_changed(
     while found is None and not running.done() and not stopped.is_set():
         await asyncio.wait((running, stopping), timeout=RELOAD_EVERY, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and not stopped.is_set():
-            found = await asyncio.to_thread(changed)
+            found = await asyncio.to_thread(watch.changed, reload)
+        if found is not None and not running.done():
+            try:
+                await bridge.check_change(found)
+            except RulesError as error:
+                log.error("%s; the old rules stay", error)
+                found = None
+    if found is not None:
+        watch.use(found)
     bridge.stop()
     stopping.cancel()
     try:
@@ -199,9 +206,8 @@ class _Watch:
         self._seen = self._state()
 
     def changed(self, reload: asyncio.Event) -> Rules | None:
-        """Return the new rules, which the bridge has to use from now on, if the file has changed, or None. Wrong ones
-        are logged once, and so are those whose `state` cannot be used. If `reload` is set, the file is read even if it
-        has not changed."""
+        """Return the new rules if the file has changed, or None. Wrong ones are logged once, and so are those whose
+        `state` cannot be used. If `reload` is set, the file is read even if it has not changed."""
         from duemq.mqtt_bridge.rules.file import read
 
         state = self._state()
@@ -211,14 +217,16 @@ class _Watch:
         self._seen = state
         try:
             found = read(self._path)
-            directory = os.path.realpath(found.connection.state_directory)
-            if directory != self._directory:
+            if os.path.realpath(found.connection.state_directory) != self._directory:
                 _try_state(self._path, found)
         except RulesError as error:
             log.error("%s; the old rules stay", error)
             return None
-        self._directory = directory
         return found
+
+    def use(self, rules: Rules) -> None:
+        """Note that the bridge uses new rules from now on."""
+        self._directory = os.path.realpath(rules.connection.state_directory)
 
     def _state(self) -> tuple[int, int, int] | None:
         with suppress(OSError):

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
 from duemq.consumer import Consumer
 from duemq.errors import BodyError, DueMQError
-from duemq.messages import ReceivedMessage
+from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge import delayed, translation
 from duemq.mqtt_bridge.rules.model import Outbound, TemplateError
 from duemq.mqtt_bridge.session import packets
@@ -669,6 +669,14 @@ class ToMqtt:
             self._status.refuse(where, "the MQTT broker refuses the message: it closes the connection each time")
             # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
             await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
+
+    async def is_behind(self, end_offset: Callable[[MessageQueue], Awaitable[int]]) -> bool:
+        """Return whether RocketMQ has messages for this rule that MQTT does not have yet. `end_offset` returns that of
+        a queue. Raises its errors."""
+        for queue, offset in (await self._consumer.commit()).items():
+            if await end_offset(queue) > offset:
+                return True
+        return False
 
     async def _forget_forever(self) -> None:
         """Store the group's offsets often, so that the journal has few completed messages with QoS 2."""

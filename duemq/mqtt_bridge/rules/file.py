@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from duemq._consuming.subscription import make_subscription
 from duemq._net.routes import parse_nameservers
@@ -137,6 +137,9 @@ class _Reader:
         status_topic = self._status_topic(connection.client_id)
         subscriptions = self._subscriptions([each for _, each in to_rocketmq], delayed)
         return Rules(
+            file=self._path,
+            delayed_topic_line=self._delayed_line("topic"),
+            delayed_group_line=self._delayed_line("group"),
             connection=connection,
             nameserver=file.nameserver,
             account=self._account(),
@@ -340,6 +343,16 @@ class _Reader:
                     "tells of itself; give another topic or another filter",
                 )
         return topic
+
+    def _delayed_line(self, name: Literal["topic", "group"]) -> int:
+        """Return the line that gives the topic or the group of delayed messages, or else the name it is made of."""
+        if not self._file.delayed.enabled:
+            place: lines.Path = ("delayed", "enabled")
+        elif getattr(self._file.delayed, name) is not None:
+            place = ("delayed", name)
+        else:
+            place = ("mqtt", "client_id" if self._file.mqtt.share is None else "share")
+        return lines.line_of(self._text, place)
 
     def _delayed(self) -> Delayed:
         delayed = self._file.delayed

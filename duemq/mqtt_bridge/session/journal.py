@@ -5,6 +5,7 @@
     published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
     passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
+    delayed        topic | grp                                                                    of earlier rules, too
 
 `received`: a message with QoS 2 from MQTT, from before it is sent to RocketMQ until its PUBREL. If the MQTT broker
 sends its packet id again, it is the same message, and the bridge searches for its unique key in the queue, from the
@@ -20,6 +21,8 @@ RocketMQ's brokers save offsets every five seconds, so after a kill they deliver
 `low` and `high` were published. If a group begins before `low`, an administrator has reset its offset.
 
 `subscriptions`: the QoS of each subscription that the session at the MQTT broker may have.
+
+`delayed`: the topics in which delayed messages wait, and the group that takes them when they are due.
 
 The rows are in memory as well. A change is visible at once; `saved` waits until it is on the disk. Only one process can
 open the file; others get JournalError.
@@ -58,6 +61,11 @@ CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, que
 CREATE TABLE passed (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, low INTEGER NOT NULL, middle INTEGER NOT NULL,
     high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
 CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
+"""
+_TO_VERSION_2: Final = """
+ALTER TABLE received ADD COLUMN is_stored INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -139,6 +147,7 @@ class Journal:
         published: dict[Place, Published],
         passed: dict[tuple[str, MessageQueue], Passed],
         subscriptions: dict[str, int],
+        delayed: dict[str, str],
     ) -> None:
         self._database = database
         self._thread = thread
@@ -147,7 +156,10 @@ class Journal:
         self.published: Mapping[Place, Published] = published
         self.subscriptions: Mapping[str, int] = subscriptions
         """QoS by filter, with $share, of the subscriptions that the session at the MQTT broker may have."""
+        self.delayed: Mapping[str, str] = delayed
+        """Groups by topic: where delayed messages wait, or waited when earlier rules were in use."""
         self._received = received
+        self._delayed = delayed
         self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
         """Packet ids of messages that were released, the oldest first."""
         self._published = published
@@ -289,6 +301,14 @@ class Journal:
         gone = [(each,) for each in filters if self._subscriptions.pop(each, None) is not None]
         self._change("DELETE FROM subscriptions WHERE filter = ?", gone)
 
+    # --- delayed messages
+
+    def set_delayed(self, topic: str, group: str) -> None:
+        """Note that delayed messages wait in a topic for a group."""
+        if self._delayed.get(topic) != group:
+            self._delayed[topic] = group
+            self._change("INSERT OR REPLACE INTO delayed VALUES (?, ?)", [(topic, group)])
+
     # --- the file
 
     @property
@@ -392,8 +412,7 @@ def _connect(directory: Path) -> sqlite3.Connection:
         if version == 0:
             database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT")
         elif version == 1:
-            add = "ALTER TABLE received ADD COLUMN is_stored INTEGER NOT NULL DEFAULT 0"
-            database.executescript(f"BEGIN IMMEDIATE; {add}; PRAGMA user_version = {_VERSION}; COMMIT")
+            database.executescript(f"BEGIN IMMEDIATE; {_TO_VERSION_2} PRAGMA user_version = {_VERSION}; COMMIT")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
         # The lock is taken by a write, also by one that changes nothing.
@@ -439,4 +458,5 @@ def _load(database: sqlite3.Connection, thread: ThreadPoolExecutor) -> Journal:
         for row in database.execute("SELECT * FROM passed")
     }
     subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
-    return Journal(database, thread, received, published, passed, subscriptions)
+    delayed: dict[str, str] = dict(database.execute("SELECT topic, grp FROM delayed"))
+    return Journal(database, thread, received, published, passed, subscriptions, delayed)

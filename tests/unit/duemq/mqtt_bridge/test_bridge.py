@@ -18,6 +18,7 @@ from duemq.messages import MessageQueue
 from duemq.mqtt_bridge.bridge import Bridge
 from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.file import parse
+from duemq.mqtt_bridge.rules.model import Rules, RulesError
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.journal import Place, Published, State, open_journal
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -28,6 +29,7 @@ from tests.support.access import USER, signature
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, FakeConnection, failure, success
 from tests.unit.duemq.mqtt_bridge.fakes import CONNACK, CONNACK_311, CONNACK_PRESENT, Peer, peer
+from tests.unit.duemq.test_admin import page
 
 RULES = """
 [delayed]
@@ -390,3 +392,103 @@ async def test_messages_of_rules_that_are_gone_are_released(
         await mqtt_broker.until(packets.PUBLISH, TOLD)
         released = [body for first, body in mqtt_broker.received if first & 0xF0 == packets.PUBREL]
         assert released == ([] if is_served else [b"\0\x47"])
+
+
+DELAYED = '[delayed]\ntopic = "{}"\ngroup = "{}"\n'
+
+
+async def delayed_bridge(broker: FakeBroker, directory: Path, mqtt_broker: Peer, text: str) -> tuple[Bridge, Rules]:
+    """A bridge whose delayed messages wait in T for the group G, and rules with this text."""
+    head = f'nameserver = "{broker.address}"\n[mqtt]\nport = {mqtt_broker.port}\nclient_id = "b"\n'
+    made = parse(head + DELAYED.format("T", "G"), directory / "bridge.toml", {})
+    return Bridge(made, intervals=INTERVALS), parse(head + text, directory / "bridge.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "waiting", "why"),
+    [
+        (DELAYED.format("T", "G"), True, None),
+        ('share = "s"\n', False, None),
+        ('share = "s"\n', True, "5: messages wait in T"),
+        ("", True, "4: messages wait in T"),
+        (DELAYED.format("U", "G"), True, "6: messages wait in T"),
+        (DELAYED.format("U", "H"), False, None),
+        (DELAYED.format("T", "H"), False, "7: the delayed messages in T are those of the group G"),
+        ("[delayed]\nenabled = false\n", True, "6: messages wait in T"),
+    ],
+)
+async def test_new_rules_leave_no_delayed_message_behind(
+    broker: FakeBroker, tmp_path: Path, text: str, waiting: bool, why: str | None
+) -> None:
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    broker.on(RequestCode.LIST_PENDING, page("1") if waiting else page())
+    async with peer() as mqtt_broker:
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, text)
+        task = asyncio.create_task(bridge.run())
+        async with asyncio.timeout(10):
+            await bridge.is_ready.wait()
+        if why is None:
+            await bridge.check_change(rules)
+        else:
+            with pytest.raises(RulesError, match=f"bridge.toml:{why}"):
+                await bridge.check_change(rules)
+        bridge.stop()
+        await task
+
+
+async def test_new_rules_are_not_used_either_while_nobody_knows(broker: FakeBroker, tmp_path: Path) -> None:
+    async with peer() as mqtt_broker:
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("U", "G"))
+        with pytest.raises(RulesError, match=r"bridge.toml:6: RocketMQ does not tell whether messages wait in T"):
+            await bridge.check_change(rules)
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("T", "G"))
+        await bridge.check_change(rules)
+
+
+async def test_delayed_messages_that_are_due_wait_too(broker: FakeBroker, tmp_path: Path) -> None:
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    broker.on(RequestCode.LIST_PENDING, page())
+    await broker.store("T", b"due", text="MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02MQTT_QOS\x011\x02")
+    broker.offsets["G", "T", 0] = 0
+    async with peer() as mqtt_broker:
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("U", "G"))
+        task = asyncio.create_task(bridge.run())
+        [body] = await mqtt_broker.until_carried(1)
+        with pytest.raises(RulesError, match="6: messages wait in T"):
+            await bridge.check_change(rules)
+        mqtt_broker.send(packets.encode_ack(packets.PUBACK, int.from_bytes(body[3:5], "big")))
+        await broker.until(lambda: broker.offsets["G", "T", 0] == 1)
+        await bridge.check_change(rules)
+        bridge.stop()
+        await task
+
+
+async def test_after_a_start_the_log_tells_what_earlier_rules_have_left(
+    broker: FakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = await open_journal(tmp_path / "b.state")
+    journal.set_delayed("Old", "G")
+    await journal.close()
+    for waiting, told in ((page("1"), 1), (page(), 0)):
+        caplog.clear()
+        broker.on(RequestCode.LIST_PENDING, waiting)
+        async with (
+            peer() as mqtt_broker,
+            bridge_with(mqtt_broker, broker, tmp_path, "", DELAYED.format("T", "G")) as running,
+        ):
+            async with asyncio.timeout(10):
+                await running.made.is_ready.wait()
+            _, back = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("Old", "H"))
+            with pytest.raises(RulesError, match=r'bridge.toml:7: .* keep the old one by \[delayed\] group = "G"'):
+                await running.made.check_change(back)
+        assert caplog.text.count("messages wait in Old, and") == told
+        assert caplog.text.count('[delayed] topic = "Old", group = "G"') == told
+    async with (
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", DELAYED.format("T", "H")) as running,
+    ):
+        with pytest.raises(RulesError, match=r'bridge.toml:9: .* keep the old one by \[delayed\] group = "G"'):
+            async with asyncio.timeout(10):
+                await running.task

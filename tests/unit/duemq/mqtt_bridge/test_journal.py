@@ -71,7 +71,9 @@ async def test_what_is_stored_is_known_after_a_start_if_it_was_noted(tmp_path: P
 
 async def test_a_journal_of_version_1_is_read(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as old:
-        tables = module._TABLES.replace(", is_stored INTEGER NOT NULL DEFAULT 0", "")
+        tables = module._TABLES.replace(", is_stored INTEGER NOT NULL DEFAULT 0", "").partition("CREATE TABLE delayed")[
+            0
+        ]
         old.executescript(f"{tables}PRAGMA user_version = 1;")
         old.execute("INSERT INTO received VALUES (1, 'KEY1', X'00', 'T', 'broker-a', 3, 7, 1, 0)")
         old.commit()
@@ -79,6 +81,8 @@ async def test_a_journal_of_version_1_is_read(tmp_path: Path) -> None:
         journal = await open_journal(tmp_path)
         assert journal.received[1].is_stored is is_stored
         journal.note_stored([journal.received[1]])
+        assert journal.delayed == ({"t": "g"} if is_stored else {})
+        journal.set_delayed("t", "g")
         await journal.close()
 
 
