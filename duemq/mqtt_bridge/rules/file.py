@@ -237,10 +237,10 @@ class _Reader:
         """Check the addresses of both sides, the user and the password."""
         mqtt = self._file.mqtt
         with self._at("nameserver"):
-            parse_nameservers(self._file.nameserver)
+            for address in parse_nameservers(self._file.nameserver):
+                _check_host(address.rpartition(":")[0])
         with self._at("mqtt", "host"):
-            if not _HOST.fullmatch(mqtt.host) or any(len(label) > 63 for label in mqtt.host.split(".")):
-                raise ArgumentError(f"{mqtt.host!r} is no host name and no address")
+            _check_host(mqtt.host)
         with self._at("mqtt", "websocket_path"):
             if mqtt.websocket_path is not None and not _PATH.fullmatch(mqtt.websocket_path):
                 raise ArgumentError(
@@ -281,6 +281,9 @@ class _Reader:
 
     def _password(self) -> str | None:
         password = self._given_password()
+        if password is not None and self._file.mqtt.user is None:
+            place = "password" if self._file.mqtt.password is not None else "password_file"
+            raise self._error(("mqtt", place), "a password goes with a user")
         if password is not None and len(password.encode()) > MAX_FIELD_BYTES:
             place = "password" if self._file.mqtt.password is not None else "password_file"
             raise self._error(("mqtt", place), f"the password has more than {MAX_FIELD_BYTES} bytes")
@@ -497,6 +500,12 @@ class _Reader:
                 "broker may deliver their messages twice: make one match all that the other does, or none of it",
             )
         return tuple(found)
+
+
+def _check_host(host: str) -> None:
+    """Raises ArgumentError for a text that is no host name and no address."""
+    if not _HOST.fullmatch(host) or any(len(label) > 63 for label in host.split(".")):
+        raise ArgumentError(f"{host!r} is no host name and no address")
 
 
 def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmq]) -> int:

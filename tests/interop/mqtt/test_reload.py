@@ -107,7 +107,11 @@ async def test_new_rules_do_not_leave_delayed_messages_behind(world: World) -> N
         await client.publish("delayed/2500ms/home/door", "open", qos=2)
         await client.publish("delayed/1ms/home/first", "first", qos=2)
         await take(client, 1)  # so both are with duemq
-        for rules, mqtt in (("", 'share = "s"'), ('[delayed]\ntopic = "Other"', ""), ('[delayed]\ngroup = "other"', "")):
+        for rules, mqtt in (
+            ("", 'share = "s"'),
+            ('[delayed]\ntopic = "Other"', ""),
+            ('[delayed]\ngroup = "other"', ""),
+        ):
             begin = world.bridge.log.stat().st_size
             world.bridge.write(rules, mqtt)
             await world.bridge.logged("the old rules stay", begin)
