@@ -251,11 +251,10 @@ class _Running:
         for topic, group in list(journal.delayed.items()):
             if now is not None and topic == now.topic:
                 continue
-            try:
-                is_any = await self._waiting.is_any(topic)
-            except DueMQError as error:
-                log.debug("nobody knows whether messages wait in %s: %s", topic, error)
-                continue
+            is_any = False
+            with suppress(DueMQError, TimeoutError):
+                async with asyncio.timeout(CHECK):
+                    is_any = await self._waiting.is_any(topic)
             if is_any:
                 log.warning("messages wait in %s, and %s", topic, delayed.left_behind(topic, group))
         if now is not None:
