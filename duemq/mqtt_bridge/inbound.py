@@ -66,6 +66,14 @@ FLOOR_AGE: Final = 60.0
 """Age in seconds from which the known end of a queue is asked for again. The search after a failed send begins there,
 so an old one makes the search long."""
 
+OVERDUE: Final = 0.1
+"""Time after which a message that waits in the bridge counts as overdue, in seconds. Otherwise what comes behind it
+finds it in RocketMQ, as if there were no bridge."""
+MOST_OVERDUE: Final = 10_000
+"""Maximum number of overdue replacements that are remembered."""
+OVERDUE_CHECKS: Final = 500
+"""Maximum number of questions whether RocketMQ has delivered an overdue replacement."""
+
 log = logging.getLogger("duemq.mqtt_bridge")
 
 _FINAL: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
@@ -129,6 +137,8 @@ class FromMqtt:
         self._bound_bytes = rules.connection.receive_maximum_bytes
         self._known: dict[str, tuple[Inbound, Target] | None] = {}
         self._floors: dict[MessageQueue, tuple[int, float]] = {}
+        self._overdue: dict[str, str] = {}
+        """Message ids by key: replacements that were sent after their time, and may not be delivered yet."""
         self._session: Session | None = None
         self._sessions = 0
         """Number of sessions that the MQTT broker has begun, after each loss of the one before."""
@@ -614,10 +624,7 @@ class FromMqtt:
         delay = work.delay
         if delay is None or delay.key is None or delay.recall:
             return False
-        if delay.delay_ms is not None:
-            due = work.at + delay.delay_ms / 1000
-        else:
-            due = ((delay.deliver_at_ms or 0) - self._zero_ms()) / 1000
+        due = self._due(work, delay)
         while True:
             if self._is_superseded_by(self._waiting, work, due, batch):
                 await self._take_waiting(batch)
@@ -633,6 +640,12 @@ class FromMqtt:
         superseder.supersedes.append(work)
         work.is_superseded = True
         return True
+
+    def _due(self, work: Work, delay: Delay) -> float:
+        """Return when a delayed message is due, by the monotonic clock, in seconds."""
+        if delay.delay_ms is not None:
+            return work.at + delay.delay_ms / 1000
+        return ((delay.deliver_at_ms or 0) - self._zero_ms()) / 1000
 
     def _is_superseded_by(self, arrivals: Iterable[Arrival], work: Work, due: float, batch: Batch) -> bool:
         """Return whether one of the messages that wait may supersede a message of a batch."""
@@ -717,6 +730,8 @@ class FromMqtt:
 
     async def _send(self, works: list[Work]) -> None:
         first = works[0]
+        if first.delay is not None and first.delay.key in self._overdue:
+            await self._let_pass(first.delay.key)
         if first.delay is not None and first.delay.recall:
             await self._recall(first, first.delay)
             if first.taken is not None:
@@ -780,7 +795,7 @@ class FromMqtt:
             rest = timedelta(milliseconds=max(0, delay.delay_ms - elapsed_ms))
             if not rest:
                 fields[translation.DUE_AT] = str(self._received_ms(work) + delay.delay_ms)
-        await self._producer.send(
+        result = await self._producer.send(
             self._rules.delayed.topic,
             translation.to_body(publish.payload),
             keys=delay.key or (),
@@ -793,6 +808,20 @@ class FromMqtt:
             # While the producer tries again, nobody looks for a recall or a replacement.
             retries=0 if taken is not None or delay.key is not None else None,
         )
+        if delay.replace and delay.key is not None and self._monotonic() - self._due(work, delay) > OVERDUE:
+            if len(self._overdue) >= MOST_OVERDUE:
+                self._overdue.clear()
+            self._overdue[delay.key] = result.message_id
+
+    async def _let_pass(self, key: str) -> None:
+        """Wait until RocketMQ has delivered an overdue replacement, which waits there for a moment. What was received
+        after its time must not overtake the delivery."""
+        assert self._rules.delayed is not None
+        for _ in range(OVERDUE_CHECKS):
+            if self._closing.is_set() or not await self._recaller.waits(self._rules.delayed.topic, self._overdue[key]):
+                break
+            await asyncio.sleep(self._intervals.first_pause / 10)
+        del self._overdue[key]
 
     async def _recall(self, work: Work, delay: Delay) -> None:
         assert self._rules.delayed is not None

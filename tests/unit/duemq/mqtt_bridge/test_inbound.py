@@ -521,6 +521,24 @@ def producer_bodies(at: Bench) -> list[bytes]:
     return [body for body in at.producer.bodies if body != b"x"]
 
 
+@pytest.mark.parametrize("kind", ["recall", "replace at"])
+async def test_one_that_comes_after_the_time_does_not_overtake_the_delivery(tmp_path: Path, kind: str) -> None:
+    """A message that is overdue when it is sent waits in RocketMQ for a moment, if it is a replacement itself."""
+    async with bench(tmp_path) as at:
+        at.producer.waiting.add("id")
+        batches = [[message(1)], [at_time("replace", 1, 2)], [], [], [at_time(kind, 1, 3)]]
+        await while_rocketmq_is_away(at, batches, 9)
+        async with asyncio.timeout(10):
+            while at.producer.calls.count("waits") < 3:
+                await asyncio.sleep(0)
+        assert (producer_bodies(at), at.recaller.cancelled) == ([b"replace"], [])
+        at.producer.waiting.clear()
+        await at.session.until(3)
+        assert (producer_bodies(at)[1:], at.recaller.cancelled) == (
+            ([], ["a#k"]) if kind == "recall" else ([b"replace at"], [])
+        )
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_if_the_replacement_is_refused_the_message_is_sent(tmp_path: Path, qos: int) -> None:
     refusal = MessageRejectedError(13, "too far ahead", "a")
