@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Final, Protocol
 
 from duemq._net.complaints import Complaints
@@ -191,7 +192,8 @@ class FromMqtt:
             self._receipts.clear()
             for arrival in (*earlier, *self._batch.arrivals):
                 arrival.is_lost = True
-            self._waiting[:0] = earlier
+            # There may be messages of sessions that were lost before, and newer ones of this connection.
+            self._waiting = sorted((*earlier, *self._waiting), key=attrgetter("at"))
         if self._waiting:
             self._arrived.set()
         self._is_accepted.set()
@@ -319,7 +321,7 @@ class FromMqtt:
             Arrival([each for each in arrival.items if isinstance(each, Publish)], arrival.at, None, arrival.is_lost)
             for arrival in (*self._earlier, *self._waiting)
         ]
-        return in_hand + waiting
+        return sorted(in_hand + waiting, key=attrgetter("at"))
 
     # --- a batch
 

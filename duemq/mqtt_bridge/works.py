@@ -148,7 +148,7 @@ def _first(candidates: Sequence[Work], work: Work, due: float) -> Work | None:
     for each in islice(candidates, bisect_right(candidates, work.number, key=_number), None):
         if each.at >= due:
             return None
-        if each.reason == packets.SUCCESS and can_supersede(each.delay, work.delay):
+        if each.at >= work.at and each.reason == packets.SUCCESS and can_supersede(each.delay, work.delay):
             return each
     return None
 

@@ -788,6 +788,31 @@ async def test_what_waits_here_is_sent_when_the_mqtt_broker_has_lost_the_session
         assert at.producer.bodies == [b"first", b"second", b"third", b"second"]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_waits_here_keeps_its_order_over_several_lost_sessions(tmp_path: Path, qos: int) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        for number in range(4):
+            at.inbound.received([message(2, b"%d" % number, qos), message(0, b"%d a" % number, 0)])
+            at.passed.append(1)
+            at.journal.forget_session()
+            session = FakeSession(is_present=False)
+            at.inbound.connected(cast("Any", session))
+            at.inbound.received([message(0, b"%d b" % number, 0)])  # right behind the CONNACK
+            at.connect(session)
+        at.producer.may_go.set()
+        await at.acks(message(9, b"last"))
+        async with asyncio.timeout(10):
+            while len(at.producer.messages) < 14:
+                await asyncio.sleep(0)
+        of_qos = [body for body in producer_bodies(at) if len(body) == 1]
+        of_qos_0 = [body for body in producer_bodies(at) if len(body) == 3]
+        assert of_qos == [b"%d" % number for number in range(4)]
+        assert of_qos_0 == [b"%d %c" % (number, letter) for number in range(4) for letter in b"ab"]
+
+
 async def test_what_waits_here_is_dropped_when_the_mqtt_broker_sends_it_again(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         at.producer.may_go.clear()
