@@ -341,9 +341,12 @@ class FromMqtt:
         self._read_on()
         self._counters.received += len(works)
         self._journal.release(released)
+        to_send = []
         for work in works:
-            work.is_done = self._is_over(work)
-        to_send = [work for work in works if not work.is_done]
+            if self._is_over(work):
+                work.is_done = True
+            else:
+                to_send.append(work)
         # The packet id of a message of a lost session is that of another message now.
         await self._make_rows([work for work in to_send if work.publish.qos == 2 and not work.is_lost])
         batch.will_send([work for work in to_send if not work.is_done])
@@ -366,7 +369,7 @@ class FromMqtt:
         acks: dict[Session, bytearray] = {}
         for work in works:
             qos, session = work.publish.qos, work.arrival.session
-            if qos and session is not None and not work.is_lost:
+            if qos and session is not None and not work.arrival.is_lost:
                 kind = packets.PUBACK if qos == 1 else packets.PUBREC
                 reason = work.reason if self._is_v5 else packets.SUCCESS
                 acks.setdefault(session, bytearray()).extend(encode_ack(kind, work.publish.packet_id, reason))
@@ -605,7 +608,7 @@ class FromMqtt:
                 works += reversed(one.supersedes)
                 for each in one.supersedes:
                     each.is_superseded = False
-                one.supersedes = []
+                one.supersedes = ()
             elif not one.is_superseded:
                 self._drop_superseded(one)
 
@@ -639,7 +642,7 @@ class FromMqtt:
         superseder = batch.superseder(work, due)
         if superseder is None:
             return False
-        superseder.supersedes.append(work)
+        superseder.supersedes += (work,)
         work.is_superseded = True
         return True
 
@@ -751,7 +754,7 @@ class FromMqtt:
     async def _send_plain(self, works: list[Work]) -> None:
         zero_ms, taken = self._zero_ms(), works[0].taken
         queue, retries = (None, None) if taken is None else (taken.queue, 0)
-        messages = [self._message(work, round(zero_ms + work.at * 1000)) for work in works]
+        messages = [self._message(work, round(zero_ms + work.arrival.at * 1000)) for work in works]
         if len(messages) > 1 or len(messages[0].body) < SINGLE_FROM_BYTES:
             results = await self._producer.send_batch(messages, queue=queue, retries=retries)
             last = results[-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from duemq.mqtt_bridge.rules.model import Delay, Target
@@ -42,8 +42,6 @@ class Work:
 
     publish: Publish
     arrival: Arrival
-    number: int
-    """Its place in its batch."""
     target: Target | None = None
     delay: Delay | None = None
     taken: Taken | None = None
@@ -56,8 +54,10 @@ class Work:
     """Whether RocketMQ has it, or nobody has to send it (any more)."""
     is_superseded: bool = False
     """Whether it is in `supersedes` of another one."""
-    supersedes: list[Work] = field(default_factory=list)
+    supersedes: tuple[Work, ...] = ()
     """Messages that are not sent if this one is not refused."""
+    number: int = 0
+    """Its place among the messages of its batch, if it has a key."""
     reason: int = packets.SUCCESS
     """Reason code of the acknowledgement."""
 
@@ -99,17 +99,18 @@ class Batch:
         begin = len(self.works)
         self.arrivals += arrivals
         self.works += [
-            Work(each, arrival, 0) for arrival in arrivals for each in arrival.items if isinstance(each, Publish)
+            Work(each, arrival) for arrival in arrivals for each in arrival.items if isinstance(each, Publish)
         ]
         return self.works[begin:]
 
     def will_send(self, works: Sequence[Work]) -> None:
         """Add those of `works` that are to be sent, behind all others."""
-        for work in works:
-            work.number = len(self.to_send)
-            self.to_send.append(work)
+        begin = len(self.to_send)
+        self.to_send += works
+        for number, work in enumerate(works, begin):
             if work.delay is None or work.delay.key is None:
                 continue
+            work.number = number
             work.is_repeated = self.repeats(work.publish)
             if work.publish.qos:
                 self._packet_ids.add(work.publish.packet_id)
