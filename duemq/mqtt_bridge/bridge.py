@@ -350,7 +350,8 @@ class _Running:
             finally:
                 self._is_connected = False
                 self._update_ready()
-                self._window.disconnected()
+                if self._window.disconnected():
+                    failures = 0  # it goes on, though a message may have the connection closed each time
             if not self._has_to_leave.is_set():
                 failures += 1
                 self._complaints.raise_(_MQTT, why)

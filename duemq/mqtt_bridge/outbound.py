@@ -212,8 +212,10 @@ class Window:
         unknown = (each for each in range(1, packets.MAX_PACKET_IDS + 1) if each not in known)
         session.send(b"".join(encode_ack(packets.PUBREL, each) for each in unknown))
 
-    def disconnected(self) -> None:
-        """Take no messages until there is a connection again."""
+    def disconnected(self) -> bool:
+        """Take no messages until there is a connection again. Return whether the MQTT broker took messages over the
+        last one."""
+        has_taken = self._session is not None and self._has_taken
         if self._session is not None:
             if self._on_way and not self._has_taken:
                 self._may_be_full = True
@@ -221,6 +223,7 @@ class Window:
         self._session = None
         self._released.clear()
         self._update_room()
+        return has_taken
 
     def _look_for_culprit(self) -> None:
         """After a lost connection, decide whether messages are sent one at a time, or a single one is refused."""

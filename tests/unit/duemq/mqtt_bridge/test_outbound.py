@@ -126,6 +126,19 @@ async def test_without_a_connection_there_is_no_room_and_what_is_sent_waits(jour
     assert bench.shown() == ["1", "2"]
 
 
+async def test_a_connection_that_took_messages_is_told(journal: Journal) -> None:
+    """Then the next one is made at once: other messages may stand before one that has the connection closed."""
+    bench = Bench(journal)
+    assert not bench.window.disconnected()
+    await bench.connect(session())
+    bench.send(1, 2, qos=1)
+    assert not bench.window.disconnected()
+    await bench.connect(session())
+    bench.window.received([Ack(PUBACK, 1)])
+    assert bench.window.disconnected()
+    assert not bench.window.disconnected()
+
+
 async def test_after_a_lost_connection_all_is_sent_again_in_its_order(journal: Journal) -> None:
     bench = Bench(journal)
     await bench.connect(session(most=4))
