@@ -63,10 +63,10 @@ EMQX = {"$delayed/15/x/y": 15, "$delayed/60/a/b": 60, "$delayed/3600/$SYS/topic"
 
 async def test_the_examples_of_emqxs_documentation(world: World) -> None:
     """Nobody waits for an hour: duemq tells when each is due, and delivers them before. Mosquitto lets no client
-    publish to $SYS, which the bridge tells."""
+    publish to $SYS, and may close the connection, so the bridge's report may be lost, but it is in the log."""
     await world.start(RULES)
     async with world.client() as client, Admin(world.broker.nameserver) as admin:
-        for plain in ("x/y", "a/b", REFUSED):
+        for plain in ("x/y", "a/b"):
             await client.subscribe(plain, qos=1)
         begun = time.time_ns() // 1_000_000
         for topic in EMQX:
@@ -77,8 +77,8 @@ async def test_the_examples_of_emqxs_documentation(world: World) -> None:
         for due, delay in zip(sorted(each.due_time_ms for each in waiting), EMQX.values(), strict=True):
             assert begun + delay * 1000 <= due <= ended + delay * 1000
         await admin.deliver_now(topic="MQTT_DELAYED_bridge", end=time.time() + 7200)
-        found = {message.topic.value: bytes(message.payload) for message in await take(client, 3, without=())}
-    assert b"reason code 0x87" in found.pop(REFUSED)
+        found = {message.topic.value: message.payload for message in await take(client, 2)}
+        await world.bridge.logged("reason code 0x87")
     assert found == {"x/y": b"$delayed/15/x/y", "a/b": b"$delayed/60/a/b"}
 
 
