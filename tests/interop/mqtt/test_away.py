@@ -212,6 +212,8 @@ async def test_duemq_is_away_for_a_minute_under_load(world: World, qos: int) -> 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_mosquitto_is_away_for_a_minute_under_load(world: World, qos: int) -> None:
+    """Mosquitto 2.0.11 may give a subscriber messages twice that were on their way to it when it was stopped, also with
+    QoS 2. So what the bridge has published is counted with QoS 2, and not what the subscriber got."""
     await world.start(RULES.replace("qos = 1", f"qos = {qos}"))
     found: Counter[int] = Counter()
     progress = asyncio.Event()
@@ -246,5 +248,9 @@ async def test_mosquitto_is_away_for_a_minute_under_load(world: World, qos: int)
     await world.bridge.stop()
     listening.cancel()
     report(found, acknowledged, 1)
-    if qos == 2:
-        assert {number: times for number, times in found.items() if times > 1} == {}, "twice"
+    async with world.client() as client:
+        await client.subscribe(f"{STATUS}/counters")
+        [told] = await take(client, 1, without=())
+    published = json.loads(bytes(told.payload))["published"]
+    count = len(await world.all_messages("Out"))
+    assert (published == count) if qos == 2 else (published >= count)
