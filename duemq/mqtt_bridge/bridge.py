@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
@@ -20,16 +21,17 @@ from duemq._values.checks import MAX_BODY_BYTES
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import DueMQError
+from duemq.messages import RETRY_PREFIX
 from duemq.mqtt_bridge import delayed
+from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.clients import Clients
 from duemq.mqtt_bridge.inbound import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
-from duemq.mqtt_bridge.receipts import Receipts
 from duemq.mqtt_bridge.rules.fields import encoded_name
-from duemq.mqtt_bridge.rules.model import Outbound, Rules, Subscription
+from duemq.mqtt_bridge.rules.model import Outbound, Rules, RulesError, Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
-from duemq.mqtt_bridge.session.journal import Journal, State, open_journal
+from duemq.mqtt_bridge.session.journal import Journal, Place, State, open_journal
 from duemq.mqtt_bridge.session.packet_ids import PacketIds
 from duemq.mqtt_bridge.session.packets import Ack, Publish
 from duemq.mqtt_bridge.status import OFFLINE, Status
@@ -38,6 +40,8 @@ PACKET_BYTES: Final = MAX_BODY_BYTES + packets.HEAD_OF_LARGE
 """Maximum size of a packet that is kept whole, in bytes. The payload of larger ones is more than RocketMQ takes."""
 COUNTERS_EVERY: Final = 10.0
 """Seconds between two reports of the counters."""
+CHECK: Final = 5.0
+"""Maximum time for the question whether delayed messages wait, in seconds."""
 FINISH: Final = 5.0
 """Maximum time for the messages on their way when the bridge is stopped, in seconds."""
 MAX_REPORTED_NAME: Final = 64
@@ -49,33 +53,56 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class Bridge:
     """One bridge with one set of rules: `run` works until `stop` is called, or it is cancelled.
 
-    `receipts`: those of the same session at the MQTT broker, of earlier rules. `is_ready` is set while the bridge is
-    connected on both sides and the MQTT broker has acknowledged its subscriptions.
+    `carried`: what the bridge with the rules before has left, and when `run` has returned, what this one leaves.
+    `is_ready` is set while the bridge is connected on both sides and the MQTT broker has accepted its subscriptions.
     """
 
     def __init__(
         self,
         rules: Rules,
         *,
-        receipts: Receipts | None = None,
+        carried: Carried | None = None,
         intervals: Intervals | None = None,
         clock: Clock = now_ms,
     ) -> None:
         self._rules = rules
-        self._receipts = receipts if receipts is not None else Receipts()
+        self._carried = carried if carried is not None else Carried()
         self._intervals = intervals or Intervals()
         self._clock = clock
         self._stopped = asyncio.Event()
-        self.status = Status(rules.status_topic, clock)
+        self._running: _Running | None = None
+        self.status = Status(rules.status_topic, clock, self._carried.counters)
         self.is_ready = asyncio.Event()
 
     def stop(self) -> None:
         """Have `run` finish the messages on their way and return."""
         self._stopped.set()
 
+    async def check_change(self, rules: Rules) -> None:
+        """Check that new rules neither leave delayed messages behind nor publish them again. Raises RulesError."""
+        old, new = self._rules.delayed, rules.delayed
+        if old is None:
+            return
+        known = self._running.delayed_groups if self._running is not None else {}
+        delayed.check_group(rules, {**known, old.topic: old.group})
+        if new is not None and new.topic == old.topic:
+            return
+        is_any: bool | None = None
+        why = f"messages wait in {old.topic}"
+        with suppress(DueMQError, TimeoutError):
+            async with asyncio.timeout(CHECK):
+                is_any = await self._running.is_any_delayed() if self._running is not None else None
+        if is_any is None:
+            why = f"RocketMQ does not tell whether messages wait in {old.topic}"
+        elif not is_any:
+            return
+        what = delayed.left_behind(old.topic, old.group)
+        raise RulesError(f"{rules.file}:{rules.delayed_topic_line}: {why}, and {what}")
+
     async def run(self) -> None:
-        """Work until stopped. Raises JournalError if the journal cannot be opened or written, and ArgumentError if
-        RocketMQ's clients cannot be made with these rules."""
+        """Work until stopped. Raises JournalError if the journal cannot be opened or written, ArgumentError if
+        RocketMQ's clients cannot be made with these rules, and RulesError if they would publish delayed messages
+        again."""
         clients = Clients(
             self._rules,
             waiting=lambda: self.status.set_online(False),
@@ -84,18 +111,19 @@ class Bridge:
         )
         journal = await open_journal(self._rules.connection.state_directory)
         try:
+            delayed.check_group(self._rules, journal.delayed)
             async with clients:
-                running = _Running(
+                self._running = _Running(
                     self._rules,
                     journal,
                     clients,
-                    self._receipts,
+                    self._carried,
                     self.status,
                     self.is_ready,
                     self._intervals,
                     self._clock,
                 )
-                await running.run(self._stopped)
+                await self._running.run(self._stopped)
         finally:
             await journal.close()
 
@@ -113,7 +141,7 @@ class _Running:
         rules: Rules,
         journal: Journal,
         clients: Clients,
-        receipts: Receipts,
+        carried: Carried,
         status: Status,
         is_ready: asyncio.Event,
         intervals: Intervals,
@@ -122,6 +150,7 @@ class _Running:
         self._rules = rules
         self._journal = journal
         self._clients = clients
+        self._carried = carried
         self._status = status
         self._is_ready = is_ready
         self._intervals = intervals
@@ -129,26 +158,35 @@ class _Running:
         self._name = rules.connection.share or rules.connection.client_id
         self._ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
         self._window = Window(
-            most=rules.connection.max_in_flight, journal=journal, ids=self._ids, finished=self._share_out
+            most=rules.connection.max_in_flight,
+            journal=journal,
+            ids=self._ids,
+            comes_again=_comes_again(rules),
+            finished=self._share_out,
         )
+        self._waiting = delayed.Waiting(clients.admin)
         self._inbound = FromMqtt(
             rules,
             bridge=self._name,
             producer=clients.producer,
-            recaller=delayed.Waiting(clients.admin),
+            recaller=self._waiting,
             journal=journal,
-            receipts=receipts,
+            receipts=carried.receipts,
             status=status,
+            waiting=carried.waiting,
             intervals=intervals,
             clock=clock,
         )
+        carried.waiting = []
         self._outbound: dict[str, ToMqtt] = {}
         """By group: the rules whose consumers are started."""
         self._complaints = Complaints(log)
         self._started = asyncio.Event()
         """Whether all of RocketMQ's clients are started, and the brokers have accepted the account."""
         self._is_connected = False
-        """Whether the MQTT broker has acknowledged the subscriptions."""
+        """Whether the MQTT broker has answered to the subscriptions."""
+        self._refused: dict[str, Subscription] = {}
+        """The subscriptions that the MQTT broker has refused, by filter with $share."""
         self._has_to_leave = asyncio.Event()
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -180,8 +218,10 @@ class _Running:
                 if not self._is_connected:
                     session.cancel()
                 await asyncio.wait((session,), timeout=FINISH)
-                self._inbound.left()
-                for task in (session, taking, starting, *others):
+                taking.cancel()
+                await asyncio.wait((taking,))
+                self._carried.waiting = self._inbound.left()
+                for task in (session, starting, *others):
                     task.cancel()
             for each in self._outbound.values():
                 await each.settle()
@@ -197,12 +237,46 @@ class _Running:
         all_rules = [(rule, False) for rule in rules.outbound]
         if rules.delayed is not None:
             all_rules.append((delayed.as_outbound(rules.delayed), True))
+        await self._look_back()
         async with asyncio.TaskGroup() as tasks:
             for rule, is_delayed in all_rules:
                 publishing = self._publish(rule, len(all_rules), is_delayed=is_delayed)
                 tasks.create_task(publishing, name=f"duemq to MQTT {rule.topic}")
             if not all_rules:
                 self._set_started()
+
+    async def _look_back(self) -> None:
+        """Note where delayed messages wait, and tell of those that earlier rules have left elsewhere."""
+        journal, now = self._journal, self._rules.delayed
+        for topic, group in list(journal.delayed.items()):
+            if now is not None and topic == now.topic:
+                continue
+            is_any = False
+            with suppress(DueMQError, TimeoutError):
+                async with asyncio.timeout(CHECK):
+                    is_any = await self._waiting.is_any(topic)
+            if is_any:
+                log.warning("messages wait in %s, and %s", topic, delayed.left_behind(topic, group))
+        if now is not None:
+            journal.set_delayed(now.topic, now.group)
+        await journal.saved()
+
+    @property
+    def delayed_groups(self) -> Mapping[str, str]:
+        """The groups of topics in which delayed messages wait or waited."""
+        return self._journal.delayed
+
+    async def is_any_delayed(self) -> bool | None:
+        """Return whether delayed messages wait, or are due and not published yet; None before RocketMQ has been
+        reached. Raises the errors of the clients."""
+        rule = self._rules.delayed
+        if rule is None:
+            return False
+        if rule.group not in self._outbound:
+            return None
+        return await self._waiting.is_any(rule.topic) or await self._outbound[rule.group].is_behind(
+            self._clients.producer.end_offset
+        )
 
     async def _publish(self, rule: Outbound, rules: int, *, is_delayed: bool) -> None:
         """Carry the messages of one of so many rules."""
@@ -230,7 +304,7 @@ class _Running:
         self._update_ready()
 
     def _update_ready(self) -> None:
-        if self._is_connected and self._started.is_set():
+        if self._is_connected and self._started.is_set() and not self._refused:
             self._is_ready.set()
             log.info("online: connected to the MQTT broker and to RocketMQ")
         else:
@@ -276,7 +350,8 @@ class _Running:
             finally:
                 self._is_connected = False
                 self._update_ready()
-                self._window.disconnected()
+                if self._window.disconnected():
+                    failures = 0  # it goes on, though a message may have the connection closed each time
             if not self._has_to_leave.is_set():
                 failures += 1
                 self._complaints.raise_(_MQTT, why)
@@ -289,6 +364,7 @@ class _Running:
         await self._window.connected(session)
         await self._subscribe(session)
         self._window.subscribed()
+        self._status.set_refused(self._refused)
         self._status.connected(session)
         self._is_connected = True
         log.info("connected to the MQTT broker; the session was %s", "kept" if session.is_present else "new")
@@ -323,28 +399,51 @@ class _Running:
 
     async def _make_subscription(self, session: Session, topic: str, subscription: Subscription) -> None:
         refused = await session.subscribe_to(topic, subscription)
+        what = f"the subscription to {topic!r}"
         if refused is not None:
-            log.error("the MQTT broker refuses the subscription to %r: %s", topic, refused)
+            self._refused[topic] = subscription
+            self._complaints.raise_(what, f"the MQTT broker refuses it: {refused}")
             return
+        self._refused.pop(topic, None)
+        self._complaints.resolve(what)
         self._journal.subscribe(topic, subscription.qos)
 
     async def _end_subscription(self, session: Session, topic: str) -> None:
         await session.unsubscribe_from(topic)
         self._journal.forget_subscriptions([topic])
 
+    async def _insist_on_subscriptions(self, session: Session) -> None:
+        """Try the refused subscriptions again until the MQTT broker accepts them all. Raises MqttConnectionError and
+        JournalError."""
+        failures = 0
+        while self._refused:
+            failures += 1
+            await asyncio.sleep(self._intervals.pause(failures))
+            await asyncio.gather(
+                *(self._make_subscription(session, topic, each) for topic, each in list(self._refused.items()))
+            )
+            await self._journal.saved()
+            self._status.set_refused(self._refused)
+            self._update_ready()
+
     async def _lost_or_leaving(self, session: Session) -> str:
-        """Wait for the end of a connection; return its reason."""
+        """Wait for the end of a connection; return its reason. Raises MqttConnectionError and JournalError."""
         lost = asyncio.create_task(session.wait_lost())
         leaving = asyncio.create_task(self._has_to_leave.wait())
+        insisting = asyncio.create_task(self._insist_on_subscriptions(session))
         try:
-            await asyncio.wait((lost, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((lost, leaving, insisting), return_when=asyncio.FIRST_COMPLETED)
+            if insisting.done():
+                insisting.result()
+                await asyncio.wait((lost, leaving), return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
                 return lost.result()
             self._status.leaving()
             return "the bridge ends"
         finally:
-            lost.cancel()
-            leaving.cancel()
+            for task in (lost, leaving, insisting):
+                task.cancel()
+            await asyncio.wait((insisting,))
 
     def _received(self, items: list[Publish | Ack]) -> None:
         if all(isinstance(each, Publish) for each in items):
@@ -370,6 +469,19 @@ class _Running:
                 await self._clients.admin.report_bridge(name, asdict(self._status.counters))
             except DueMQError as error:
                 log.debug("the counters could not be reported to the brokers: %s", error)
+
+
+def _comes_again(rules: Rules) -> Callable[[Place], bool]:
+    """Return a function that tells whether a rule with QoS 2 reads the message at a place."""
+    groups = {rule.group: rule.topic for rule in rules.outbound if rule.qos == 2}
+    if rules.delayed is not None and rules.delayed.qos == 2:
+        groups[rules.delayed.group] = rules.delayed.topic
+
+    def comes_again(place: Place) -> bool:
+        topic = groups.get(place.group)
+        return topic is not None and place.queue.topic in (topic, RETRY_PREFIX + place.group)
+
+    return comes_again
 
 
 def _first(error: BaseException) -> BaseException:

@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ import click
 from duemq._values.times import now_ms
 from duemq.cli.shared import fail
 from duemq.errors import DueMQError
-from duemq.mqtt_bridge.receipts import Receipts
+from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 
 RELOAD_EVERY: Final = 1.0
@@ -148,14 +147,14 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
     if until_input_ends:
         stop_when_input_ends(0 if sys.stdin is not None else None, stopped)
     watch = _Watch(path, rules)
-    receipts = Receipts()
+    carried = Carried()
     session = _session_of(rules)
     found: Rules | None = rules
     while found is not None:
         if _session_of(found) != session:
             session = _session_of(found)
-            receipts.clear()
-        found = await _run_until_changed(found, receipts, stopped, lambda: watch.changed(reload))
+            carried.receipts.clear()
+        found = await _run_until_changed(found, carried, stopped, watch, reload)
 
 
 def _session_of(rules: Rules) -> tuple[str, int, str]:
@@ -165,19 +164,27 @@ def _session_of(rules: Rules) -> tuple[str, int, str]:
 
 
 async def _run_until_changed(
-    rules: Rules, receipts: Receipts, stopped: asyncio.Event, changed: Callable[[], Rules | None]
+    rules: Rules, carried: Carried, stopped: asyncio.Event, watch: _Watch, reload: asyncio.Event
 ) -> Rules | None:
     """Run a bridge until a signal or new rules end it; return the new rules, or None after a signal."""
     from duemq.mqtt_bridge.bridge import Bridge
 
-    bridge = Bridge(rules, receipts=receipts)
+    bridge = Bridge(rules, carried=carried)
     running = asyncio.create_task(bridge.run(), name="duemq bridge")
     found: Rules | None = None
     stopping = asyncio.create_task(stopped.wait())
     while found is None and not running.done() and not stopped.is_set():
         await asyncio.wait((running, stopping), timeout=RELOAD_EVERY, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and not stopped.is_set():
-            found = await asyncio.to_thread(changed)
+            found = await asyncio.to_thread(watch.changed, reload)
+        if found is not None and not running.done():
+            try:
+                await bridge.check_change(found)
+            except RulesError as error:
+                log.error("%s; the old rules stay", error)
+                found = None
+    if found is not None:
+        watch.use(found)
     bridge.stop()
     stopping.cancel()
     try:
@@ -199,9 +206,8 @@ class _Watch:
         self._seen = self._state()
 
     def changed(self, reload: asyncio.Event) -> Rules | None:
-        """Return the new rules, which the bridge has to use from now on, if the file has changed, or None. Wrong ones
-        are logged once, and so are those whose `state` cannot be used. If `reload` is set, the file is read even if it
-        has not changed."""
+        """Return the new rules if the file has changed, or None. Wrong ones are logged once, and so are those whose
+        `state` cannot be used. If `reload` is set, the file is read even if it has not changed."""
         from duemq.mqtt_bridge.rules.file import read
 
         state = self._state()
@@ -211,14 +217,16 @@ class _Watch:
         self._seen = state
         try:
             found = read(self._path)
-            directory = os.path.realpath(found.connection.state_directory)
-            if directory != self._directory:
+            if os.path.realpath(found.connection.state_directory) != self._directory:
                 _try_state(self._path, found)
         except RulesError as error:
             log.error("%s; the old rules stay", error)
             return None
-        self._directory = directory
         return found
+
+    def use(self, rules: Rules) -> None:
+        """Note that the bridge uses new rules from now on."""
+        self._directory = os.path.realpath(rules.connection.state_directory)
 
     def _state(self) -> tuple[int, int, int] | None:
         with suppress(OSError):

@@ -7,12 +7,14 @@ publish.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from duemq.admin import Admin
 from duemq.errors import ArgumentError
 from duemq.messages import ReceivedMessage
 from duemq.mqtt_bridge import translation
 from duemq.mqtt_bridge.rules.filters import check_topic
-from duemq.mqtt_bridge.rules.model import Delayed, Outbound, QoS, TemplateError
+from duemq.mqtt_bridge.rules.model import Delayed, Outbound, QoS, Rules, RulesError, TemplateError
 from duemq.pending import ChangeResult
 
 
@@ -28,12 +30,39 @@ class Waiting:
         changes = await self._admin.cancel(topic=topic, key=key)
         return changes.counts.get(ChangeResult.CANCELLED, 0)
 
+    async def is_any(self, topic: str) -> bool:
+        """Return whether any message waits for a topic. Raises the errors of `Admin.pending`."""
+        async for _ in self._admin.pending(topic):
+            return True
+        return False
+
     async def waits(self, topic: str, message_id: str) -> bool:
         """Return whether a message waits for a topic. Raises the errors of `Admin.pending`."""
         async for message in self._admin.pending(topic, key=message_id):
             if message.message_id == message_id:
                 return True
         return False
+
+
+def check_group(rules: Rules, known: Mapping[str, str]) -> None:
+    """Check that the topic of delayed messages keeps its group: another one would publish those of the last days again.
+    `known`: groups by topic, of earlier rules. Raises RulesError."""
+    found = rules.delayed
+    group = known.get(found.topic) if found is not None else None
+    if found is not None and group is not None and group != found.group:
+        raise RulesError(
+            f"{rules.file}:{rules.delayed_group_line}: the delayed messages in {found.topic} are those of the group "
+            f"{group}; {found.group} would publish those of the last days again: keep the old one by [delayed] "
+            f'group = "{group}", or give another topic as well'
+        )
+
+
+def left_behind(topic: str, group: str) -> str:
+    """Return what to do about messages that wait in a topic which the rules no longer name."""
+    return (
+        f'they are published only while the rules name both: [delayed] topic = "{topic}", group = "{group}"; '
+        "give these names until none waits (duemq pending list)"
+    )
 
 
 def as_outbound(delayed: Delayed) -> Outbound:

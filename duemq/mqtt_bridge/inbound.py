@@ -9,7 +9,11 @@ Delays and expiry count from the time at which the bridge first read a message, 
 also if the MQTT broker sends it again over a new connection.
 
 QoS 2 is exactly once: before a message is sent, the journal has its unique key, its queue, and an offset of this queue
-before which the message cannot lie. After a failed send, the bridge looks in the queue before it sends again.
+before which the message cannot lie. After a failed send, the bridge looks in the queue before it sends again. The
+journal also has which delayed messages are stored and which recalls are done: a message that was cancelled or replaced
+since is found nowhere, and a recall must not cancel what came after it.
+
+A delayed message that a later one supersedes is not sent (`works`).
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Final, Protocol
 
 from duemq._net.complaints import Complaints
@@ -47,6 +52,7 @@ from duemq.mqtt_bridge.session.client import Session
 from duemq.mqtt_bridge.session.journal import Journal, Taken
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack
 from duemq.mqtt_bridge.status import Status
+from duemq.mqtt_bridge.works import Arrival, Batch, Work, can_supersede
 from duemq.producer import Producer
 
 BATCH_BYTES: Final = 131_072
@@ -60,6 +66,14 @@ KNOWN_TOPICS: Final = 10_000
 FLOOR_AGE: Final = 60.0
 """Age in seconds from which the known end of a queue is asked for again. The search after a failed send begins there,
 so an old one makes the search long."""
+
+OVERDUE: Final = 0.1
+"""Time after which a message that waits in the bridge counts as overdue, in seconds. Otherwise what comes behind it
+finds it in RocketMQ, as if there were no bridge."""
+MOST_OVERDUE: Final = 10_000
+"""Maximum number of overdue replacements that are remembered."""
+OVERDUE_CHECKS: Final = 500
+"""Maximum number of questions whether RocketMQ has delivered an overdue replacement."""
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
@@ -81,42 +95,12 @@ class _LeavingError(Exception):
     """The bridge ends while RocketMQ is away."""
 
 
-@dataclass(slots=True)
-class _Arrival:
-    """The packets of one read of the socket."""
-
-    items: Sequence[Publish | Ack]
-    at: float
-    """Time of the read, by the monotonic clock, in seconds; of a message that was sent again, of the first read."""
-    is_lost: bool = False
-    """Whether the MQTT broker has lost the session over which they came. It sends none of them again, and takes an
-    acknowledgement for that of another message."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """A message on its way to RocketMQ."""
-
-    publish: Publish
-    at: float
-    is_lost: bool
-    """These two as of its `_Arrival`."""
-    target: Target | None = None
-    delay: Delay | None = None
-    taken: Taken | None = None
-    """Its row in the journal; None without QoS 2."""
-    is_new: bool = True
-    """Whether it was never sent before. Otherwise RocketMQ may have it."""
-    reason: int = packets.SUCCESS
-    """Reason code of the acknowledgement."""
-
-
 class FromMqtt:
     """Sends the messages of one bridge to RocketMQ.
 
     `bridge`: the bridge's name in the properties of messages; `receipts`: those of the session at the MQTT broker, of
-    earlier rules too. A session calls `received`; `run` sends until it is
-    cancelled. `monotonic` is in seconds.
+    earlier rules too; `waiting`: messages that earlier rules have left. A session calls `received`; `run` sends until
+    it is cancelled. `monotonic` is in seconds.
     """
 
     def __init__(
@@ -129,6 +113,7 @@ class FromMqtt:
         journal: Journal,
         receipts: Receipts,
         status: Status,
+        waiting: Sequence[Arrival] = (),
         intervals: Intervals,
         clock: Clock,
         monotonic: Callable[[], float] = time.monotonic,
@@ -153,13 +138,15 @@ class FromMqtt:
         self._bound_bytes = rules.connection.receive_maximum_bytes
         self._known: dict[str, tuple[Inbound, Target] | None] = {}
         self._floors: dict[MessageQueue, tuple[int, float]] = {}
+        self._overdue: dict[str, str] = {}
+        """Message ids by key: replacements that were sent after their time, and may not be delivered yet."""
         self._session: Session | None = None
         self._sessions = 0
         """Number of sessions that the MQTT broker has begun, after each loss of the one before."""
-        self._waiting: list[_Arrival] = []
-        self._earlier: list[_Arrival] = []
+        self._waiting = list(waiting)
+        self._earlier: list[Arrival] = []
         """Messages with QoS 1 and 2 of lost connections, until it is known whether the MQTT broker sends them again."""
-        self._in_hand: Sequence[_Arrival] = ()
+        self._batch = Batch()
         """The batch that is being sent, until it is acknowledged."""
         self._waiting_count = 0
         self._waiting_bytes = 0
@@ -167,6 +154,10 @@ class FromMqtt:
         self._batch_bytes = 0
         """Size of the messages that are being sent to RocketMQ."""
         self._arrived = asyncio.Event()
+        if self._waiting:
+            self._arrived.set()
+        self._is_accepted = asyncio.Event()
+        """Whether the MQTT broker has accepted the present connection, or the bridge ends."""
         self._has_forgotten = asyncio.Event()
         self._closing = asyncio.Event()
         self._is_paused = False
@@ -174,8 +165,9 @@ class FromMqtt:
     def connected(self, session: Session) -> None:
         """Begin with a new connection, which the MQTT broker has not accepted yet."""
         self._session = session
+        self._is_accepted.clear()
         self._is_paused = False
-        self._note(self._in_hand)
+        self._note(self._batch.arrivals)
         self._note(self._waiting)
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:
@@ -188,7 +180,7 @@ class FromMqtt:
                 (self._earlier, [each for each in publishes if each.qos]),
             ):
                 if items:
-                    kept.append(_Arrival(items, arrival.at))
+                    kept.append(Arrival(items, arrival.at, arrival.session))
         self._count_waiting()
 
     def accepted(self, *, is_present: bool) -> None:
@@ -198,11 +190,13 @@ class FromMqtt:
         if not is_present:
             self._sessions += 1
             self._receipts.clear()
-            for arrival in (*earlier, *self._in_hand):
+            for arrival in (*earlier, *self._batch.arrivals):
                 arrival.is_lost = True
-            self._waiting[:0] = earlier
-            if earlier:
-                self._arrived.set()
+            # There may be messages of sessions that were lost before, and newer ones of this connection.
+            self._waiting = sorted((*earlier, *self._waiting), key=attrgetter("at"))
+        if self._waiting:
+            self._arrived.set()
+        self._is_accepted.set()
         self._count_waiting()
         self._read_on()
 
@@ -234,11 +228,11 @@ class FromMqtt:
             self._waiting += self._arrivals(kept)
             self._arrived.set()
 
-    def _arrivals(self, items: list[Publish | Ack]) -> list[_Arrival]:
-        now = self._monotonic()
+    def _arrivals(self, items: list[Publish | Ack]) -> list[Arrival]:
+        now, session = self._monotonic(), self._session
         if not self._receipts:
-            return [_Arrival(items, now)]
-        found: list[_Arrival] = []
+            return [Arrival(items, now, session)]
+        found: list[Arrival] = []
         new: list[Publish | Ack] = []
         for each in items:
             receipt = self._receipts.take(each) if isinstance(each, Publish) and each.qos else None
@@ -247,14 +241,14 @@ class FromMqtt:
                 continue
             assert isinstance(each, Publish)
             if new:
-                found.append(_Arrival(new, now))
+                found.append(Arrival(new, now, session))
                 new = []
-            found.append(_Arrival([receipt.restored(each)], receipt.at))
+            found.append(Arrival([receipt.restored(each)], receipt.at, session))
         if new:
-            found.append(_Arrival(new, now))
+            found.append(Arrival(new, now, session))
         return found
 
-    def _note(self, arrivals: Iterable[_Arrival]) -> None:
+    def _note(self, arrivals: Iterable[Arrival]) -> None:
         """Keep the times of messages that the MQTT broker sends again, since they get no acknowledgement."""
         self._receipts.note(
             (
@@ -289,20 +283,14 @@ class FromMqtt:
         while not self._closing.is_set():
             await self._arrived.wait()
             self._arrived.clear()
-            batch, self._waiting = self._waiting, []
-            self._in_hand = batch
-            self._batch_bytes = sum(
-                each.size for arrival in batch for each in arrival.items if isinstance(each, Publish)
-            )
-            self._count_waiting()
-            self._read_on()
-            if batch and self._session is not None and not self._closing.is_set():
-                session = self._session
+            if self._waiting and self._session is not None and not self._closing.is_set():
                 with suppress(_LeavingError):
-                    await self._handle(batch, session)
-                    if session.is_lost and session is self._session:
-                        self._note(batch)  # the acknowledgements did not arrive
-                    self._in_hand = ()
+                    await self._handle(self._batch)
+                    session = self._session
+                    if session.is_lost:
+                        # The acknowledgements did not arrive.
+                        self._note(each for each in self._batch.arrivals if each.session is session)
+                    self._batch = Batch()
             self._batch_bytes = 0
             self._read_on()
 
@@ -319,49 +307,78 @@ class FromMqtt:
         """Begin no further batch: messages that are not acknowledged stay with the MQTT broker."""
         self._closing.set()
         self._arrived.set()
+        self._is_accepted.set()
 
-    def left(self) -> None:
-        """Keep the times of the messages that have no acknowledgement, when the session has been left."""
-        self._note(self._in_hand)
+    def left(self) -> list[Arrival]:
+        """When `run` has ended and the session has been left, keep the times of the messages that have no
+        acknowledgement. Return the messages that are not sent: the MQTT broker may have lost their session."""
+        self._note(self._batch.arrivals)
         self._note(self._waiting)
+        in_hand = [
+            Arrival([each.publish], each.at, None, each.is_lost) for each in self._batch.works if not each.is_done
+        ]
+        waiting = [
+            Arrival([each for each in arrival.items if isinstance(each, Publish)], arrival.at, None, arrival.is_lost)
+            for arrival in (*self._earlier, *self._waiting)
+        ]
+        return sorted(in_hand + waiting, key=attrgetter("at"))
 
     # --- a batch
 
-    async def _handle(self, batch: Sequence[_Arrival], session: Session) -> None:
-        released = [each.packet_id for arrival in batch for each in arrival.items if isinstance(each, Ack)]
-        works = [
-            _Work(each, arrival.at, arrival.is_lost)
-            for arrival in batch
-            for each in arrival.items
-            if isinstance(each, Publish)
-        ]
+    async def _handle(self, batch: Batch) -> None:
+        await self._take_waiting(batch)
+        await self._send_in_order(batch)
+        await self._note_done(batch.works)
+        self._acknowledge(batch.works)
+
+    async def _take_waiting(self, batch: Batch) -> None:
+        """Add all messages that wait to a batch, and make what they need before they can be sent."""
+        session, (arrivals, self._waiting) = self._session, (self._waiting, [])
+        released = [each.packet_id for arrival in arrivals for each in arrival.items if isinstance(each, Ack)]
+        works = batch.add(arrivals)
+        self._batch_bytes += sum(each.publish.size for each in works)
+        self._count_waiting()
+        self._read_on()
         self._counters.received += len(works)
         self._journal.release(released)
-        to_send = [work for work in works if not self._is_over(work)]
-        # The packet id of a message of a lost session is that of another message now.
-        await self._make_rows(
-            [work for work in to_send if work.publish.qos == 2 and not work.is_lost and not _is_recall(work)]
-        )
-        to_send = [work for work in to_send if work.reason == packets.SUCCESS]
-        await self._journal.saved()
-        if released:
-            session.send(b"".join(encode_ack(packets.PUBCOMP, each) for each in released))
-        await self._send_in_order(to_send)
-        self._acknowledge(works, session)
-
-    def _acknowledge(self, works: Iterable[_Work], session: Session) -> None:
-        acks = bytearray()
+        to_send = []
         for work in works:
-            qos = work.publish.qos
-            if qos and not work.is_lost:
+            if self._is_over(work):
+                work.is_done = True
+            else:
+                to_send.append(work)
+        # The packet id of a message of a lost session is that of another message now.
+        await self._make_rows([work for work in to_send if work.publish.qos == 2 and not work.is_lost])
+        batch.will_send([work for work in to_send if not work.is_done])
+        await self._journal.saved()
+        if released and session is not None:
+            session.send(b"".join(encode_ack(packets.PUBCOMP, each) for each in released))
+
+    async def _note_done(self, works: Iterable[Work]) -> None:
+        """Write to the disk which delayed messages with QoS 2 are stored, or superseded, and which recalls are done."""
+        done = [
+            work.taken
+            for work in works
+            if work.taken is not None and work.delay is not None and work.reason == packets.SUCCESS
+        ]
+        if done:
+            self._journal.note_stored(done)
+            await self._journal.saved()
+
+    def _acknowledge(self, works: Iterable[Work]) -> None:
+        acks: dict[Session, bytearray] = {}
+        for work in works:
+            qos, session = work.publish.qos, work.arrival.session
+            if qos and session is not None and not work.arrival.is_lost:
                 kind = packets.PUBACK if qos == 1 else packets.PUBREC
-                acks += encode_ack(kind, work.publish.packet_id, work.reason if self._is_v5 else packets.SUCCESS)
-        if acks:
-            session.send(acks)
+                reason = work.reason if self._is_v5 else packets.SUCCESS
+                acks.setdefault(session, bytearray()).extend(encode_ack(kind, work.publish.packet_id, reason))
+        for session, data in acks.items():
+            session.send(data)
 
     # --- the decision about a message
 
-    def _is_over(self, work: _Work) -> bool:
+    def _is_over(self, work: Work) -> bool:
         """Find the target or the delay of a message. Return True if there is nothing to send."""
         publish, counters = work.publish, self._counters
         user = publish.properties.user
@@ -385,7 +402,7 @@ class FromMqtt:
             return True
         return self._expires_before(work, work.delay)
 
-    def _has_no_target(self, work: _Work) -> bool:
+    def _has_no_target(self, work: Work) -> bool:
         topic = work.publish.topic
         try:
             found = self._known[topic]
@@ -415,7 +432,7 @@ class FromMqtt:
         Otherwise the flag means that it was published as retained."""
         return any(each.matches(topic) for each in self._once)
 
-    def _expires_before(self, work: _Work, delay: Delay) -> bool:
+    def _expires_before(self, work: Work, delay: Delay) -> bool:
         expiry = work.publish.properties.expiry
         if expiry is None or delay.recall:
             return False
@@ -427,15 +444,15 @@ class FromMqtt:
         self._counters.expired += 1
         return True
 
-    def _has_expired(self, work: _Work) -> bool:
+    def _has_expired(self, work: Work) -> bool:
         """Return whether a message expired while it waited here; count it if so. A recall does not expire."""
         expiry = work.publish.properties.expiry
-        if expiry is None or _is_recall(work) or self._monotonic() - work.at < expiry:
+        if expiry is None or work.is_recall or self._monotonic() - work.at < expiry:
             return False
         self._counters.expired += 1
         return True
 
-    def _received_ms(self, work: _Work) -> int:
+    def _received_ms(self, work: Work) -> int:
         """Return the time at which a message was read, ms since the epoch."""
         return round(self._zero_ms() + work.at * 1000)
 
@@ -443,17 +460,17 @@ class FromMqtt:
         """Return the time at which the monotonic clock was 0, ms since the epoch."""
         return self._clock() - self._monotonic() * 1000
 
-    def _refuse(self, work: _Work, reason: str, code: int = packets.IMPLEMENTATION_ERROR) -> None:
+    def _refuse(self, work: Work, reason: str, code: int = packets.IMPLEMENTATION_ERROR) -> None:
         work.reason = code
         self._status.refuse(work.publish.topic, reason)
 
     # --- QoS 2
 
-    async def _make_rows(self, works: Iterable[_Work]) -> None:
+    async def _make_rows(self, works: Iterable[Work]) -> None:
         """Find or make the journal's rows of messages with QoS 2. A message whose sender chose a forbidden topic is
         refused."""
         sessions = self._sessions
-        new: list[tuple[_Work, bytes]] = []
+        new: list[tuple[Work, bytes]] = []
         for work in works:
             publish = work.publish
             digest = _digest(publish)
@@ -462,7 +479,7 @@ class FromMqtt:
             if known is not None and known.digest == digest and (publish.dup or not known.is_released):
                 self._counters.repeated += 1
                 work.taken, work.is_new = known, False
-                if not known.is_stored and known.queue.topic != self._topic(work):
+                if not known.is_stored and not work.is_recall and known.queue.topic != self._topic(work):
                     new.append((work, digest))  # the rules have changed
             else:
                 new.append((work, digest))
@@ -470,8 +487,18 @@ class FromMqtt:
         if sessions == self._sessions:
             self._journal.take(each for each in taken if each is not None)
 
-    async def _insist_on_row(self, work: _Work, digest: bytes) -> Taken | None:
+    async def _insist_on_row(self, work: Work, digest: bytes) -> Taken | None:
         """Return the new row of a message, or None if the message is refused."""
+        if work.is_recall:
+            work.taken = Taken(
+                packet_id=work.publish.packet_id,
+                unique_key=self._producer.new_message_id(),
+                digest=digest,
+                queue=MessageQueue(self._topic(work), "", 0),  # a recall is in none
+                floor=0,
+                is_delayed=True,
+            )
+            return work.taken
         failures = 0
         while True:
             try:
@@ -479,6 +506,7 @@ class FromMqtt:
             except DueMQError as error:
                 if _is_final(error, work):
                     self._refuse(work, str(error), _reason_of(error))
+                    work.is_done = True
                     return None
                 failures += 1
                 await self._wait_for_rocketmq(error, failures)
@@ -486,7 +514,7 @@ class FromMqtt:
                 self._complaints.resolve(_SENDING)
                 return taken
 
-    async def _make_row(self, work: _Work, digest: bytes) -> Taken:
+    async def _make_row(self, work: Work, digest: bytes) -> Taken:
         if work.taken is not None:
             if await self._is_stored_elsewhere(work.taken):
                 work.taken = replace(work.taken, is_stored=True)
@@ -508,7 +536,7 @@ class FromMqtt:
         )
         return work.taken
 
-    def _topic(self, work: _Work) -> str:
+    def _topic(self, work: Work) -> str:
         """Return the RocketMQ topic to which a message is sent."""
         if work.target is not None:
             return work.target.topic
@@ -531,15 +559,14 @@ class FromMqtt:
             self._floors[queue] = offset, now
         return offset
 
-    async def _not_stored(self, works: Sequence[_Work]) -> list[_Work]:
+    async def _not_stored(self, works: Sequence[Work]) -> list[Work]:
         """Return the messages of one queue that RocketMQ does not have; mark the others as stored."""
         rows = {work.taken.unique_key: work.taken for work in works if work.taken is not None}
-        known = self._journal.received
-        done = {key for key, row in rows.items() if row.is_stored or known.get(row.packet_id, row).is_stored}
-        missing = [row for key, row in rows.items() if key not in done]
+        done = {key for key, row in rows.items() if row.is_stored or self._journal.is_stored(row)}
+        missing = [row for key, row in rows.items() if key not in done and not works[0].is_recall]
         if missing:
             done |= await self._search(missing)
-            self._set_stored([rows[key] for key in done])
+            self._journal.set_stored(rows[key] for key in done)
         return [work for work in works if work.taken is None or work.taken.unique_key not in done]
 
     async def _search(self, rows: Sequence[Taken]) -> set[str]:
@@ -556,62 +583,141 @@ class FromMqtt:
             done |= (await self._producer.stored(left, queue, floor)).keys()
         return done
 
-    def _set_stored(self, rows: Iterable[Taken]) -> None:
-        self._journal.set_stored(row.packet_id for row in rows)
-
     # --- sending
 
-    async def _send_in_order(self, works: Iterable[_Work]) -> None:
+    async def _send_in_order(self, batch: Batch) -> None:
         """Send messages concurrently, except that those with a key, which may replace or cancel others, keep their
-        place in the order."""
-        together: list[_Work] = []
-        for work in works:
+        place in the order. The batch may grow meanwhile."""
+        together: list[Work] = []
+        for work in batch.to_send:
             if work.delay is not None and work.delay.key is not None:
-                await self._send_concurrently(together)
+                await self._send_concurrently(together, batch)
                 together = []
-                await self._send_concurrently([work])
+                await self._send_with_key(work, batch)
             else:
                 together.append(work)
-        await self._send_concurrently(together)
+        await self._send_concurrently(together, batch)
 
-    async def _send_concurrently(self, works: Sequence[_Work]) -> None:
+    async def _send_with_key(self, work: Work, batch: Batch) -> None:
+        """Send a message that may supersede others, or be superseded. If it is refused, those are sent after all."""
+        works = [work]
+        while works:
+            one = works.pop()
+            await self._send_until_over([one], batch)
+            if one.reason != packets.SUCCESS:
+                works += reversed(one.supersedes)
+                for each in one.supersedes:
+                    each.is_superseded = False
+                one.supersedes = ()
+            elif not one.is_superseded:
+                self._drop_superseded(one)
+
+    def _drop_superseded(self, work: Work) -> None:
+        over = [work]
+        while over:
+            one = over.pop()
+            for each in one.supersedes:
+                each.is_done = True
+                self._counters.superseded += each.is_new
+                if each.taken is not None:
+                    self._journal.set_stored([each.taken])
+            over += one.supersedes
+
+    async def _is_superseded(self, work: Work, batch: Batch) -> bool:
+        """Return whether a later message, which RocketMQ gets, makes it wrong to send this one. The later one then has
+        it in `supersedes`."""
+        delay = work.delay
+        if delay is None or delay.key is None or delay.recall:
+            return False
+        due = self._due(work, delay)
+        while True:
+            if self._is_superseded_by(self._waiting, work, due, batch):
+                await self._take_waiting(batch)
+            elif self._is_superseded_by(self._earlier, work, due, batch):
+                await self._is_accepted.wait()
+                if self._closing.is_set():
+                    raise _LeavingError
+            else:
+                break
+        superseder = batch.superseder(work, due)
+        if superseder is None:
+            return False
+        superseder.supersedes += (work,)
+        work.is_superseded = True
+        return True
+
+    def _due(self, work: Work, delay: Delay) -> float:
+        """Return when a delayed message is due, by the monotonic clock, in seconds."""
+        if delay.delay_ms is not None:
+            return work.at + delay.delay_ms / 1000
+        return ((delay.deliver_at_ms or 0) - self._zero_ms()) / 1000
+
+    def _is_superseded_by(self, arrivals: Iterable[Arrival], work: Work, due: float, batch: Batch) -> bool:
+        """Return whether one of the messages that wait may supersede a message of a batch."""
+        for arrival in arrivals:
+            if arrival.at >= due:
+                return False
+            if arrival.later is None:
+                arrival.later = list(self._later_ones(arrival.items))
+            for publish, delay in arrival.later:
+                if can_supersede(delay, work.delay) and (work.is_repeated or not batch.repeats(publish)):
+                    return True
+        return False
+
+    def _later_ones(self, items: Iterable[Publish | Ack]) -> Iterable[tuple[Publish, Delay]]:
+        """Iterate over the recalls and replacements among packets."""
+        if self._rules.delayed is None:
+            return
+        for each in items:
+            if isinstance(each, Publish):
+                with suppress(DelayRefused, TemplateError):
+                    delay = self._rules.delayed.read(each.topic, each.properties.user, self._clock())
+                    if delay is not None and (delay.recall or delay.replace):
+                        yield each, delay
+
+    async def _send_concurrently(self, works: Sequence[Work], batch: Batch) -> None:
         groups = list(_groups(works))
         if len(groups) == 1:
-            await self._send_until_over(groups[0])
+            await self._send_until_over(groups[0], batch)
         elif groups:
-            ends = await asyncio.gather(*(self._send_until_over(each) for each in groups), return_exceptions=True)
+            sending = (self._send_until_over(each, batch) for each in groups)
+            ends = await asyncio.gather(*sending, return_exceptions=True)
             for end in ends:
                 if end is not None:
                     raise end
 
-    async def _send_until_over(self, works: list[_Work]) -> None:
-        """Send the messages of one group until RocketMQ has them or they are refused. Raises ClosedError."""
+    async def _send_until_over(self, works: list[Work], batch: Batch) -> None:
+        """Send the messages of one group until RocketMQ has them or they are refused. A message with a key, which is
+        alone, may also turn out to be superseded. Raises ClosedError."""
+        group, left = works, works
         has_to_look = not all(work.is_new for work in works)
         failures = 0
-        while works:
+        while left:
+            if await self._is_superseded(left[0], batch):
+                return
             try:
                 if has_to_look:
-                    works = await self._not_stored(works)
-                works = [
-                    work for work in works if work.publish.properties.expiry is None or not self._has_expired(work)
-                ]
-                if works:
-                    await self._send(works)
+                    left = await self._not_stored(left)
+                left = [work for work in left if work.publish.properties.expiry is None or not self._has_expired(work)]
+                if left:
+                    await self._send(left)
             except DueMQError as error:
-                if not _is_final(error, works[0]):
+                if not _is_final(error, left[0]):
                     failures += 1
-                    has_to_look = works[0].taken is not None
+                    has_to_look = left[0].taken is not None
                     await self._wait_for_rocketmq(error, failures)
                     continue
-                if len(works) > 1:
-                    for work in works:
-                        await self._send_until_over([work])
-                    return
-                await self._refuse_sent(works[0], error)
+                if len(left) > 1:
+                    for work in left:
+                        await self._send_until_over([work], batch)
+                else:
+                    await self._refuse_sent(left[0], error)
             self._complaints.resolve(_SENDING)
-            return
+            break
+        for work in group:
+            work.is_done = True
 
-    async def _refuse_sent(self, work: _Work, error: DueMQError) -> None:
+    async def _refuse_sent(self, work: Work, error: DueMQError) -> None:
         self._refuse(work, str(error), _reason_of(error))
         if work.taken is not None:
             self._journal.forget_received([work.taken.packet_id])
@@ -627,10 +733,14 @@ class FromMqtt:
         if self._closing.is_set():
             raise _LeavingError
 
-    async def _send(self, works: list[_Work]) -> None:
+    async def _send(self, works: list[Work]) -> None:
         first = works[0]
+        if first.delay is not None and first.delay.key in self._overdue:
+            await self._let_pass(first.delay.key)
         if first.delay is not None and first.delay.recall:
-            await self._recall(first.delay)
+            await self._recall(first, first.delay)
+            if first.taken is not None:
+                self._journal.set_stored([first.taken])
             return
         if first.delay is not None:
             await self._send_delayed(first, first.delay)
@@ -639,12 +749,12 @@ class FromMqtt:
             await self._send_plain(works)
         self._counters.stored += len(works)
         if first.taken is not None:
-            self._set_stored(work.taken for work in works if work.taken is not None)
+            self._journal.set_stored(work.taken for work in works if work.taken is not None)
 
-    async def _send_plain(self, works: list[_Work]) -> None:
+    async def _send_plain(self, works: list[Work]) -> None:
         zero_ms, taken = self._zero_ms(), works[0].taken
         queue, retries = (None, None) if taken is None else (taken.queue, 0)
-        messages = [self._message(work, round(zero_ms + work.at * 1000)) for work in works]
+        messages = [self._message(work, round(zero_ms + work.arrival.at * 1000)) for work in works]
         if len(messages) > 1 or len(messages[0].body) < SINGLE_FROM_BYTES:
             results = await self._producer.send_batch(messages, queue=queue, retries=retries)
             last = results[-1]
@@ -664,7 +774,7 @@ class FromMqtt:
         if queue is not None:
             self._floors[queue] = max(self._floors.get(queue, (0, 0.0)), (last.queue_offset + 1, self._monotonic()))
 
-    def _message(self, work: _Work, received_ms: int) -> Message:
+    def _message(self, work: Work, received_ms: int) -> Message:
         target, publish = work.target, work.publish
         assert target is not None
         return Message(
@@ -677,7 +787,7 @@ class FromMqtt:
             message_id=work.taken.unique_key if work.taken is not None else None,
         )
 
-    async def _send_delayed(self, work: _Work, delay: Delay) -> None:
+    async def _send_delayed(self, work: Work, delay: Delay) -> None:
         assert self._rules.delayed is not None
         publish, taken = work.publish, work.taken
         fields = translation.to_properties(
@@ -690,7 +800,7 @@ class FromMqtt:
             rest = timedelta(milliseconds=max(0, delay.delay_ms - elapsed_ms))
             if not rest:
                 fields[translation.DUE_AT] = str(self._received_ms(work) + delay.delay_ms)
-        await self._producer.send(
+        result = await self._producer.send(
             self._rules.delayed.topic,
             translation.to_body(publish.payload),
             keys=delay.key or (),
@@ -700,20 +810,36 @@ class FromMqtt:
             replace=delay.replace,
             queue=taken.queue if taken is not None else None,
             message_id=taken.unique_key if taken is not None else None,
-            retries=0 if taken is not None else None,
+            # While the producer tries again, nobody looks for a recall or a replacement.
+            retries=0 if taken is not None or delay.key is not None else None,
         )
+        if delay.replace and delay.key is not None and self._monotonic() - self._due(work, delay) > OVERDUE:
+            if len(self._overdue) >= MOST_OVERDUE:
+                self._overdue.clear()
+            self._overdue[delay.key] = result.message_id
 
-    async def _recall(self, delay: Delay) -> None:
+    async def _let_pass(self, key: str) -> None:
+        """Wait until RocketMQ has delivered an overdue replacement, which waits there for a moment. What was received
+        after its time must not overtake the delivery."""
+        assert self._rules.delayed is not None
+        for _ in range(OVERDUE_CHECKS):
+            if self._closing.is_set() or not await self._recaller.waits(self._rules.delayed.topic, self._overdue[key]):
+                break
+            await asyncio.sleep(self._intervals.first_pause / 10)
+        del self._overdue[key]
+
+    async def _recall(self, work: Work, delay: Delay) -> None:
         assert self._rules.delayed is not None
         assert delay.key is not None
         count = await self._recaller.cancel_key(self._rules.delayed.topic, delay.key)
+        count += sum(each.is_new for each in work.supersedes)
         self._status.recalled(delay.plain_topic, delay.key, count)
 
 
 _SENDING: Final = "sending messages from MQTT to RocketMQ"
 
 
-def _is_final(error: DueMQError, work: _Work) -> bool:
+def _is_final(error: DueMQError, work: Work) -> bool:
     """Return whether a message has to be refused. An account that must not send to the topic of a rule may get the
     permission, and until then the MQTT broker keeps the messages. But a sender that chooses a forbidden topic must not
     hold up all the others. Wrong keys are no reason to refuse anything: then the brokers of RocketMQ 4.9 and 5.3 do not
@@ -728,9 +854,9 @@ def _reason_of(error: DueMQError) -> int:
     return packets.NOT_AUTHORIZED if isinstance(error, AccessDeniedError) else packets.IMPLEMENTATION_ERROR
 
 
-def _groups(works: Iterable[_Work]) -> Iterable[list[_Work]]:
+def _groups(works: Iterable[Work]) -> Iterable[list[Work]]:
     """Iterate over groups of messages that can be sent in one request: plain messages to one queue."""
-    open_groups: dict[object, tuple[list[_Work], int]] = {}
+    open_groups: dict[object, tuple[list[Work], int]] = {}
     for work in works:
         size = len(work.publish.payload)
         if work.delay is not None or size >= SINGLE_FROM_BYTES or work.target is None:
@@ -745,10 +871,6 @@ def _groups(works: Iterable[_Work]) -> Iterable[list[_Work]]:
         open_groups[where] = group, total + size
     for group, _ in open_groups.values():
         yield group
-
-
-def _is_recall(work: _Work) -> bool:
-    return work.delay is not None and work.delay.recall
 
 
 def _digest(publish: Publish) -> bytes:

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
 from duemq.consumer import Consumer
 from duemq.errors import BodyError, DueMQError
-from duemq.messages import ReceivedMessage
+from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge import delayed, translation
 from duemq.mqtt_bridge.rules.model import Outbound, TemplateError
 from duemq.mqtt_bridge.session import packets
@@ -80,11 +80,21 @@ class Window:
     An MQTT broker that goes back to an earlier state of its session, after a kill for instance, may have messages with
     QoS 2 there that were completed long ago. It counts them, and refuses new ones for them, until they get a PUBREL.
 
+    A message with QoS 2 of an earlier process may never be sent again: its rule is gone, or its offset was skipped. The
+    MQTT broker may have it, and then counts it until it gets a PUBREL, too. `comes_again` tells whether RocketMQ may
+    deliver the message at a place again.
+
     `finished` is called with messages that the MQTT broker has taken or refused, in the order of its acknowledgements.
     """
 
     def __init__(
-        self, *, most: int, journal: Journal, ids: PacketIds, finished: Callable[[list[Flight]], None]
+        self,
+        *,
+        most: int,
+        journal: Journal,
+        ids: PacketIds,
+        comes_again: Callable[[Place], bool],
+        finished: Callable[[list[Flight]], None],
     ) -> None:
         self._most = most
         self._journal = journal
@@ -97,6 +107,12 @@ class Window:
         self._missing = {each.packet_id for each in journal.published.values() if each.state is not State.DONE}
         """Packet ids of an earlier process whose messages RocketMQ has not delivered again yet. The MQTT broker counts
         them."""
+        self._abandoned = {
+            each.packet_id: place
+            for place, each in journal.published.items()
+            if each.state is State.PUBLISHED and not comes_again(place)
+        }
+        """Those of the missing messages, by packet id, that nobody sends again."""
         self._session: Session | None = None
         self._lost_in_a_row = 0
         """Connections that were lost without progress while messages were on their way."""
@@ -154,11 +170,12 @@ class Window:
                 set_dup(flight.packet)
             flight.is_sent = False
         released = [each.packet_id for each in flights.values() if each.is_released]
+        released += self._abandoned
         # Also messages that RocketMQ has not delivered again yet.
         released += [
             each.packet_id
             for each in journal.published.values()
-            if each.state is State.RELEASED and each.packet_id not in flights
+            if each.state is State.RELEASED and each.packet_id not in flights and each.packet_id not in self._abandoned
         ]
         for packet_id in released:
             session.send(encode_ack(packets.PUBREL, packet_id))
@@ -180,6 +197,7 @@ class Window:
             if published.packet_id not in flights:
                 self._ids.give_back(published.packet_id)
         self._missing.clear()
+        self._abandoned.clear()
         for flight in flights.values():
             flight.is_released = flight.is_sent = False
             clear_dup(flight.packet)
@@ -194,8 +212,10 @@ class Window:
         unknown = (each for each in range(1, packets.MAX_PACKET_IDS + 1) if each not in known)
         session.send(b"".join(encode_ack(packets.PUBREL, each) for each in unknown))
 
-    def disconnected(self) -> None:
-        """Take no messages until there is a connection again."""
+    def disconnected(self) -> bool:
+        """Take no messages until there is a connection again. Return whether the MQTT broker took messages over the
+        last one."""
+        has_taken = self._session is not None and self._has_taken
         if self._session is not None:
             if self._on_way and not self._has_taken:
                 self._may_be_full = True
@@ -203,6 +223,7 @@ class Window:
         self._session = None
         self._released.clear()
         self._update_room()
+        return has_taken
 
     def _look_for_culprit(self) -> None:
         """After a lost connection, decide whether messages are sent one at a time, or a single one is refused."""
@@ -280,6 +301,7 @@ class Window:
             flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
             self._flights[flight.packet_id] = flight
             self._missing.discard(flight.packet_id)
+            self._abandoned.pop(flight.packet_id, None)
             if flight.is_released:
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
@@ -373,6 +395,20 @@ class Window:
         self._unsent.extendleft(reversed(over_quota))
         self._send_unsent()
 
+    @property
+    def missing(self) -> Set[int]:
+        """Packet ids of messages that the MQTT broker may have and that RocketMQ has not delivered again."""
+        return self._missing
+
+    def abandon(self, places: Iterable[Place]) -> None:
+        """Give up messages that are not sent again, if the MQTT broker may have them."""
+        for place in places:
+            known = self._journal.published.get(place)
+            if known is not None and known.state is State.PUBLISHED and known.packet_id not in self._flights:
+                self._abandoned[known.packet_id] = place
+                if self._session is not None:
+                    self._session.send(encode_ack(packets.PUBREL, known.packet_id))
+
     def _finish(self, packet_ids: set[int]) -> None:
         """Complete messages that RocketMQ has not delivered again yet, by the packet ids of their PUBCOMPs."""
         done = [
@@ -384,6 +420,17 @@ class Window:
             self._ids.give_back(published.packet_id)
             self._missing.discard(published.packet_id)
         self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
+        over = {each: place for each in packet_ids if (place := self._abandoned.pop(each, None)) is not None}
+        # Nobody knows whether the MQTT broker had it: if RocketMQ delivers it after all, it is sent as a new one.
+        without_row = {each for each, place in over.items() if self._is_published(place)}
+        self._journal.forget_published(over[each] for each in without_row)
+        for packet_id in without_row:
+            self._ids.give_back(packet_id)
+            self._missing.discard(packet_id)
+
+    def _is_published(self, place: Place) -> bool:
+        known = self._journal.published.get(place)
+        return known is not None and known.state is State.PUBLISHED
 
     async def run(self) -> None:
         """Until cancelled, send packets that have to be in the journal first: messages with QoS 2, and a PUBREL for
@@ -493,9 +540,11 @@ class ToMqtt:
             except (TemplateError, BodyError, PacketError, UnicodeEncodeError) as error:
                 self._status.refuse(f"{message.queue} offset {message.queue_offset}", str(error))
                 await message.retry(GIVE_UP)
+                self._window.abandon([self._place(message)])
                 continue
             if found is None:
                 await message.ack()
+                self._window.abandon([self._place(message)])
             elif isinstance(found, Flight):
                 flights.append(found)
             else:
@@ -531,7 +580,7 @@ class ToMqtt:
             counters.own += 1
             return None
         qos = self._qos(message)
-        place = Place(self.rule.group, message.queue, message.queue_offset)
+        place = self._place(message)
         known = self._journal.published.get(place) if qos == 2 else None
         if qos == 2 and self._is_over(place, known, now_ms):
             counters.repeated += 1
@@ -558,6 +607,9 @@ class ToMqtt:
             set_dup(packet)
             flight.is_released = known.state is State.RELEASED
         return flight
+
+    def _place(self, message: ReceivedMessage) -> Place:
+        return Place(self.rule.group, message.queue, message.queue_offset)
 
     def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:
         """Return whether a message with QoS 2 was published before."""
@@ -621,12 +673,21 @@ class ToMqtt:
             # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
             await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
 
+    async def is_behind(self, end_offset: Callable[[MessageQueue], Awaitable[int]]) -> bool:
+        """Return whether RocketMQ has messages for this rule that MQTT does not have yet. `end_offset` returns that of
+        a queue. Raises its errors."""
+        for queue, offset in (await self._consumer.commit()).items():
+            if await end_offset(queue) > offset:
+                return True
+        return False
+
     async def _forget_forever(self) -> None:
         """Store the group's offsets often, so that the journal has few completed messages with QoS 2."""
         while True:
             await asyncio.sleep(self._intervals.first_pause * 10)
+            missing = self._window.missing
             if any(
-                place.group == self.rule.group and published.state is State.DONE
+                place.group == self.rule.group and (published.state is State.DONE or published.packet_id in missing)
                 for place, published in self._journal.published.items()
             ):
                 try:
@@ -634,6 +695,6 @@ class ToMqtt:
                 except DueMQError as error:
                     log.debug("no offsets were stored: %s", error)
                     continue
-                for packet_id in self._journal.forget_before(self.rule.group, offsets, self._clock()):
-                    self._ids.give_back(packet_id)
+                skipped = self._journal.forget_before(self.rule.group, offsets, self._clock())
+                self._window.abandon(skipped)
                 await self._journal.saved()

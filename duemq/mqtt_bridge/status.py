@@ -1,7 +1,8 @@
 """The bridge's reports about itself: state, refused messages, recalls and counters, published to MQTT topics.
 
-duemq/bridge/<client id>             retained: {"state": "online"}, while the bridge is connected on both sides, or
-                                     {"state": "offline"}, also the bridge's will
+duemq/bridge/<client id>             retained: {"state": "online"}, while the bridge is connected on both sides and has
+                                     its subscriptions, or {"state": "offline"}, also the bridge's will; with
+                                     "refused_filters" if the MQTT broker refuses subscriptions
 duemq/bridge/<client id>/refused     a refused message: {"topic", "reason", "time_ms"}
 duemq/bridge/<client id>/recalled    the result of a recall: {"topic", "key", "cancelled", "time_ms"}
 duemq/bridge/<client id>/counters    retained: the `Counters`
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -38,7 +39,7 @@ log = logging.getLogger("duemq.mqtt_bridge")
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers of messages since the start of the bridge, and the lateness of delayed ones."""
+    """Numbers of messages since the start of the process, and the lateness of delayed ones."""
 
     due: int = 0
     """Delayed messages that were published; with QoS 1 and 2 they are acknowledged."""
@@ -54,6 +55,9 @@ class Counters:
     """Messages from MQTT that wait or waited."""
     recalled: int = 0
     """Delayed messages that were cancelled by a recall."""
+    superseded: int = 0
+    """Delayed messages that RocketMQ never got, since a recall or a replacement came while they waited in the bridge,
+    and before they were due."""
     published: int = 0
     """Messages that were published to MQTT; with QoS 1 and 2 they are acknowledged."""
     refused: int = 0
@@ -66,6 +70,8 @@ class Counters:
     """Retained messages that no rule takes over."""
     expired: int = 0
     """Messages that would have expired before they were due, or had expired when they were to be published."""
+    refused_subscriptions: int = 0
+    """Subscriptions that the MQTT broker refuses now."""
     dropped: int = 0
     """Messages with QoS 0 beyond the limits of what the bridge holds, or sent over a lost connection."""
     repeated: int = 0
@@ -80,20 +86,23 @@ class Counters:
 
 class Status:
     """Publishes the reports below `topic`. Reports that are made without a connection are published over the next one,
-    the last `KEPT` of them."""
+    the last `KEPT` of them. `counters`: those of the process so far."""
 
-    def __init__(self, topic: str, clock: Clock) -> None:
+    def __init__(self, topic: str, clock: Clock, counters: Counters | None = None) -> None:
         self.topic = topic
-        self.counters = Counters()
+        self.counters = counters if counters is not None else Counters()
         self._clock = clock
         self._session: Session | None = None
-        self._state: bytes | None = None
-        """What the bridge is while it is connected to the MQTT broker; None while it has not tried RocketMQ yet."""
+        self._is_online = False
+        """Whether the bridge is online while it has all subscriptions at the MQTT broker."""
+        self._refused: tuple[str, ...] = ()
+        """Filters of the subscriptions that the MQTT broker refuses."""
         self._published = Counters()
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
     def connected(self, session: Session) -> None:
-        """Report the state to the MQTT broker, which has acknowledged the subscriptions."""
+        """Report the state to the MQTT broker, which has answered to the subscriptions. It may have an old one from
+        before a kill."""
         self._session = session
         self._publish_state()
         while self._kept:
@@ -103,9 +112,16 @@ class Status:
 
     def set_online(self, is_online: bool) -> None:
         """Report whether RocketMQ's clients are started, and the brokers have accepted the account."""
-        state = ONLINE if is_online else OFFLINE
-        if state != self._state:
-            self._state = state
+        if is_online != self._is_online:
+            self._is_online = is_online
+            self._publish_state()
+
+    def set_refused(self, filters: Iterable[str]) -> None:
+        """Report which subscriptions the MQTT broker refuses."""
+        refused = tuple(sorted(filters))
+        self.counters.refused_subscriptions = len(refused)
+        if refused != self._refused:
+            self._refused = refused
             self._publish_state()
 
     def leaving(self) -> None:
@@ -138,8 +154,10 @@ class Status:
             self._publish(f"{self.topic}/counters", _json(asdict(self.counters)), retain=True)
 
     def _publish_state(self) -> None:
-        if self._state is not None:
-            self._publish(self.topic, self._state, retain=True)
+        state = ONLINE if self._is_online else OFFLINE
+        if self._refused:
+            state = _json({"state": "offline", "refused_filters": [_short(each) for each in self._refused]})
+        self._publish(self.topic, state, retain=True)
 
     def _report(self, kind: str, fields: Mapping[str, object]) -> None:
         topic, payload = f"{self.topic}/{kind}", _json({**fields, "time_ms": self._clock()})

@@ -1,7 +1,7 @@
 """Delays that MQTT clients ask for: in the topic, as with EMQX's delayed publish, or by MQTT 5's user properties.
 
     $delayed/10/home/door                           in 10 s, as with EMQX
-    $delayed/1735689600/home/door                   at that time: numbers from 4,294,967 on are seconds since the epoch
+    $delayed/1735689600/home/door                   at that time: numbers from 42,949,670 on are seconds since the epoch
     delayed/1500ms/home/door                        any span: 250ms, 5s, 1h30m, 2d
     delayed/@2027-01-01T00:00:00Z/home/door         at that time; with @ also seconds or ms since the epoch
     delayed/10s;key=door;replace/home/door          in place of the message that waits with that key for that topic
@@ -11,7 +11,7 @@ A key names a message among those that wait for its topic: in RocketMQ it is `ho
 
 The same by user properties of a message to the plain topic: `delay`, `deliver-at`, `key`, `replace`, `recall`.
 
-EMQX's limit and its two meanings of a number: `apps/emqx_modules/src/emqx_delayed.erl`, MAX_INTERVAL.
+The two meanings of a number are EMQX's: "Delayed Publish" in its documentation.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from duemq.mqtt_bridge.rules import fields
 from duemq.mqtt_bridge.rules.filters import check_topic
 from duemq.mqtt_bridge.rules.model import Delay, DelayRefused
 
-MAX_INTERVAL_SECONDS: Final = 4_294_967
-"""EMQX's longest delay; a larger number is a time, in seconds since the epoch."""
+MAX_INTERVAL_SECONDS: Final = 42_949_670
+"""Numbers from this one on are times, in seconds since the epoch, and smaller ones are delays, as in EMQX's present
+version. In earlier ones times began at a tenth of it, which were all in the year 1970."""
 
 PROPERTIES: Final = ("delay", "deliver-at", "key", "replace", "recall")
 """The user properties that are read here."""

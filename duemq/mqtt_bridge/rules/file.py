@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from duemq._consuming.subscription import make_subscription
 from duemq._net.routes import parse_nameservers
@@ -137,6 +137,9 @@ class _Reader:
         status_topic = self._status_topic(connection.client_id)
         subscriptions = self._subscriptions([each for _, each in to_rocketmq], delayed)
         return Rules(
+            file=self._path,
+            delayed_topic_line=self._delayed_line("topic"),
+            delayed_group_line=self._delayed_line("group"),
             connection=connection,
             nameserver=file.nameserver,
             account=self._account(),
@@ -234,10 +237,10 @@ class _Reader:
         """Check the addresses of both sides, the user and the password."""
         mqtt = self._file.mqtt
         with self._at("nameserver"):
-            parse_nameservers(self._file.nameserver)
+            for address in parse_nameservers(self._file.nameserver):
+                _check_host(address.rpartition(":")[0])
         with self._at("mqtt", "host"):
-            if not _HOST.fullmatch(mqtt.host) or any(len(label) > 63 for label in mqtt.host.split(".")):
-                raise ArgumentError(f"{mqtt.host!r} is no host name and no address")
+            _check_host(mqtt.host)
         with self._at("mqtt", "websocket_path"):
             if mqtt.websocket_path is not None and not _PATH.fullmatch(mqtt.websocket_path):
                 raise ArgumentError(
@@ -278,6 +281,9 @@ class _Reader:
 
     def _password(self) -> str | None:
         password = self._given_password()
+        if password is not None and self._file.mqtt.user is None:
+            place = "password" if self._file.mqtt.password is not None else "password_file"
+            raise self._error(("mqtt", place), "a password goes with a user")
         if password is not None and len(password.encode()) > MAX_FIELD_BYTES:
             place = "password" if self._file.mqtt.password is not None else "password_file"
             raise self._error(("mqtt", place), f"the password has more than {MAX_FIELD_BYTES} bytes")
@@ -340,6 +346,16 @@ class _Reader:
                     "tells of itself; give another topic or another filter",
                 )
         return topic
+
+    def _delayed_line(self, name: Literal["topic", "group"]) -> int:
+        """Return the line that gives the topic or the group of delayed messages, or else the name it is made of."""
+        if not self._file.delayed.enabled:
+            place: lines.Path = ("delayed", "enabled")
+        elif getattr(self._file.delayed, name) is not None:
+            place = ("delayed", name)
+        else:
+            place = ("mqtt", "client_id" if self._file.mqtt.share is None else "share")
+        return lines.line_of(self._text, place)
 
     def _delayed(self) -> Delayed:
         delayed = self._file.delayed
@@ -484,6 +500,12 @@ class _Reader:
                 "broker may deliver their messages twice: make one match all that the other does, or none of it",
             )
         return tuple(found)
+
+
+def _check_host(host: str) -> None:
+    """Raises ArgumentError for a text that is no host name and no address."""
+    if not _HOST.fullmatch(host) or any(len(label) > 63 for label in host.split(".")):
+        raise ArgumentError(f"{host!r} is no host name and no address")
 
 
 def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmq]) -> int:

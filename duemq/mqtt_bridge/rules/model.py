@@ -212,6 +212,11 @@ class Delayed:
 class Rules:
     """The contents of a file of rules."""
 
+    file: Path
+    """The file, for errors."""
+    delayed_topic_line: int
+    delayed_group_line: int
+    """Lines that decide on the topic in which delayed messages wait, and on the group that takes them."""
     connection: Connection
     nameserver: str
     """RocketMQ's name servers, "host:port" joined by ;."""

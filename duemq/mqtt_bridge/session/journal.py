@@ -1,15 +1,18 @@
 """The journal, an SQLite file: the state of QoS 2 that must survive a kill of the bridge. A commit has many rows.
 
-    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released   from MQTT
+    received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released,
+                   is_stored                                                               from MQTT
     published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
     passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
+    delayed        topic | grp                                                                    of earlier rules, too
 
 `received`: a message with QoS 2 from MQTT, from before it is sent to RocketMQ until its PUBREL. If the MQTT broker
 sends its packet id again, it is the same message, and the bridge searches for its unique key in the queue, from the
 offset `floor` on; the message cannot lie before. The digest is that of the PUBLISH, since an MQTT broker that lost its
 last seconds may use the packet id for another message. The messages that were released last stay in the table, since
-such a broker sends them again.
+such a broker sends them again. `is_stored` is on the disk for delayed messages and for recalls, before their PUBREC: a
+delayed message that was cancelled or replaced since is found nowhere.
 
 `published`: a message with QoS 2 to MQTT, from before its PUBLISH until the group's offset has passed it.
 
@@ -18,6 +21,8 @@ RocketMQ's brokers save offsets every five seconds, so after a kill they deliver
 `low` and `high` were published. If a group begins before `low`, an administrator has reset its offset.
 
 `subscriptions`: the QoS of each subscription that the session at the MQTT broker may have.
+
+`delayed`: the topics in which delayed messages wait, and the group that takes them when they are due.
 
 The rows are in memory as well. A change is visible at once; `saved` waits until it is on the disk. Only one process can
 open the file; others get JournalError.
@@ -44,18 +49,23 @@ KEPT_RELEASED: Final = 10_000
 """Maximum number of released messages in the journal."""
 TURN_MS: Final = 60_000
 """Least time between `low` and `high` of a queue, in ms; the greatest is twice as long."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 _TABLES: Final = """
 CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
     topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
-    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL);
+    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL, is_stored INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
     packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
     PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
 CREATE TABLE passed (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, low INTEGER NOT NULL, middle INTEGER NOT NULL,
     high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
 CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
+"""
+_TO_VERSION_2: Final = """
+ALTER TABLE received ADD COLUMN is_stored INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -78,7 +88,8 @@ class Taken:
     """Least offset of the queue at which it can lie."""
     is_delayed: bool
     is_stored: bool = False
-    """Whether RocketMQ is known to have it. Not in the file: after a start the bridge searches for it."""
+    """Whether RocketMQ is known to have it, or does not get it any more. Of plain messages not in the file: after a
+    start the bridge searches for them."""
     is_released: bool = False
     """Whether its PUBREL has arrived."""
 
@@ -136,6 +147,7 @@ class Journal:
         published: dict[Place, Published],
         passed: dict[tuple[str, MessageQueue], Passed],
         subscriptions: dict[str, int],
+        delayed: dict[str, str],
     ) -> None:
         self._database = database
         self._thread = thread
@@ -144,7 +156,10 @@ class Journal:
         self.published: Mapping[Place, Published] = published
         self.subscriptions: Mapping[str, int] = subscriptions
         """QoS by filter, with $share, of the subscriptions that the session at the MQTT broker may have."""
+        self.delayed: Mapping[str, str] = delayed
+        """Groups by topic: where delayed messages wait, or waited when earlier rules were in use."""
         self._received = received
+        self._delayed = delayed
         self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
         """Packet ids of messages that were released, the oldest first."""
         self._published = published
@@ -173,15 +188,31 @@ class Journal:
                     each.floor,
                     int(each.is_delayed),
                     0,
+                    int(each.is_stored),
                 )
             )
-        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._change("INSERT OR REPLACE INTO received VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def set_stored(self, packet_ids: Iterable[int]) -> None:
-        """Mark messages as stored by RocketMQ. In memory only."""
-        for packet_id in packet_ids:
-            if packet_id in self._received:
-                self._received[packet_id] = replace(self._received[packet_id], is_stored=True)
+    def is_stored(self, taken: Taken) -> bool:
+        """Return whether a message is marked as stored."""
+        found = self._received.get(taken.packet_id)
+        return found is not None and found.unique_key == taken.unique_key and found.is_stored
+
+    def set_stored(self, taken: Iterable[Taken]) -> list[int]:
+        """Mark messages as stored by RocketMQ, in memory only. Other messages may have their packet ids by now; return
+        the packet ids of those that are marked."""
+        marked = []
+        for each in taken:
+            found = self._received.get(each.packet_id)
+            if found is not None and found.unique_key == each.unique_key:
+                self._received[each.packet_id] = replace(found, is_stored=True)
+                marked.append(each.packet_id)
+        return marked
+
+    def note_stored(self, taken: Iterable[Taken]) -> None:
+        """Mark messages as stored by RocketMQ, in the file, too."""
+        marked = self.set_stored(taken)
+        self._change("UPDATE received SET is_stored = 1 WHERE packet_id = ?", [(each,) for each in marked])
 
     def release(self, packet_ids: Iterable[int]) -> None:
         """Mark messages as released: their PUBREL has arrived, and other messages may get their packet ids."""
@@ -220,9 +251,9 @@ class Journal:
             return False
         return place.offset < passed.high
 
-    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[int]:
-        """Remove the messages before the stored offsets of a group. Return the packet ids that are free now, which are
-        those of messages that an administrator skipped. `now_ms`: the time, ms since the epoch."""
+    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[Place]:
+        """Remove the completed messages before the stored offsets of a group. Return the places of the others, which an
+        administrator skipped. `now_ms`: the time, ms since the epoch."""
         for queue, offset in offsets.items():
             passed = self._passed.get((group, queue))
             if passed is None or offset <= passed.high:
@@ -230,13 +261,13 @@ class Journal:
             if now_ms - passed.turned_ms >= TURN_MS:
                 passed = Passed(passed.middle, passed.high, passed.high, now_ms)
             self._set_passed(group, queue, replace(passed, high=offset))
-        gone = {
-            place: published
+        before = [
+            (place, published.state is State.DONE)
             for place, published in self._published.items()
             if place.group == group and place.offset < offsets.get(place.queue, 0)
-        }
-        self.forget_published(gone)
-        return [each.packet_id for each in gone.values() if each.state is not State.DONE]
+        ]
+        self.forget_published(place for place, is_done in before if is_done)
+        return [place for place, is_done in before if not is_done]
 
     def _set_passed(self, group: str, queue: MessageQueue, passed: Passed) -> None:
         self._passed[group, queue] = passed
@@ -269,6 +300,14 @@ class Journal:
         """Remove subscriptions that were ended."""
         gone = [(each,) for each in filters if self._subscriptions.pop(each, None) is not None]
         self._change("DELETE FROM subscriptions WHERE filter = ?", gone)
+
+    # --- delayed messages
+
+    def set_delayed(self, topic: str, group: str) -> None:
+        """Note that delayed messages wait in a topic for a group."""
+        if self._delayed.get(topic) != group:
+            self._delayed[topic] = group
+            self._change("INSERT OR REPLACE INTO delayed VALUES (?, ?)", [(topic, group)])
 
     # --- the file
 
@@ -372,6 +411,8 @@ def _connect(directory: Path) -> sqlite3.Connection:
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT")
+        elif version == 1:
+            database.executescript(f"BEGIN IMMEDIATE; {_TO_VERSION_2} PRAGMA user_version = {_VERSION}; COMMIT")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
         # The lock is taken by a write, also by one that changes nothing.
@@ -403,7 +444,7 @@ def _load(database: sqlite3.Connection, thread: ThreadPoolExecutor) -> Journal:
             queue=MessageQueue(row[3], row[4], row[5]),
             floor=row[6],
             is_delayed=bool(row[7]),
-            is_stored=bool(row[8]),
+            is_stored=bool(row[8] or row[9]),
             is_released=bool(row[8]),
         )
         for row in database.execute("SELECT * FROM received ORDER BY rowid")
@@ -417,4 +458,5 @@ def _load(database: sqlite3.Connection, thread: ThreadPoolExecutor) -> Journal:
         for row in database.execute("SELECT * FROM passed")
     }
     subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
-    return Journal(database, thread, received, published, passed, subscriptions)
+    delayed: dict[str, str] = dict(database.execute("SELECT topic, grp FROM delayed"))
+    return Journal(database, thread, received, published, passed, subscriptions, delayed)

@@ -14,6 +14,7 @@ from typing import Any
 import aiomqtt
 import pytest
 
+from duemq import Admin
 from tests.interop.mqtt.environment import Version, World, properties_of, publish_properties, take, user_property
 
 RULES = """
@@ -54,6 +55,31 @@ async def test_the_message_comes_to_the_plain_topic_at_its_time(world: World, ve
     # By the rules that would take a message to the plain topic, RocketMQ's consumers get it, too.
     consumed = await world.received("Home", 3)
     assert {message.properties["MQTT_TOPIC"] for message in consumed} == {"home/door", "home/lamp", "home/at"}
+
+
+EMQX = {"$delayed/15/x/y": 15, "$delayed/60/a/b": 60, "$delayed/3600/$SYS/topic": 3600}
+"""The examples of "Delayed Publish" in EMQX's documentation, with their delays in seconds."""
+
+
+async def test_the_examples_of_emqxs_documentation(world: World) -> None:
+    """Nobody waits for an hour: duemq tells when each is due, and delivers them before. Mosquitto lets no client
+    publish to $SYS, and may close the connection, so the bridge's report may be lost, but it is in the log."""
+    await world.start(RULES)
+    async with world.client() as client, Admin(world.broker.nameserver) as admin:
+        for plain in ("x/y", "a/b"):
+            await client.subscribe(plain, qos=1)
+        begun = time.time_ns() // 1_000_000
+        for topic in EMQX:
+            await world.publish(topic, topic)
+        while len(waiting := [each async for each in admin.pending("MQTT_DELAYED_bridge")]) < len(EMQX):
+            await asyncio.sleep(0.02)
+        ended = time.time_ns() // 1_000_000
+        for due, delay in zip(sorted(each.due_time_ms for each in waiting), EMQX.values(), strict=True):
+            assert begun + delay * 1000 <= due <= ended + delay * 1000
+        await admin.deliver_now(topic="MQTT_DELAYED_bridge", end=time.time() + 7200)
+        found = {message.topic.value: message.payload for message in await take(client, 2)}
+        await world.bridge.logged("reason code 0x87")
+    assert found == {"x/y": b"$delayed/15/x/y", "a/b": b"$delayed/60/a/b"}
 
 
 async def test_by_user_properties(world: World) -> None:

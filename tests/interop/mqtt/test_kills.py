@@ -161,7 +161,14 @@ async def send_numbers(world: World, over: asyncio.Event) -> set[int]:
     return acknowledged
 
 
-def check(found: Counter[int], acknowledged: set[int], *, once: bool) -> None:
+def report(found: Counter[int], acknowledged: set[int], kills: int) -> None:
+    """Print the counts, which pytest's -rP shows."""
+    lost, twice = len(acknowledged - found.keys()), sum(times > 1 for times in found.values())
+    print(f"{len(acknowledged)} messages, {kills} kills, {lost} lost, {twice} more than once")
+
+
+def check(found: Counter[int], acknowledged: set[int], kills: int, *, once: bool) -> None:
+    report(found, acknowledged, kills)
     assert len(acknowledged) > 100
     assert acknowledged - found.keys() == set(), "lost"
     if once:
@@ -178,7 +185,7 @@ SOAK = [pytest.param(50, 100, id="50 kills", marks=(pytest.mark.soak, pytest.mar
 @pytest.mark.parametrize("who", ["bridge", "duemq"])
 async def test_kills_from_mqtt(world: World, who: str, qos: int, kills: int, seed: int) -> None:
     found, acknowledged = await from_mqtt(world, who, qos, seed, kills)
-    check(found, acknowledged, once=qos == 2)
+    check(found, acknowledged, kills, once=qos == 2)
 
 
 @pytest.mark.parametrize(("kills", "seed"), [*SEEDS, *SOAK])
@@ -186,7 +193,7 @@ async def test_kills_from_mqtt(world: World, who: str, qos: int, kills: int, see
 @pytest.mark.parametrize("who", ["bridge", "duemq"])
 async def test_kills_to_mqtt(world: World, who: str, qos: int, kills: int, seed: int) -> None:
     found, acknowledged = await to_mqtt(world, who, qos, seed, kills)
-    check(found, acknowledged, once=qos == 2)
+    check(found, acknowledged, kills, once=qos == 2)
 
 
 async def test_offsets_that_a_killed_broker_had_not_saved(tmp_path: Path) -> None:
@@ -257,6 +264,7 @@ async def test_killed_mosquitto_from_mqtt(tmp_path: Path, qos: int, kills: int, 
         found = Counter(int(message.body) for message in await world.all_messages("In"))
     finally:
         await world.close()
+    report(found, set(range(count)), kills)
     assert set(range(count)) - found.keys() == set(), "lost"
     if qos == 2:
         assert {each: times for each, times in found.items() if times > 1} == {}, "twice"
@@ -317,6 +325,7 @@ async def test_killed_mosquitto_to_mqtt(tmp_path: Path, qos: int, kills: int, se
         acknowledged = working.result()
     finally:
         await world.close()
+    report(found, acknowledged, kills)
     lost = acknowledged - found.keys()
     assert len(lost) <= 20 * kills, sorted(lost)
 

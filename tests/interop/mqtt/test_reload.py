@@ -7,6 +7,7 @@ Method: numbered messages go both ways while the file of rules changes again and
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 
@@ -98,3 +99,34 @@ async def test_a_message_on_which_mosquitto_closes_the_connection(world: World) 
     assert ["it closes the connection" in each["reason"] for each in told] == [True]
     others = [bytes(each.payload) for each in found if each.topic.value == "out/x"]
     assert sorted(others) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_new_rules_do_not_leave_delayed_messages_behind(world: World) -> None:
+    await world.start("")
+    async with world.client() as client:
+        await client.subscribe("home/#", qos=1)
+        await client.publish("delayed/2500ms/home/door", "open", qos=2)
+        await client.publish("delayed/1ms/home/first", "first", qos=2)
+        await take(client, 1)  # so both are with duemq
+        for rules, mqtt in (
+            ("", 'share = "s"'),
+            ('[delayed]\ntopic = "Other"', ""),
+            ('[delayed]\ngroup = "other"', ""),
+        ):
+            begin = world.bridge.log.stat().st_size
+            world.bridge.write(rules, mqtt)
+            await world.bridge.logged("the old rules stay", begin)
+        [message] = await take(client, 1)
+        assert message.payload == b"open"
+        # Nothing waits any more as soon as the bridge has Mosquitto's acknowledgement.
+        begin = world.bridge.log.stat().st_size
+        for number in itertools.count():
+            tried = world.bridge.log.stat().st_size
+            world.bridge.write("", f'share = "s"  # try {number}')
+            await world.bridge.logged("rules", tried)  # stay, or have changed
+            if "the old rules stay" not in world.bridge.log.read_text()[tried:]:
+                break
+        await world.bridge.logged("online: connected", begin)
+        await client.publish("delayed/1ms/home/door", "shut", qos=2)
+        [message] = await take(client, 1)
+        assert message.payload == b"shut"

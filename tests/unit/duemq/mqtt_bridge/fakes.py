@@ -173,12 +173,14 @@ CONNACK_311 = "20020000"
 
 
 class Peer:
-    """A broker: answers CONNECT with `connack`, SUBSCRIBE with success, and does nothing else by itself, but that a
+    """A broker: answers CONNECT with `connack`, SUBSCRIBE with `suback`, and does nothing else by itself, but that a
     packet of the kind `ends` ends the connection."""
 
     def __init__(self, connack: str, ends: int | None = None) -> None:
         self._connack = bytes.fromhex(connack)
         self._ends = ends
+        self.suback = 1
+        """The QoS that it grants, or a code from 0x80 on to refuse."""
         self.received: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.writer: asyncio.StreamWriter | None = None
@@ -196,14 +198,24 @@ class Peer:
                     writer.write(self._connack)
                 elif first & 0xF0 == 0x80:
                     is_v5 = self.received[0][1][6] == 5
-                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01" if is_v5 else b"\x90\x03" + body[:2] + b"\x01")
+                    answer = b"\x90\x04" + body[:2] + b"\0" if is_v5 else b"\x90\x03" + body[:2]
+                    writer.write(answer + bytes((self.suback,)))
             self.changed.set()
         writer.close()
 
     async def until(self, kind: int, count: int = 1) -> list[bytes]:
         """Return the bodies of the packets of a kind, as soon as there are `count`."""
+        return await self._until(lambda first, _: first & 0xF0 == kind, count)
+
+    async def until_carried(self, count: int) -> list[bytes]:
+        """Return the bodies of the messages that are not the bridge's reports, as soon as there are `count`."""
+        return await self._until(
+            lambda first, body: first & 0xF0 == packets.PUBLISH and not body[2:].startswith(b"duemq/bridge/"), count
+        )
+
+    async def _until(self, fits: Callable[[int, bytes], bool], count: int) -> list[bytes]:
         async with asyncio.timeout(10):
-            while len(found := [body for first, body in self.received if first & 0xF0 == kind]) < count:
+            while len(found := [body for first, body in self.received if fits(first, body)]) < count:
                 self.changed.clear()
                 await self.changed.wait()
         return found

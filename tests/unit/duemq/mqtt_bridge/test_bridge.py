@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,9 +14,13 @@ import pytest
 
 from duemq.consumer import Consumer
 from duemq.errors import ArgumentError
+from duemq.messages import MessageQueue
 from duemq.mqtt_bridge.bridge import Bridge
+from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.file import parse
+from duemq.mqtt_bridge.rules.model import Rules, RulesError
 from duemq.mqtt_bridge.session import packets
+from duemq.mqtt_bridge.session.journal import Place, Published, State, open_journal
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
@@ -24,6 +29,7 @@ from tests.support.access import USER, signature
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, FakeConnection, failure, success
 from tests.unit.duemq.mqtt_bridge.fakes import CONNACK, CONNACK_311, CONNACK_PRESENT, Peer, peer
+from tests.unit.duemq.test_admin import page
 
 RULES = """
 [delayed]
@@ -61,6 +67,7 @@ async def bridge_with(
     text: str = RULES,
     head: str = "",
     address: str | None = None,
+    carried: Carried | None = None,
 ) -> AsyncIterator[Running]:
     """Run a bridge. `address`: that of the name server, by default the broker's."""
     table = [BrokerData({0: broker.address}, broker.name, "c")]
@@ -68,7 +75,7 @@ async def bridge_with(
     broker.on(RequestCode.REPORT_BRIDGE, success())
     head = f'nameserver = "{address or broker.address}"\n{head}\n[mqtt]\nclient_id = "b"\nport = {mqtt_broker.port}\n'
     found = parse(f"{head}{mqtt}\n{text}", directory / "bridge.toml", {})
-    made = Bridge(found, intervals=INTERVALS)
+    made = Bridge(found, carried=carried, intervals=INTERVALS)
     task = asyncio.create_task(made.run())
     try:
         yield Running(made, task, mqtt_broker)
@@ -100,7 +107,7 @@ async def test_every_request_is_signed(broker: FakeBroker, tmp_path: Path) -> No
     text = f'{RULES}[[to_rocketmq]]\nfilter = "in"\ntopic = "In"\nqos = 2\n'
     await broker.store("demo", b"x")
     async with bridge(broker, tmp_path, "", text, 'account_file = "tools.yml"') as mqtt_broker:
-        await mqtt_broker.until(packets.PUBLISH, TOLD + 1)
+        await mqtt_broker.until_carried(1)
         message = packets.encode_publish("in", b"x", qos=2, retain=False, packet_id=1, properties=packets.NO_PROPERTIES)
         mqtt_broker.send(bytes(message))
         await mqtt_broker.until(packets.PUBREC)
@@ -121,14 +128,14 @@ async def test_no_more_bytes_are_taken_from_rocketmq_than_mqtt_acknowledges(brok
     await broker.store("demo", *[b"x" * 40_000] * 100)
     async with bridge(broker, tmp_path, "max_in_flight_bytes = 65536") as mqtt_broker:
         # The scripted broker gives 32 messages at once.
-        sent = (await mqtt_broker.until(packets.PUBLISH, TOLD + 32))[TOLD:]
+        sent = await mqtt_broker.until_carried(32)
         acks = [packets.encode_ack(packets.PUBACK, int.from_bytes(body[5:7], "big")) for body in sent]
         pulls = len(broker.requests_of(RequestCode.PULL_MESSAGE))
         mqtt_broker.send(b"".join(acks[:30]))
         await broker.until(lambda: broker.offsets.get(("mqtt-bridge-b-demo", "demo", 0)) == 30)
         assert len(broker.requests_of(RequestCode.PULL_MESSAGE)) == pulls
         mqtt_broker.send(acks[30])
-        await mqtt_broker.until(packets.PUBLISH, TOLD + 64)
+        await mqtt_broker.until_carried(64)
 
 
 IN = '[delayed]\nenabled = false\n[[to_rocketmq]]\nfilter = "in/#"\ntopic = "In"\nqos = 2\n'
@@ -192,6 +199,59 @@ async def test_it_is_online_when_the_brokers_have_accepted_the_account(
         async with asyncio.timeout(10):
             await running.made.is_ready.wait()
         assert states(await mqtt_broker.until(packets.PUBLISH, TOLD + 1)) == [b"offline", b"online"]
+
+
+@pytest.mark.parametrize(("mqtt", "connack", "code"), [("", CONNACK, 0x87), ('protocol = "3.1.1"', CONNACK_311, 0x80)])
+async def test_a_refused_subscription_is_told_and_tried_again(
+    broker: FakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, mqtt: str, connack: str, code: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    text = f'{IN}[[to_mqtt]]\ntopic = "demo"\nmqtt_topic = "out"\nqos = 0\n'
+    await broker.store("demo", b"goes all the same")
+    async with peer(connack) as mqtt_broker:
+        mqtt_broker.suback = code
+        async with bridge_with(mqtt_broker, broker, tmp_path, mqtt, text) as running:
+            await mqtt_broker.until(0x80, 5)
+            await mqtt_broker.until_carried(1)
+            found = await mqtt_broker.until(packets.PUBLISH)
+            assert not running.made.is_ready.is_set()
+            assert [body for body in found if b'{"state":"offline","refused_filters":["in/#"]}' in body]
+            assert states(found) == []
+            assert running.made.status.counters.refused_subscriptions == 1
+            assert caplog.text.count("the subscription to 'in/#': the MQTT broker refuses it") == 1
+            assert "online" not in caplog.text
+            # It is still refused over the next connection.
+            assert mqtt_broker.writer is not None
+            mqtt_broker.writer.close()
+            await mqtt_broker.until(0x10, 2)
+            tries = len(await mqtt_broker.until(0x80))
+            await mqtt_broker.until(0x80, tries + 3)
+            assert caplog.text.count("the subscription to 'in/#': the MQTT broker refuses it") == 1
+            mqtt_broker.suback = 1
+            async with asyncio.timeout(10):
+                await running.made.is_ready.wait()
+            assert "the subscription to 'in/#': going on" in caplog.text
+            assert running.made.status.counters.refused_subscriptions == 0
+            async with asyncio.timeout(10):
+                while states([body for first, body in mqtt_broker.received if first & 0xF0 == packets.PUBLISH]) == []:
+                    await asyncio.sleep(0)
+
+
+async def test_an_old_state_is_overwritten_before_rocketmq_has_been_reached(broker: FakeBroker, tmp_path: Path) -> None:
+    """After a kill the MQTT broker may have the old one as a retained message."""
+    async with (
+        silent() as address,
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=address),
+    ):
+        assert states((await mqtt_broker.until(packets.PUBLISH, TOLD))[:1]) == [b"offline"]
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """A name server that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 async def test_subscriptions_are_made_though_what_arrives_first_fills_the_bridge(
@@ -263,3 +323,172 @@ async def test_what_waits_in_the_bridge_outlives_the_session(broker: FakeBroker,
         await mqtt_broker.until(packets.PUBLISH, 2 * TOLD + 1)
         assert not [first for first, _ in mqtt_broker.received if first & 0xF0 == packets.PUBACK]
     away.close()
+
+
+@pytest.mark.parametrize("when", ["before the change", "at the change", "never"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_what_waits_in_the_bridge_outlives_new_rules(
+    broker: FakeBroker, tmp_path: Path, qos: int, when: str
+) -> None:
+    """Whenever the MQTT broker loses its session: then it sends nothing again. It does if it keeps the session."""
+    away, carried = Away(broker), Carried()
+    message = packets.encode_publish("in/a", b"x", qos=qos, retain=False, packet_id=1, properties=packets.NO_PROPERTIES)
+    async with (
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address, carried=carried) as running,
+    ):
+        await mqtt_broker.until(0x80)
+        mqtt_broker.send(bytes(message))
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        if when == "before the change":
+            assert mqtt_broker.writer is not None
+            mqtt_broker.writer.close()
+            await mqtt_broker.until(packets.PUBLISH, 2 * TOLD)
+        running.made.stop()
+        async with asyncio.timeout(10):
+            await running.task
+    connack = CONNACK
+    if when == "never":
+        connack = CONNACK_PRESENT
+        if qos:
+            packets.set_dup(message)
+            connack += message.hex()
+    async with (
+        peer(connack) as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", IN, address=away.address, carried=carried) as running,
+    ):
+        await mqtt_broker.until(0x80)
+        await away.come()
+        async with asyncio.timeout(10):
+            await running.made.is_ready.wait()
+        last = packets.encode_publish(
+            "in/last", b"last", qos=1, retain=False, packet_id=9, properties=packets.NO_PROPERTIES
+        )
+        mqtt_broker.send(bytes(last))
+        await mqtt_broker.until(packets.PUBACK, 2 if qos == 1 and when == "never" else 1)
+        stored = [message.body for (name, _), queue in broker.queues.items() if name == "In" for message in queue]
+        assert sorted(stored) == [b"last", b"x"]
+    away.close()
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "is_served"),
+    [
+        ("mqtt-bridge-b-demo", "demo", True),
+        ("mqtt-bridge-b-demo", "%RETRY%mqtt-bridge-b-demo", True),
+        ("mqtt-bridge-b-demo", "before", False),
+        ("mqtt-bridge-b-low", "low", False),
+        ("mqtt-bridge-b-gone", "gone", False),
+    ],
+)
+async def test_messages_of_rules_that_are_gone_are_released(
+    broker: FakeBroker, tmp_path: Path, group: str, topic: str, is_served: bool
+) -> None:
+    text = f'{RULES}qos = 2\n[[to_mqtt]]\ntopic = "low"\nmqtt_topic = "low"\nqos = 1\n'
+    journal = await open_journal(tmp_path / "b.state")
+    journal.set_published([(Place(group, MessageQueue(topic, "broker-a", 0), 5), Published(71, State.PUBLISHED))])
+    await journal.close()
+    async with peer(CONNACK_PRESENT) as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "", text):
+        await mqtt_broker.until(packets.PUBLISH, TOLD)
+        released = [body for first, body in mqtt_broker.received if first & 0xF0 == packets.PUBREL]
+        assert released == ([] if is_served else [b"\0\x47"])
+
+
+DELAYED = '[delayed]\ntopic = "{}"\ngroup = "{}"\n'
+
+
+async def delayed_bridge(broker: FakeBroker, directory: Path, mqtt_broker: Peer, text: str) -> tuple[Bridge, Rules]:
+    """A bridge whose delayed messages wait in T for the group G, and rules with this text."""
+    head = f'nameserver = "{broker.address}"\n[mqtt]\nport = {mqtt_broker.port}\nclient_id = "b"\n'
+    made = parse(head + DELAYED.format("T", "G"), directory / "bridge.toml", {})
+    return Bridge(made, intervals=INTERVALS), parse(head + text, directory / "bridge.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "waiting", "why"),
+    [
+        (DELAYED.format("T", "G"), True, None),
+        ('share = "s"\n', False, None),
+        ('share = "s"\n', True, "5: messages wait in T"),
+        ("", True, "4: messages wait in T"),
+        (DELAYED.format("U", "G"), True, "6: messages wait in T"),
+        (DELAYED.format("U", "H"), False, None),
+        (DELAYED.format("T", "H"), False, "7: the delayed messages in T are those of the group G"),
+        ("[delayed]\nenabled = false\n", True, "6: messages wait in T"),
+    ],
+)
+async def test_new_rules_leave_no_delayed_message_behind(
+    broker: FakeBroker, tmp_path: Path, text: str, waiting: bool, why: str | None
+) -> None:
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    broker.on(RequestCode.LIST_PENDING, page("1") if waiting else page())
+    async with peer() as mqtt_broker:
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, text)
+        task = asyncio.create_task(bridge.run())
+        async with asyncio.timeout(10):
+            await bridge.is_ready.wait()
+        if why is None:
+            await bridge.check_change(rules)
+        else:
+            with pytest.raises(RulesError, match=f"bridge.toml:{why}"):
+                await bridge.check_change(rules)
+        bridge.stop()
+        await task
+
+
+async def test_new_rules_are_not_used_either_while_nobody_knows(broker: FakeBroker, tmp_path: Path) -> None:
+    async with peer() as mqtt_broker:
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("U", "G"))
+        with pytest.raises(RulesError, match=r"bridge.toml:6: RocketMQ does not tell whether messages wait in T"):
+            await bridge.check_change(rules)
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("T", "G"))
+        await bridge.check_change(rules)
+
+
+async def test_delayed_messages_that_are_due_wait_too(broker: FakeBroker, tmp_path: Path) -> None:
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    broker.on(RequestCode.LIST_PENDING, page())
+    await broker.store("T", b"due", text="MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02MQTT_QOS\x011\x02")
+    broker.offsets["G", "T", 0] = 0
+    async with peer() as mqtt_broker:
+        bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("U", "G"))
+        task = asyncio.create_task(bridge.run())
+        [body] = await mqtt_broker.until_carried(1)
+        with pytest.raises(RulesError, match="6: messages wait in T"):
+            await bridge.check_change(rules)
+        mqtt_broker.send(packets.encode_ack(packets.PUBACK, int.from_bytes(body[3:5], "big")))
+        await broker.until(lambda: broker.offsets["G", "T", 0] == 1)
+        await bridge.check_change(rules)
+        bridge.stop()
+        await task
+
+
+async def test_after_a_start_the_log_tells_what_earlier_rules_have_left(
+    broker: FakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = await open_journal(tmp_path / "b.state")
+    journal.set_delayed("Old", "G")
+    await journal.close()
+    for waiting, told in ((page("1"), 1), (page(), 0)):
+        caplog.clear()
+        broker.on(RequestCode.LIST_PENDING, waiting)
+        async with (
+            peer() as mqtt_broker,
+            bridge_with(mqtt_broker, broker, tmp_path, "", DELAYED.format("T", "G")) as running,
+        ):
+            async with asyncio.timeout(10):
+                await running.made.is_ready.wait()
+            _, back = await delayed_bridge(broker, tmp_path, mqtt_broker, DELAYED.format("Old", "H"))
+            with pytest.raises(RulesError, match=r'bridge.toml:7: .* keep the old one by \[delayed\] group = "G"'):
+                await running.made.check_change(back)
+        assert caplog.text.count("messages wait in Old, and") == told
+        assert caplog.text.count('[delayed] topic = "Old", group = "G"') == told
+    async with (
+        peer() as mqtt_broker,
+        bridge_with(mqtt_broker, broker, tmp_path, "", DELAYED.format("T", "H")) as running,
+    ):
+        with pytest.raises(RulesError, match=r'bridge.toml:9: .* keep the old one by \[delayed\] group = "G"'):
+            async with asyncio.timeout(10):
+                await running.task

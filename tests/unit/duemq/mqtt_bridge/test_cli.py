@@ -157,6 +157,7 @@ async def test_new_rules_whose_state_cannot_be_used_are_told_and_the_old_ones_st
         assert "the old rules stay" in caplog.text
     assert changed(config.parent / "b.state")  # the directory that the bridge has
     assert changed(config.parent / "new")
+    watch.use(read(config))
     await other.close()
     assert changed(config.parent / "other")
     await journal.close()

@@ -210,6 +210,43 @@ async def test_after_a_kill_a_message_that_was_stored_is_found(tmp_path: Path) -
         assert producer.calls[0] == "stored"
 
 
+async def test_after_a_kill_a_delayed_message_that_was_replaced_or_cancelled_is_not_sent_again(tmp_path: Path) -> None:
+    """It waits nowhere, and is in no queue."""
+    producer = FakeProducer()
+    async with bench(tmp_path, producer=producer) as at:
+        saved: list[bool] = []
+        at.session.on_send = lambda: saved.append(at.journal.is_saved)
+        await at.acks(message(5, b"old", 2, "delayed/2;key=k;replace/a"))
+        await at.acks(message(6, b"new", 2, "delayed/2;key=k;replace/a"), message(7, b"z", 2, "delayed/2/a"))
+        assert saved == [True, True]
+    producer.messages.clear()  # as if `new` had been delivered, and the others been cancelled
+    async with bench(tmp_path, producer=producer) as at:
+        again = await at.acks(
+            message(5, b"old", 2, "delayed/2;key=k;replace/a", dup=True),
+            message(6, b"new", 2, "delayed/2;key=k;replace/a", dup=True),
+            message(7, b"z", 2, "delayed/2/a", dup=True),
+        )
+        assert again == [(PUBREC, 5, 0), (PUBREC, 6, 0), (PUBREC, 7, 0)]
+        assert producer.bodies == []
+
+
+async def test_with_qos_2_a_recall_is_done_once(tmp_path: Path) -> None:
+    """Otherwise it would cancel what came behind it."""
+    async with bench(tmp_path) as at:
+        await at.acks(message(5, b"", 2, "delayed/recall;key=k/a"), message(6, b"m", 2, "delayed/2;key=k/a"))
+        at.connect(FakeSession())
+        await at.acks(
+            message(5, b"", 2, "delayed/recall;key=k/a", dup=True), message(6, b"m", 2, "delayed/2;key=k/a", dup=True)
+        )
+        assert at.recaller.cancelled == ["a#k"]
+    async with bench(tmp_path, producer=at.producer) as at:
+        await at.acks(message(5, b"", 2, "delayed/recall;key=k/a", dup=True))
+        await at.acks(Ack(PUBREL, 5))
+        assert at.recaller.cancelled == []
+        await at.acks(message(5, b"", 2, "delayed/recall;key=k/a"))
+        assert at.recaller.cancelled == ["a#k"]
+
+
 async def test_a_broker_that_lost_its_last_seconds_sends_again_what_was_released(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         await at.acks(message(5, qos=2))
@@ -403,13 +440,171 @@ async def test_a_lost_connection_gets_no_acknowledgement_and_the_next_one_neithe
 async def test_what_replaces_and_what_cancels_keep_their_order(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         await at.acks(
-            message(1, topic="delayed/1;key=k;replace/a"),
+            message(1, topic="delayed/0;key=k;replace/a"),
             message(2, topic="delayed/recall;key=k/a"),
             message(3, topic="delayed/2;key=k;replace/a"),
         )
         assert at.producer.calls == ["send", "send"]
         assert at.recaller.cancelled == ["a#k"]
         assert [each["replace"] for each in at.producer.messages] == [True, True]
+
+
+def at_time(kind: str, qos: int, number: int, dup: bool = False) -> Publish:
+    """A message that is due 3 s after the beginning, its recall, or its replacement."""
+    due = f"@{NOW + 3000}" if "at" in kind else "3"
+    option = {"recall": "recall;key=k", "plain": f"{due};key=k"}.get(kind, f"{due};key=k;replace")
+    return message(number, kind.encode(), qos, f"delayed/{option}/a", dup)
+
+
+async def while_rocketmq_is_away(at: Bench, batches: list[list[Publish]], seconds: float) -> None:
+    """Hand over batches, each after a second, while nothing can be sent; RocketMQ comes back after `seconds` more."""
+    at.producer.may_go.clear()
+    at.inbound.received(batches[0])
+    await at.producer.has_begun.wait()
+    for batch in batches[1:]:
+        at.passed.append(1)
+        at.inbound.received(batch)
+    at.passed.append(seconds)
+    at.producer.may_go.set()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kinds", "sent", "cancelled"),
+    [
+        (["plain", "recall"], [], 1),
+        (["plain at", "recall"], [], 1),
+        (["replace", "recall"], [], 1),
+        (["replace", "replace at"], [b"replace at"], 0),
+        (["replace", "replace at", "replace"], [b"replace"], 0),
+        (["replace", "replace", "recall", "plain"], [b"plain"], 1),
+        (["plain", "replace"], [b"plain", b"replace"], 0),
+    ],
+)
+@pytest.mark.parametrize("is_one_batch", [True, False])
+async def test_what_is_cancelled_or_replaced_in_time_is_not_delivered_though_rocketmq_was_away(
+    tmp_path: Path, qos: int, kinds: list[str], sent: list[bytes], cancelled: int, is_one_batch: bool
+) -> None:
+    """Both wait in the bridge, in one batch or one behind the other, until the time of the first has passed."""
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), False)] * 2)
+    async with bench(tmp_path, producer=producer) as at:
+        messages = [at_time(kind, qos, number) for number, kind in enumerate(kinds, 2)]
+        first = [message(1)] if is_one_batch else []
+        batches = [first, messages] if is_one_batch else [[message(1), messages[0]], messages[1:]]
+        await while_rocketmq_is_away(at, batches, 9)
+        acks = await at.acks(message(99), count=2 + len(kinds) * bool(qos))
+        assert [number for _, number, _ in acks] == [1, *range(2, 2 + len(kinds) * bool(qos)), 99]
+        assert [body for body in producer.bodies if body != b"x"] == sent
+        assert at.status.counters.superseded == len(kinds) - len(sent) - kinds.count("recall")
+        assert at.status.counters.recalled == cancelled + kinds.count("recall")  # the fake cancels one each time
+
+
+@pytest.mark.parametrize(("topic", "retries"), [("delayed/3;key=k/a", 0), ("delayed/3/a", None)])
+async def test_the_producer_does_not_insist_on_what_may_be_superseded(
+    tmp_path: Path, topic: str, retries: int | None
+) -> None:
+    async with bench(tmp_path) as at:
+        await at.acks(message(1, topic=topic))
+        assert [each["retries"] for each in at.producer.messages] == [retries]
+
+
+async def test_a_recall_or_replacement_that_comes_after_the_time_is_too_late(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        await while_rocketmq_is_away(
+            at, [[message(1)], [at_time("replace", 1, 2)], [], [], [at_time("recall", 1, 3)]], 9
+        )
+        await at.session.until(3)
+        assert producer_bodies(at) == [b"replace"]
+
+
+def producer_bodies(at: Bench) -> list[bytes]:
+    return [body for body in at.producer.bodies if body != b"x"]
+
+
+@pytest.mark.parametrize("kind", ["recall", "replace at"])
+async def test_one_that_comes_after_the_time_does_not_overtake_the_delivery(tmp_path: Path, kind: str) -> None:
+    """A message that is overdue when it is sent waits in RocketMQ for a moment, if it is a replacement itself."""
+    async with bench(tmp_path) as at:
+        at.producer.waiting.add("id")
+        batches = [[message(1)], [at_time("replace", 1, 2)], [], [], [at_time(kind, 1, 3)]]
+        await while_rocketmq_is_away(at, batches, 9)
+        async with asyncio.timeout(10):
+            while at.producer.calls.count("waits") < 3:
+                await asyncio.sleep(0)
+        assert (producer_bodies(at), at.recaller.cancelled) == ([b"replace"], [])
+        at.producer.waiting.clear()
+        await at.session.until(3)
+        assert (producer_bodies(at)[1:], at.recaller.cancelled) == (
+            ([], ["a#k"]) if kind == "recall" else ([b"replace at"], [])
+        )
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_if_the_replacement_is_refused_the_message_is_sent(tmp_path: Path, qos: int) -> None:
+    refusal = MessageRejectedError(13, "too far ahead", "a")
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), True), (refusal, False)])
+    async with bench(tmp_path, producer=producer) as at:
+        messages = [at_time("replace", qos, number) for number in (2, 3)]
+        await while_rocketmq_is_away(at, [[message(1, qos=2)], messages], 9)
+        acks = await at.acks(message(99), count=2 + 2 * bool(qos))
+        assert [number for _, number, reason in acks if reason] == [3] * bool(qos)
+        assert (producer_bodies(at), at.status.counters.superseded) == ([b"replace"], 0)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("order", [["plain", "recall"], ["replace", "replace"], ["recall", "plain"]])
+async def test_what_is_sent_again_over_a_new_connection_keeps_its_order(
+    tmp_path: Path, qos: int, order: list[str]
+) -> None:
+    """The messages in hand are there twice: a recall of before must not cancel what came behind it."""
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), False)] * 2)
+    async with bench(tmp_path, producer=producer) as at:
+        producer.may_go.clear()
+        at.inbound.received([message(1), *(at_time(kind, qos, number) for number, kind in enumerate(order, 2))])
+        await producer.has_begun.wait()
+        at.passed.append(9)
+        at.connect(FakeSession())
+        at.inbound.received(
+            [message(1, dup=True), *(at_time(kind, qos, number, dup=True) for number, kind in enumerate(order, 2))]
+        )
+        producer.may_go.set()
+        await at.session.until(3)
+        last = order[-1].encode()
+        expected = [] if last == b"recall" else [last] * (2 if qos == 1 else 1)
+        assert producer_bodies(at) == expected
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_recall_of_a_lost_connection_counts(tmp_path: Path, qos: int, is_kept: bool) -> None:
+    """RocketMQ comes back before the MQTT broker, with which the recall is."""
+    producer = FakeProducer(failures=[(ConnectionLostError("a", "gone"), False)] * 2)
+    async with bench(tmp_path, producer=producer) as at:
+        producer.may_go.clear()
+        at.inbound.received([message(1), at_time("plain", qos, 2)])
+        await producer.has_begun.wait()
+        at.inbound.received([at_time("recall", qos, 3)])
+        at.passed.append(9)
+        session = FakeSession(is_present=is_kept)
+        at.inbound.connected(cast("Any", session))
+        producer.may_go.set()
+        async with asyncio.timeout(10):
+            while not producer.messages:
+                await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert producer_bodies(at) == []
+        if not is_kept:
+            at.journal.forget_session()
+        at.connect(session)
+        if is_kept:
+            at.inbound.received(
+                [message(1, dup=True), at_time("plain", qos, 2, dup=True), at_time("recall", qos, 3, dup=True)]
+            )
+            await session.until(3)
+        else:
+            await at.acks(message(4))
+        assert producer_bodies(at) == []
 
 
 async def test_a_message_that_expires_before_it_is_due_is_dropped(tmp_path: Path) -> None:
@@ -591,6 +786,31 @@ async def test_what_waits_here_is_sent_when_the_mqtt_broker_has_lost_the_session
                 await asyncio.sleep(0)
         assert await at.acks(message(2, b"second", qos)) == [(PUBACK if qos == 1 else PUBREC, 2, 0)]
         assert at.producer.bodies == [b"first", b"second", b"third", b"second"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_waits_here_keeps_its_order_over_several_lost_sessions(tmp_path: Path, qos: int) -> None:
+    async with bench(tmp_path) as at:
+        at.producer.may_go.clear()
+        at.inbound.received([message(1)])
+        await at.producer.has_begun.wait()
+        for number in range(4):
+            at.inbound.received([message(2, b"%d" % number, qos), message(0, b"%d a" % number, 0)])
+            at.passed.append(1)
+            at.journal.forget_session()
+            session = FakeSession(is_present=False)
+            at.inbound.connected(cast("Any", session))
+            at.inbound.received([message(0, b"%d b" % number, 0)])  # right behind the CONNACK
+            at.connect(session)
+        at.producer.may_go.set()
+        await at.acks(message(9, b"last"))
+        async with asyncio.timeout(10):
+            while len(at.producer.messages) < 14:
+                await asyncio.sleep(0)
+        of_qos = [body for body in producer_bodies(at) if len(body) == 1]
+        of_qos_0 = [body for body in producer_bodies(at) if len(body) == 3]
+        assert of_qos == [b"%d" % number for number in range(4)]
+        assert of_qos_0 == [b"%d %c" % (number, letter) for number in range(4) for letter in b"ab"]
 
 
 async def test_what_waits_here_is_dropped_when_the_mqtt_broker_sends_it_again(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,37 @@ async def test_what_is_saved_is_there_after_a_start(tmp_path: Path) -> None:
     again.forget_session()
     assert (again.received, again.subscriptions) == ({}, {})
     await again.close()
+
+
+async def test_what_is_stored_is_known_after_a_start_if_it_was_noted(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    journal.take([taken(1), taken(2), taken(3), taken(4)])
+    journal.set_stored([taken(1)])
+    other = replace(taken(2), unique_key="another message")
+    journal.note_stored([other, taken(3)])
+    assert [journal.is_stored(taken(number)) for number in range(1, 6)] == [True, False, True, False, False]
+    assert not journal.is_stored(replace(taken(3), unique_key="another message"))
+    await journal.close()
+    again = await open_journal(tmp_path)
+    assert [again.is_stored(taken(number)) for number in range(1, 5)] == [False, False, True, False]
+    await again.close()
+
+
+async def test_a_journal_of_version_1_is_read(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as old:
+        tables = module._TABLES.replace(", is_stored INTEGER NOT NULL DEFAULT 0", "").partition("CREATE TABLE delayed")[
+            0
+        ]
+        old.executescript(f"{tables}PRAGMA user_version = 1;")
+        old.execute("INSERT INTO received VALUES (1, 'KEY1', X'00', 'T', 'broker-a', 3, 7, 1, 0)")
+        old.commit()
+    for is_stored in (False, True):
+        journal = await open_journal(tmp_path)
+        assert journal.received[1].is_stored is is_stored
+        journal.note_stored([journal.received[1]])
+        assert journal.delayed == ({"t": "g"} if is_stored else {})
+        journal.set_delayed("t", "g")
+        await journal.close()
 
 
 async def test_many_changes_are_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +144,8 @@ async def test_messages_are_forgotten_when_the_offset_has_passed_them(tmp_path: 
     assert not journal.is_passed(place(10), 0)
     journal.set_published((place(10 + each), Published(0, State.DONE)) for each in range(4))
     journal.set_published([(place(9), Published(77, State.PUBLISHED)), (place(10, "other"), Published(0, State.DONE))])
-    assert journal.forget_before("g", {QUEUE: 12}, 0) == [77]
-    assert set(journal.published) == {place(12), place(13), place(10, "other")}
+    assert journal.forget_before("g", {QUEUE: 12}, 0) == [place(9)]
+    assert set(journal.published) == {place(9), place(12), place(13), place(10, "other")}
     # A broker that lost its last offsets gives them again.
     assert [journal.is_passed(place(each), 0) for each in (10, 11, 12)] == [True, True, False]
     await journal.close()

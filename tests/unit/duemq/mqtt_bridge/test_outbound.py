@@ -52,7 +52,13 @@ class Bench:
         self.journal = journal
         self.ids = PacketIds()
         self.finished: list[Flight] = []
-        self.window = Window(most=most, journal=journal, ids=self.ids, finished=self.finished.extend)
+        self.window = Window(
+            most=most,
+            journal=journal,
+            ids=self.ids,
+            comes_again=lambda place: place.group == "g",
+            finished=self.finished.extend,
+        )
         self.session = FakeSession()
 
     async def connect(self, session: FakeSession, *, is_subscribed: bool = True) -> FakeSession:
@@ -118,6 +124,19 @@ async def test_without_a_connection_there_is_no_room_and_what_is_sent_waits(jour
     await bench.connect(session())
     assert await waiting == 97
     assert bench.shown() == ["1", "2"]
+
+
+async def test_a_connection_that_took_messages_is_told(journal: Journal) -> None:
+    """Then the next one is made at once: other messages may stand before one that has the connection closed."""
+    bench = Bench(journal)
+    assert not bench.window.disconnected()
+    await bench.connect(session())
+    bench.send(1, 2, qos=1)
+    assert not bench.window.disconnected()
+    await bench.connect(session())
+    bench.window.received([Ack(PUBACK, 1)])
+    assert bench.window.disconnected()
+    assert not bench.window.disconnected()
 
 
 async def test_after_a_lost_connection_all_is_sent_again_in_its_order(journal: Journal) -> None:
@@ -347,6 +366,40 @@ async def test_drain_waits_until_nothing_is_on_its_way(journal: Journal) -> None
     await draining
 
 
+async def test_messages_of_rules_that_are_gone_take_no_room_for_ever(journal: Journal) -> None:
+    """The MQTT broker counts those that it has, until they get a PUBREL."""
+    gone = [Place("gone", QUEUE, offset) for offset in range(4)]
+    states = [State.PUBLISHED, State.PUBLISHED, State.RELEASED, State.DONE]
+    rows = zip(gone, (11, 12, 13, 0), states, strict=True)
+    journal.set_published((where, Published(packet_id, state)) for where, packet_id, state in rows)
+    bench = Bench(journal)
+    await bench.connect(session(most=5))
+    assert bench.shown() == ["r11", "r12", "r13"]
+    assert await bench.window.room() == 100
+    bench.send(1, 2, 3, 4, qos=1)
+    assert bench.published() == ["1"]
+    bench = Bench(journal)  # as after a kill
+    await bench.connect(session(most=5))
+    assert bench.shown() == ["r11", "r12", "r13"]
+    working = asyncio.create_task(bench.window.run())
+    bench.window.received([Ack(PUBREC, 12)])  # the broker tells that it has this one
+    await bench.session.until(4)
+    bench.window.received([Ack(PUBCOMP, each) for each in (11, 12, 12, 13)])
+    bench.send(1, 2, 3, 4, qos=1)
+    assert bench.published() == ["1", "2", "3", "4"]
+    assert journal.published == {where: Published(0, State.DONE) for where in gone[1:]}
+    working.cancel()
+
+
+async def test_a_session_that_the_broker_has_lost_has_none_of_them(journal: Journal) -> None:
+    journal.set_published([(Place("gone", QUEUE, 1), Published(11, State.PUBLISHED))])
+    bench = Bench(journal)
+    await bench.connect(session(is_present=False))
+    assert (bench.shown(), journal.published) == ([], {})
+    await bench.connect(session())
+    assert bench.shown() == []
+
+
 def test_packet_ids_go_round_and_each_is_in_use_once() -> None:
     ids = PacketIds([1, 65_535])
     assert [ids.take(), ids.take()] == [2, 3]
@@ -373,7 +426,9 @@ class Rule:
         self.journal = journal
         self.status = Status("status", lambda: NOW)
         self.ids = PacketIds()
-        self.window = Window(most=100, journal=journal, ids=self.ids, finished=self._finished)
+        self.window = Window(
+            most=100, journal=journal, ids=self.ids, comes_again=lambda _: True, finished=self._finished
+        )
         self.session = FakeSession()
         self.rule = ToMqtt(
             Outbound(topic="demo", mqtt_topic=_topic, group="g", tags="*", qos=qos, retain=False, start="first"),
@@ -472,6 +527,28 @@ async def test_with_qos_2_what_was_published_before_a_kill_goes_again_with_its_p
         again = [(each.packet_id, each.dup) for each in at.session.sent if isinstance(each, Publish)]
         assert again == [(71, True)]
         assert at.session.acks() == [(PUBREL, 72, 0)] * 2
+
+
+@pytest.mark.parametrize("why", ["skipped", "refused", "own"])
+async def test_with_qos_2_what_is_not_published_again_after_a_kill_takes_no_room(
+    journal: Journal, broker: FakeBroker, why: str
+) -> None:
+    """The offset was skipped, or the message has no topic by the new rules, or would go back."""
+    text = "MQTT_BRIDGE\x01b\x02MQTT_TOPIC\x01t\x02" if why == "own" else ""
+    await broker.store("demo", b"wrong" if why == "refused" else b"a", text=text)
+    if why == "skipped":
+        await broker.store("demo", b"b")
+        broker.offsets["g", "demo", 0] = 1
+    where = Place("g", MessageQueue("demo", "broker-a", 0), 0)
+    journal.set_published([(where, Published(71, State.PUBLISHED))])
+    async with rule(journal, broker, 2) as at:
+        async with asyncio.timeout(10):
+            while (PUBREL, 71, 0) not in at.session.acks():
+                await at.session.until(len(at.session.sent) + 1)
+        assert at.window.missing == {71}
+        at.window.received([Ack(PUBCOMP, 71)])
+        assert at.window.missing == set()
+        assert where not in journal.published
 
 
 async def test_what_cannot_be_published_goes_to_the_dead_letters(journal: Journal, broker: FakeBroker) -> None:

@@ -1,0 +1,20 @@
+"""What a bridge hands to the next one when the rules change, within one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duemq.mqtt_bridge.receipts import Receipts
+from duemq.mqtt_bridge.status import Counters
+from duemq.mqtt_bridge.works import Arrival
+
+
+@dataclass(slots=True)
+class Carried:
+    """State that outlives a change of the rules, as long as the process lives."""
+
+    receipts: Receipts = field(default_factory=Receipts)
+    """Of the session at the MQTT broker."""
+    counters: Counters = field(default_factory=Counters)
+    waiting: list[Arrival] = field(default_factory=list)
+    """Messages that nobody sends again: those of lost sessions, and those with QoS 0."""
