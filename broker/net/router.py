@@ -42,6 +42,7 @@ from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, Frame, FrameReader
 from duemq.protocol.requests.headers import Header, Request, RequestDecoder, response
+from duemq.protocol.unsupported import UNSUPPORTED
 from duemq.storage.clock import Clock
 from duemq.storage.durability.jobs import has_no_room
 from duemq.storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull
@@ -411,7 +412,10 @@ class Router:
         route = self._routes.get(command.code)
         if route is None:
             code: int = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            remark = f" request type {command.code} not supported"
+            known = UNSUPPORTED.get(command.code)
+            remark = f" request type {command.code} not supported"  # so RocketMQ
+            if known is not None:
+                remark += f": {known.name}. duemq has {known.reason}"
         else:
             try:
                 request = route.decoder.from_command(command, frame[0])
