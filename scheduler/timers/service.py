@@ -147,7 +147,7 @@ class Timers:
         """The physical offsets of the records of recurring messages that were delivered or dropped and whose next
         records are missing."""
         self._cancelled: set[int] = set()
-        """The physical offsets of messages that policies drop: they are cancelled, and still have to be withdrawn."""
+        """The physical offsets of messages that policies dropped, until the rest of their split is carried out too."""
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake, self._unfollowed)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
         """Cancels, reschedules and replaces waiting messages."""
@@ -425,7 +425,7 @@ class Timers:
             slots.bring_back(moved, back, now_ms, not_before)
         with self._store.health.noting():
             slots.census.removed(moved)
-            self._drop(split)
+            self._carried_out(split)
             parking.finished(len(waits))
         return True
 
@@ -436,11 +436,12 @@ class Timers:
             self._slots.note_held(int(latest.max()))
 
     def _cancel(self, waits: Waits, now_ms: int) -> None:
-        """Append records that delete messages dropped by policies; `_drop` follows. Raises StoreError, OSError."""
-        # If anything fails behind this, all of it is tried again.
-        places = [each for each in waits[["physical", "size"]].tolist() if each[0] not in self._cancelled]
+        """Append records that delete messages dropped by policies, and withdraw these at once: a checkpoint must not
+        say that they wait, and whatever else their split needs may fail and is tried again. `_carried_out` follows.
+        Raises StoreError, OSError."""
+        left = waits[~np.isin(waits["physical"], list(self._cancelled))]
         try:
-            for physical, size in places:
+            for physical, size in left[["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
                 if message is not None:
                     recurs = is_recurring(message)
@@ -451,14 +452,14 @@ class Timers:
         except BaseException:
             self._store.appender.roll_back()
             raise
-        self._cancelled.update(physical for physical, _ in places)
+        with self._store.health.noting():
+            self._slots.delete(left)
+            self.dropped += len(left)
+            self._cancelled.update(left["physical"].tolist())
 
-    def _drop(self, split: Split) -> None:
-        """Withdraw the messages that a split drops, and note that the split was carried out."""
-        if len(split.dropped):
-            self.dropped += len(split.dropped)
-            self._slots.delete(split.dropped)
-            self._cancelled.difference_update(split.dropped["physical"].tolist())
+    def _carried_out(self, split: Split) -> None:
+        """Note that a split was carried out."""
+        self._cancelled.difference_update(split.dropped["physical"].tolist())
         self.policies.carried_out(split)
 
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
@@ -482,7 +483,7 @@ class Timers:
                 slots.parking.added(park_in, parked)
                 second.is_touched = True
                 slots.census.removed(split.moved)
-            self._drop(split)
+            self._carried_out(split)
             second.drop(count)
             split.now["held"] = True  # the policy does not apply to them again
             second.put_back(split.now)

@@ -452,6 +452,48 @@ async def test_a_drop_that_fails_half_way_is_not_followed_twice(
         assert len(await listed(peer)) == 1
 
 
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["killed", "stopped"])
+async def test_a_drop_that_is_half_done_at_the_end_is_not_undone(
+    tmp_path: Path, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
+) -> None:
+    """The broker ends while the rest of the split cannot be written, and after a checkpoint that covers the drop."""
+    clock, is_full = ManualClock(NOW_MS), False
+    real_put = Slots.put
+
+    def put(self: Slots, waits: Any, *args: Any, **more: Any) -> None:
+        if is_full and len(waits):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_put(self, waits, *args, **more)
+
+    monkeypatch.setattr(Slots, "put", put)
+    async with running(tmp_path / "a", clock=clock) as broker:
+        peer = broker.connect()
+        await peer.ask(create("T", 1))
+        broker.timers.set_policy("T", TimerPolicy(is_paused=True))
+        await begin(peer, every("1000s") + f"\x02TIMER_START\x01{NOW_MS + 10_100}")
+        for number in range(5):
+            await begin(peer, f"UNIQ_KEY\x01p{number}\x02TIMER_DELIVER_MS\x01{NOW_MS + 30_900}", b"plain")
+        await seconds_pass(broker, loop, 45)
+        is_full = True
+        broker.timers.set_policy("T", TimerPolicy(drop_after_ms=31_000))
+        while not broker.timers._cancelled:
+            await seconds_pass(broker, loop, 1)
+        end = broker.store.log.end
+        while (broker.store.checkpoint.recovery_offset or 0) < end:
+            await pass_time(broker, loop, 0.1)
+            await turns(20)
+        assert broker.timers._cancelled, "the rest of the split is still to be written"
+        root = tmp_path / "a" if is_stopped else copy_of(tmp_path / "a", tmp_path / "b")
+    is_full = False
+    async with running(root, clock=clock) as broker:
+        peer = broker.connect()
+        await seconds_pass(broker, loop, 2)
+        (waiting,) = await listed(peer)
+        assert waiting["deliverMs"] == NOW_MS + 1_010_100
+        await seconds_pass(broker, loop, 60)
+        assert {message.body for message in await delivered(peer)} <= {b"plain"}
+
+
 async def test_a_name_is_not_taken_twice_while_a_record_is_left_out(tmp_path: Path, loop: SteppedLoop) -> None:
     clock = ManualClock(NOW_MS)
     async with running(tmp_path / "a", clock=clock) as broker:
