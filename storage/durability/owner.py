@@ -251,7 +251,8 @@ class Durability:
         self._wanted = max(self._wanted, position)
 
     def expire_now(self, *, at_any_hour: bool) -> None:
-        """Look for expired files at the next step. `at_any_hour`: also outside the hours of deleteWhen."""
+        """Look for expired files at the next step. `at_any_hour`: also outside the hours of deleteWhen, until there is
+        no file to drop: messages that still wait are kept first, so files may go with a later look."""
         self._expire_at = -math.inf
         self._expires_at_any_hour |= at_any_hour
 
@@ -595,12 +596,11 @@ class Durability:
     def _begin_expiry(self, machine_ms: int) -> _Steps:
         """Check the disk; return the work to do. Raises OSError."""
         store, retention, parts = self._store, self.retention, list(self._parts.values())
-        at_any_hour, self._expires_at_any_hour = self._expires_at_any_hour, False
         has_room = retention.look()
         self._note_room(_DISK, None if has_room else f"the disk is {retention.used_ratio:.0%} full")
         self._remove_again()
         limit = min(
-            retention.deletable_before(machine_ms, at_any_hour=at_any_hour),
+            retention.deletable_before(machine_ms, at_any_hour=self._expires_at_any_hour),
             store.checkpoint.recovery_offset or 0,
             *(part.needed_from() for part in parts),
         )
@@ -613,6 +613,8 @@ class Durability:
                 lambda _: self._advance_next(queues),
                 *steps,
             ]
+        else:
+            self._expires_at_any_hour = False
         return _Steps(steps)
 
     def _keep(self, part: Part, limit: int, now: Moment) -> bool:

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import random
 from collections import Counter
@@ -990,6 +991,27 @@ def test_no_file_goes_that_a_part_needs(needed: int) -> None:
     keeper.needed = 2**62
     owned.expire()
     assert owned.store.log.begin > needed
+
+
+def test_files_go_at_any_hour_on_request_also_when_something_is_kept_of_them_first() -> None:
+    owned, keeper = aged()
+    owned.durability.retention.config = dataclasses.replace(ALWAYS_GOES, delete_when="")
+    owned.checkpoint()
+    keeper.to_keep = 3
+    owned.expire()
+    assert owned.store.log.begin == 0, "it is not the hour"
+    owned.durability.expire_now(at_any_hour=True)
+    for _ in range(3):
+        owned.expire()
+        owned.checkpoint()
+    begin = owned.store.log.begin
+    assert begin > 0
+    owned.expire()  # nothing is left to go, so the hours count again
+    while owned.store.log.end < begin + 9 * SEGMENT:
+        append(owned.store, "t", 0, bytes(3000))
+    owned.checkpoint()
+    owned.expire()
+    assert owned.store.log.begin == begin
 
 
 def test_files_go_when_what_was_kept_of_them_is_durable() -> None:
