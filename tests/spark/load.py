@@ -226,11 +226,12 @@ class Load:
         ):
             await first.until(lambda got: sum(one.reconsume_times == 1 for one in got) >= len(messages))
             await self._stored(f"%DLQ%{dead}", len(messages))
+            # While the consumers run, since their last commit, a one-way request, may get lost at their end.
+            for group in (again, dead):
+                await self._committed(topic, group, 2, len(messages))
+                await self._committed(f"%RETRY%{group}", group, 1, len(messages))
         self.retried += [Retried(key, topic, again, 1, is_dead=False) for key in keys]
         self.retried += [Retried(key, topic, dead, 1, is_dead=True) for key in keys]
-        for group in (again, dead):
-            await self._committed(topic, group, 2, len(messages))
-            await self._committed(f"%RETRY%{group}", group, 1, len(messages))
 
     async def _burst(self) -> None:
         topic = await self._topic("burst", 1)
