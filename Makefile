@@ -12,6 +12,8 @@ STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remot
 # Two runs of about the same length. Tests in neither of them, nor in SPARK, run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler tests/interop/mqtt
+# Interop tests that run after the unit tests, because the run of the other interop tests takes longest.
+LATE := tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
@@ -71,12 +73,12 @@ test: $(VENV)/.dev ## Install the peers and run all tests except the soak tests
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
 	$(MAKE) $(VENV)/.oldest-spark peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
 	{ wait_for() { while kill -0 $$1 2>/dev/null; do sleep 1; done; }; wait_for $$unit; \
-	  run storeless $(PYTEST) -p no:cacheprovider $(STORELESS); } & \
+	  run late $(PYTEST) -p no:cacheprovider $(STORELESS) $(LATE); } & \
 	run machine $(PYTEST) -p no:cacheprovider $(MACHINE) & \
 	run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK) & \
-	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK)); failed=$$?; \
-	wait; cat .unit.log .storeless.log .machine.log .spark.log; \
-	for name in unit storeless machine spark; do \
+	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK) $(LATE)); failed=$$?; \
+	wait; cat .unit.log .late.log .machine.log .spark.log; \
+	for name in unit late machine spark; do \
 		status=$$(cat .$$name.status); rm -f .$$name.log .$$name.status; \
 		if [ "$$status" != 0 ]; then echo "make test: the run '$$name' failed ($$status)"; failed=1; fi; \
 	done; \
