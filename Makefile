@@ -22,12 +22,14 @@ IN_MEMORY := $(MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed
 export PYTHONDONTWRITEBYTECODE :=
 
 LOCK := requirements/broker.txt
+DIST ?= dist
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SEEDS ?= 100
 WHAT ?= sends
 FROM ?= 0
 
 .PHONY: docs help run test unit quick interop crash fuzz simulate bench profile soak lint type format check peers lock \
-	audit clean
+	audit dist release clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -104,13 +106,15 @@ fuzz: $(VENV)/.dev ## Send malformed input to a running broker
 simulate: $(VENV)/.dev ## Run brokers on a simulated machine with faults of all kinds, and check them (SEEDS=100 FROM=0)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM) --processes $$(nproc)
 
-bench: peers ## Measure duemq and Apache's broker, and print one table
+bench: $(VENV)/.dev ## Measure duemq and Apache's broker, and print one table
+	$(BIN)/python -m tests.peers install --bench
 	$(BIN)/python -m tests.bench
 
-profile: $(VENV)/.dev ## Show where the hot path spends its time (WHAT=sends, timers, levels or pulls)
+profile: $(VENV)/.dev ## Show where the hot path spends its time (WHAT=sends, signed, timers, levels or pulls)
 	$(BIN)/python -m tests.bench.profile $(WHAT)
 
 soak: $(VENV)/.dev ## Run the soak tests: 500 times kill -9 under load
+	$(BIN)/python -m tests.peers install --bench
 	$(BIN)/python -m pytest -m soak --timeout 0
 
 lint: $(VENV)/.dev ## Check the style
@@ -125,7 +129,7 @@ format: $(VENV)/.dev ## Format the code
 docs: $(VENV)/.dev ## Build the pages for users and the reference of the Python client, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
-check: lint type quick ## Run lint, type and quick, before each commit (a minute)
+check: lint type quick ## Run lint, type and quick, before each commit (a minute or two)
 
 # Kept as they are unless pyproject.toml asks for others; `make lock UPGRADE=--upgrade` takes the newest ones.
 lock: $(VENV)/tools/bin/pip-compile ## Lock the versions and hashes of what a broker needs (network)
@@ -136,6 +140,23 @@ lock: $(VENV)/tools/bin/pip-compile ## Lock the versions and hashes of what a br
 
 audit: $(VENV)/tools/bin/pip-compile ## Ask an advisory database about the locked versions (network)
 	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCK)
+
+# The wheel, the source distribution, and a file of requirements that has their hashes and those of all that they need.
+# Two builds of one commit are equal. KEY: a private SSH key, with which the hashes of all these files are signed.
+dist: $(VENV)/.dev ## Build a wheel and a source distribution, with signed hashes if KEY is an SSH key, into dist/
+	rm -rf $(DIST) && mkdir -p $(DIST)
+	$(BIN)/python -m build --outdir $(DIST) . > $(DIST)/build.log 2>&1 || { cat $(DIST)/build.log; exit 1; }
+	@rm $(DIST)/build.log
+	{ cat $(LOCK); echo 'duemq==$(VERSION) \'; $(BIN)/pip hash $(DIST)/* | sed -n 's/^--hash/    &/p' | sed '$$!s/$$/ \\/'; } \
+		> $(VENV)/requirements.txt
+	mv $(VENV)/requirements.txt $(DIST)/duemq-$(VERSION)-requirements.txt
+	cd $(DIST) && sha256sum * > $(abspath $(VENV))/SHA256SUMS && mv $(abspath $(VENV))/SHA256SUMS .
+	$(if $(KEY),ssh-keygen -q -Y sign -n duemq -f $(KEY) $(DIST)/SHA256SUMS)
+
+release: audit ## Build a release of the commit that is checked out: dist with its advisories looked up (network; KEY=)
+	@test -n '$(KEY)' || { echo 'give KEY=, the private SSH key that signs the hashes'; exit 1; }
+	@test -z "$$(git status --porcelain)" || { echo 'there are changes that are not committed: a release is a commit'; exit 1; }
+	$(MAKE) dist
 
 clean: ## Remove the virtual environment and the caches; the store stays
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,7 +33,7 @@ from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.consumption import ConsumptionHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
-from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
+from duemq.broker.admin.stats import SAMPLE_SECONDS, BrokerStats
 from duemq.broker.admin.stats_items import StatsItems
 from duemq.broker.audit.log import AuditLog
 from duemq.broker.audit.recorder import Recorder
@@ -45,7 +45,7 @@ from duemq.broker.errors import ConfigError
 from duemq.broker.housekeeping import Chore, Housekeeping
 from duemq.broker.limits import Limits
 from duemq.broker.names.nameserver import NameServer
-from duemq.broker.names.registration import Registration
+from duemq.broker.names.registration import Registrar
 from duemq.broker.net.admission import Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection, InputBudget
@@ -392,12 +392,12 @@ class Broker:
         self.held = held = HeldAnswers(
             loop, config.sync_flush_timeout_ms / 1000, lambda: self.settings.config.send_queue_capacity, self._want
         )
-        self.registration: Registration | None = None
+        self.registration: Registrar | None = None
         if config.nameserver_addresses:
             keys = credentials_of(
                 "innerClientAuthenticationCredentials", config.inner_credentials, ("accessKey", "secretKey")
             )
-            self.registration = Registration(
+            self.registration = Registrar(
                 BrokerIdentity(
                     config.broker_name,
                     _join(config.advertised_host, config.listen_port),
@@ -417,7 +417,7 @@ class Broker:
         locks = QueueLocks(real_clock, limits)
         reads = ColdReads(self._files, self._workers, self._turns.share)
         items = StatsItems(store.appender, real_clock, reads, config.cluster_name)
-        stats = Stats(store.appender, real_clock, items)
+        stats = BrokerStats(store.appender, real_clock, items)
         admission = Admission(loop, config.max_waiting_request_bytes)
         acl_files, auth = self._acl_files, self._auth
         authority: Authority | None = auth.authority if auth is not None else None
@@ -528,7 +528,7 @@ class Broker:
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
             ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
-            ClientHandlers(topics, groups, clients, locks),
+            ClientHandlers(topics, groups, clients, offsets, locks),
             admin,
             timer_handlers,
             pending_handlers,
@@ -814,7 +814,7 @@ class _Waking:
         self._wake = wake
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """See `storage.durability.jobs.Workers`."""
+        """See `storage.durability.jobs.JobWorkers`."""
 
         def finished(error: Exception | None) -> None:
             done(error)

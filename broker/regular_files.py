@@ -1,7 +1,7 @@
 """Reads files of accounts, certificates and settings, which people and programs replace while the broker runs.
 
 A path may have become something else: opening a FIFO waits until somebody writes, and a device may have no end. So what
-is no regular file is refused, without waiting.
+is not a regular file is refused, without waiting.
 """
 
 from __future__ import annotations
@@ -33,4 +33,4 @@ def read_regular(path: str, limit: int) -> bytes:
 
 
 def _not_regular(path: str) -> OSError:
-    return OSError(errno.EINVAL, "is no regular file", path)
+    return OSError(errno.EINVAL, "is not a regular file", path)

@@ -46,7 +46,7 @@ class TimeBudget:
         return time.perf_counter() >= self._until
 
 
-class Work:
+class SlicedWork:
     """One kind of work. The component that gives it something to do wakes it."""
 
     def __init__(self, turns: Turns, name: str) -> None:
@@ -112,8 +112,8 @@ class Turns:
         self.loop = loop
         self._clock = clock
         self._budget = budget
-        self._kinds: list[Work] = []
-        self._ready: dict[Work, None] = {}
+        self._kinds: list[SlicedWork] = []
+        self._ready: dict[SlicedWork, None] = {}
         self._is_called = False
         self._is_running = False
         self._end: float | None = None
@@ -122,9 +122,9 @@ class Turns:
         self._shares = self.work("coroutines")
         self._shares.start(self._divide_budget)
 
-    def work(self, name: str) -> Work:
+    def work(self, name: str) -> SlicedWork:
         """Make a kind of work; it gets no turns before both it and the turns are started."""
-        made = Work(self, name)
+        made = SlicedWork(self, name)
         self._kinds.append(made)
         return made
 
@@ -160,7 +160,7 @@ class Turns:
         for work in self._kinds:
             work.cancel_timer()
 
-    def ready(self, work: Work) -> None:
+    def ready(self, work: SlicedWork) -> None:
         """Queue a kind of work for the next turn."""
         if work.step is None or not self._is_running:
             return
@@ -184,7 +184,7 @@ class Turns:
             # The clock is read for each: records that one step appends must not be older than those of the step before.
             self._give_turn(work, look(self._clock), self._budget(share))
 
-    def _give_turn(self, work: Work, now: Moment, budget: Budget) -> None:
+    def _give_turn(self, work: SlicedWork, now: Moment, budget: Budget) -> None:
         work.cancel_timer()
         step = work.step
         if step is None or not self._is_running:

@@ -50,12 +50,12 @@ _LEAVE_SECONDS: Final = 5.0
 
 
 class Workers(Protocol):
-    """Runs work that waits for the disk: `storage.durability.jobs.Workers`, extended for coroutines."""
+    """Runs work that waits for the disk: `storage.durability.jobs.JobWorkers`, extended for coroutines."""
 
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
     ) -> None:
-        """See `storage.durability.jobs.Workers`."""
+        """See `storage.durability.jobs.JobWorkers`."""
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` in a lane; the future holds its result, or the error that kept it from running."""
@@ -66,7 +66,7 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """Implements `storage.durability.jobs.Workers`, and runs work that coroutines await. Belongs to an event loop.
+    """Implements `storage.durability.jobs.JobWorkers`, and runs work that coroutines await. Belongs to an event loop.
 
     All threads are started at once: the system may have none to give later (the pids limit of a container, `ulimit
     -u`), and that must not make work fail that other components depend on."""
@@ -94,7 +94,7 @@ class ThreadWorkers:
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
     ) -> None:
-        """See `storage.durability.jobs.Workers`."""
+        """See `storage.durability.jobs.JobWorkers`."""
 
         def finished(future: asyncio.Future[object]) -> None:
             error = future.exception()

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         DueCurve,
         PendingMessage,
         Recurrence,
+        RecurringMessage,
         RecurringResult,
     )
     from duemq.producer import Producer
@@ -119,6 +120,7 @@ __all__ = [
     "ReceivedMessage",
     "Receiving",
     "Recurrence",
+    "RecurringMessage",
     "RecurringResult",
     "RequestTimeoutError",
     "Retries",
@@ -162,6 +164,7 @@ _MODULES = {
         "DueCurve",
         "PendingMessage",
         "Recurrence",
+        "RecurringMessage",
         "RecurringResult",
     ),
     "producer": ("Producer",),

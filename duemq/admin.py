@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from duemq._values import checks
 from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
 from duemq._values.times import Span, Time, span_ms
 from duemq.errors import AccessDeniedError, ArgumentError, ClosedError, NotSupportedError, PeerError
-from duemq.pending import DueCurve, PendingMessage, Recurrence, RecurringResult
+from duemq.pending import DueCurve, PendingMessage, Recurrence, RecurringMessage, RecurringResult
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies, headers
 from duemq.protocol.requests.bodies import HeartbeatData
@@ -98,6 +98,9 @@ class Admin(Changing):
                 raise ClosedError("the admin is closed")
             if not self._is_open:
                 await self._client.start()
+                if self._is_closed:
+                    await self._client.close()
+                    raise ClosedError("the admin was closed while it started")
                 self._is_open = True
 
     async def close(self) -> None:
@@ -117,10 +120,12 @@ class Admin(Changing):
     ) -> AsyncGenerator[PendingMessage, None]:
         """The messages that wait, broker after broker; those with a timer before those with a level. What is sent,
         delivered or changed meanwhile may be among them or not."""
-        async for message in self._list(headers.ListPending(topic, key, *range_ms(topic, key, begin, end), PAGE)):
-            yield message
+        header = headers.ListPending(topic, key, *range_ms(topic, key, begin, end), PAGE)
+        async for message, address in self._list(header):
+            yield _pending(message, address)
 
-    async def _list(self, header: headers.ListPending) -> AsyncGenerator[PendingMessage, None]:
+    async def _list(self, header: headers.ListPending) -> AsyncGenerator[tuple[bodies.PendingMessage, str], None]:
+        """Messages, each with the address of its broker."""
         are_supported = False
         addresses = await self._addresses()
         for address in addresses:
@@ -134,7 +139,7 @@ class Admin(Changing):
             are_supported = True
             while True:
                 for message in page.messages:
-                    yield _pending(message, address)
+                    yield message, address
                 if page.cursor is None:
                     break
                 if page.cursor == header.cursor or not page.messages:
@@ -144,11 +149,13 @@ class Admin(Changing):
 
     async def recurring(
         self, topic: str | None = None, *, name: str | None = None
-    ) -> AsyncGenerator[PendingMessage, None]:
+    ) -> AsyncGenerator[RecurringMessage, None]:
         """The messages that recur (`Producer.schedule`), each as it waits for its next delivery."""
         header = headers.ListPending(topic, name, *range_ms(topic, name, None, None), PAGE, recurring=True)
-        async for message in self._list(header):
-            yield message
+        async for message, address in self._list(header):
+            if message.recurrence is None:
+                raise PeerError(address, f"it lists {message.msg_id}, which does not recur, as recurring")
+            yield RecurringMessage(**_fields(message, address), recurrence=_recurrence(message.recurrence))
 
     async def pause_recurring(self, topic: str, name: str) -> RecurringResult:
         """Have a recurring message wait until it is resumed, ten years at most. Deliveries until then are left out."""
@@ -273,21 +280,26 @@ def _heartbeat(client_id: str) -> HeartbeatData:
 
 
 def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
-    return PendingMessage(
-        message_id=message.unique_key or message.msg_id,
-        offset_message_id=message.msg_id,
-        broker_address=address,
-        topic=message.topic,
-        queue_id=message.queue_id,
-        due_time_ms=message.deliver_ms,
-        delay_level=message.delay_level or None,
-        keys=tuple((message.keys or "").split()),
-        tags=message.tags,
-        body_size=message.body_size,
-        born_time_ms=message.born_ms,
-        store_time_ms=message.store_ms,
-        recurrence=_recurrence(message.recurrence) if message.recurrence is not None else None,
-    )
+    recurrence = _recurrence(message.recurrence) if message.recurrence is not None else None
+    return PendingMessage(**_fields(message, address), recurrence=recurrence)
+
+
+def _fields(message: bodies.PendingMessage, address: str) -> dict[str, Any]:
+    """What all messages that wait have, as arguments of their classes."""
+    return {
+        "message_id": message.unique_key or message.msg_id,
+        "offset_message_id": message.msg_id,
+        "broker_address": address,
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "due_time_ms": message.deliver_ms,
+        "delay_level": message.delay_level or None,
+        "keys": tuple((message.keys or "").split()),
+        "tags": message.tags,
+        "body_size": message.body_size,
+        "born_time_ms": message.born_ms,
+        "store_time_ms": message.store_ms,
+    }
 
 
 def _recurrence(found: bodies.PendingRecurrence) -> Recurrence:

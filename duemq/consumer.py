@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
@@ -24,7 +24,7 @@ from duemq._consuming.member import Listener, Member, MemberConfig, Target
 from duemq._consuming.offsets import LocalOffsets
 from duemq._consuming.reader import FIRST, LAST, Start
 from duemq._consuming.subscription import ALL_TAGS
-from duemq._consuming.workers import Handler, Workers
+from duemq._consuming.workers import Handler, HandlerWorkers
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
@@ -131,6 +131,10 @@ class Consumer:
         _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
         _monotonic: Callable[[], float] = time.monotonic,
+        _ready: Callable[[], Awaitable[None]] | None = None,
+        _exclusive: bool = False,
+        _client_id: str | None = None,
+        _in_hand: Mapping[MessageQueue, int] | None = None,
     ) -> None:
         _check_options(group, on_message, model, concurrency, offset_file)
         if max_ahead < 1:
@@ -150,6 +154,9 @@ class Consumer:
             max_cached_messages=max_cached_messages,
             max_cached_bytes=max_cached_bytes,
             ordered=ordered,
+            exclusive=_exclusive,
+            client_id=_client_id,
+            in_hand=_in_hand or {},
             close_timeout=close_timeout,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
@@ -170,19 +177,23 @@ class Consumer:
             self._hooks = ReceiveHooks.of(interceptors, group, self._member.client_id, model)
             if self._hooks is not None and on_message is not None:
                 on_message = self._hooks.around(on_message)
-        self._workers: Workers | None = None
+        self._workers: HandlerWorkers | None = None
         if on_message is not None:
-            self._workers = Workers(
+            self._workers = HandlerWorkers(
                 group,
                 on_message,
                 self._inbox,
                 concurrency=concurrency,
                 timeout=handler_timeout,
                 intervals=config.intervals,
+                ready=_ready,
             )
         self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._state: Literal["new", "running", "closing"] = "new"
         self._closed = asyncio.Event()
+        self._closer: asyncio.Task[object] | None = None
+        """The task that closes it; None before."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -211,39 +222,63 @@ class Consumer:
 
     async def start(self) -> None:
         """Join the group and begin to receive. Raises ConnectError or RequestTimeoutError if no name server answers;
-        it can be tried again then."""
+        it can be tried again then. Raises ClosedError if the consumer is closed, or was started before."""
         async with self._starting:
             if self._state != "new":
                 raise ClosedError("a consumer is started only once")
             await self._member.start()
-            self._state = "running"
+            if self._is_closing():
+                await self._member.stop_reading()
+                await self._member.leave()
+                raise ClosedError("the consumer was closed while it started")
+            self._loop, self._state = asyncio.get_running_loop(), "running"
             if self._workers is not None:
                 self._workers.start()
 
     async def close(self) -> None:
         """Take no more messages, wait for the handlers that run, store the offsets, and leave the group.
 
-        Handlers that do not end within `close_timeout` are cancelled; their messages are delivered again. Does not
-        raise; called a second time, it waits for the first to finish.
+        Handlers that do not end within `close_timeout` are cancelled; their messages are delivered again. So they are
+        at once if this call is cancelled. Does not raise; called a second time, it waits for the first to finish.
+
+        A handler may call it, too: it waits for the other handlers then. The handler's own message is delivered again,
+        unless the handler has called its `ack` before.
         """
+        await self._close(asyncio.current_task())
+
+    async def _close(self, caller: asyncio.Task[object] | None) -> None:
+        """Close it. `caller`: the task that waits for this call, which may be one that calls the handler."""
         if self._state == "closing":
-            await self._closed.wait()
+            # A handler that is waited for does not wait itself, nor does a listener that the closing task calls.
+            is_waited_for = caller is self._closer or (self._workers is not None and self._workers.has(caller))
+            if not is_waited_for:
+                await self._closed.wait()
             return
+        self._check_loop()
         started, self._state = self._state == "running", "closing"
+        self._closer = asyncio.current_task()
         try:
             self._inbox.close()
             if started:
                 try:
                     await self._member.stop_reading()
                     if self._workers is not None:
-                        await self._workers.end(self._close_timeout)
+                        await self._workers.end(self._close_timeout, caller)
+                except BaseException:
+                    # Nobody waits for the handlers any more, and their messages are delivered again.
+                    if self._workers is not None:
+                        self._workers.cancel(caller)
+                    raise
                 finally:
                     await self._member.leave()
+            async with self._starting:
+                pass  # a start under way ends first, since it looks whether the consumer is being closed
         finally:
             self._closed.set()
 
     async def wait_closed(self) -> None:
         """Wait until the consumer is closed."""
+        self._check_loop()
         await self._closed.wait()
 
     async def receive(self) -> ReceivedMessage:
@@ -270,6 +305,7 @@ class Consumer:
             raise ClosedError("this consumer gives its messages to its handler")
         if self._state == "new":
             raise ClosedError("start the consumer first: async with ...")
+        self._check_loop()
         message = await self._inbox.get()
         if message is None:
             raise ClosedError("the consumer is closed")
@@ -280,6 +316,7 @@ class Consumer:
         group would get again. Gives the offsets that are known to be stored, by queue: what lies before them is not
         delivered to the group again. An offset that cannot be stored now is stored later, which is logged.
         """
+        self._check_loop()
         await self._member.commit()
         return self._member.committed
 
@@ -288,6 +325,7 @@ class Consumer:
 
         While a subscribed topic does not exist, that is not so. Raises ClosedError if the consumer is closed before.
         """
+        self._check_loop()
         await self._member.caught_up()
 
     async def seek(
@@ -313,6 +351,7 @@ class Consumer:
         """
         if self._state != "running":
             raise ClosedError("start the consumer first: async with ...")
+        self._check_loop()
         given = [
             name for name, value in (("position", position), ("offset", offset), ("time", time)) if value is not None
         ]
@@ -343,6 +382,14 @@ class Consumer:
         """The queues that this member reads now. Those of the group's retry topic, which it may read too, are not
         listed."""
         return self._member.assignment
+
+    def _is_closing(self) -> bool:
+        return self._state == "closing"
+
+    def _check_loop(self) -> None:
+        """Raise ArgumentError in another event loop than that of `start`."""
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise ArgumentError("the consumer was started in another event loop; use one consumer for each loop")
 
 
 PushConsumer = Consumer

@@ -14,8 +14,9 @@ With several interceptors the `before` methods are called in the order given, an
 order.
 
 What they raise loses no message. It is logged, once until the method succeeds, and the message goes on as it was before
-that method. The exception is a DueMQError from `before_send`: it refuses the message, and the caller of the send gets
-it. One interceptor may serve several producers and consumers; what it has to remember of a message it keeps in `notes`.
+that method. There are two exceptions. A DueMQError from `before_send` refuses the message, and the caller of the send
+gets it. SystemExit and KeyboardInterrupt end the program, if the event loop runs in the main thread. One interceptor
+may serve several producers and consumers; what it has to remember of a message it keeps in `notes`.
 """
 
 from __future__ import annotations

@@ -124,6 +124,13 @@ class PendingMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurringMessage(PendingMessage):
+    """A message that is delivered again and again, as it waits for its next delivery; its one key is its name."""
+
+    recurrence: Recurrence
+
+
+@dataclass(frozen=True, slots=True)
 class DueCurve:
     """How many messages are due in each span of time."""
 

@@ -187,6 +187,9 @@ class Producer(Changing):
                 # In a thread: it asks the resolver for this host's address, which may take its time.
                 keys = await asyncio.to_thread(UniqueKeys)
                 await self._client.start()
+                if self._closed:
+                    await self._client.close()
+                    raise ClosedError("the producer was closed while it started")
                 self._loop, self._keys = asyncio.get_running_loop(), keys
 
     async def flush(self) -> None:

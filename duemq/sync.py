@@ -14,18 +14,25 @@
 Any thread may call any method. The work is done by an event loop in a thread of its own, which all objects of this
 module share; it begins with the first call, in each process anew. Arguments, results and errors are those of the
 classes of the same names in `duemq`.
+
+An object belongs to the process that started it: in a process that was forked, its `close` does nothing and its other
+methods raise ArgumentError. When the main thread ends, consumers that have a handler are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import atexit
+import logging
 import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
+from contextvars import ContextVar
 from functools import update_wrapper
+from itertools import repeat
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
@@ -33,13 +40,19 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from duemq import admin as _admin
 from duemq import consumer as _consumer
 from duemq import messages as _messages
-from duemq import pending as _pending
 from duemq import producer as _producer
 from duemq._consuming.member import Listener as _AsyncListener
 from duemq._consuming.member import Target
+from duemq._consuming.threads import ThreadedHandler, returning
+from duemq._net.connection import Codec
+from duemq._net.tls import Tls
 from duemq._producing.changing import Changing
-from duemq._values.times import Span, Time
+from duemq._values.intervals import Intervals
+from duemq._values.times import Clock, Span, Time, now_ms
 from duemq.errors import ArgumentError, ClosedError
+
+if TYPE_CHECKING:
+    from duemq.interceptors import ConsumerInterceptor
 
 __all__ = ["Admin", "Consumer", "Producer", "ReceivedMessage"]
 
@@ -48,70 +61,199 @@ C_co = TypeVar("C_co", bound=Changing, covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_DEFAULT_CONCURRENCY = 20
 _MOST_TAKEN = 2048
 """Messages that `send_many` and `send_each` take ahead from a source."""
+
+log = logging.getLogger("duemq.sync")
+
+
+class _Call(Generic[T]):
+    """A coroutine that the event loop runs for another thread.
+
+    A concurrent.futures.Future has a lock that is Python code: the event loop would wait for ever for a thread that had
+    that lock when Ctrl-C interrupted it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+        self._ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
+        loop.call_soon_threadsafe(self._start)
+
+    def result(self) -> T:
+        """Wait for the coroutine, and return its result. Raises what it raises, CancelledError if it was cancelled."""
+        task = self._ended.get()
+        if task.cancelled():
+            raise CancelledError
+        return task.result()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, if it has not ended."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        assert self._task is not None, "it starts before anything else that this object asks of the event loop"
+        self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # nobody may be there any more to be told of it
+        self._ended.put(task)
 
 
 class _Worker:
     """The event loop of this process, and its thread."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="duemq sync", daemon=True)
+        self.handling: set[Consumer] = set()
+        """The open consumers that have a handler."""
+        self._process_id = os.getpid()
+        self.thread = threading.Thread(target=self._go_on, name="duemq sync", daemon=True)
         self.thread.start()
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether the thread runs in this process: one that was forked has the objects of its parent's threads only."""
+        # Thread.is_alive would take the thread for ended once Ctrl-C has interrupted it.
+        return self._process_id == os.getpid()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> _Call[T]:
         """Begin to run a coroutine."""
         if threading.current_thread() is self.thread:
             work.close()
             raise ArgumentError("call methods of duemq.sync from another thread than the one that runs callbacks")
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        return _Call(self.loop, work)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and return its result. It is cancelled if the wait is interrupted, as by Ctrl-C."""
-        future = self.begin(work)
+        call = self.begin(work)
         try:
-            return future.result()
+            return call.result()
         except BaseException:
-            future.cancel()
+            call.cancel()
             raise
 
+    def _go_on(self) -> None:
+        """Run the event loop as long as the process lives: all objects of this module need it."""
+        while not self.loop.is_closed():
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                # Asyncio passes on a SystemExit of any callback, which would end this thread only, and silently.
+                log.exception("a callback tried to end the event loop of duemq.sync, which goes on")
 
-_workers: list[_Worker] = []
-_lock = threading.Lock()
+
+class _Process:
+    """The worker of this process, and what happens when the process is forked or ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+
+    def worker(self) -> _Worker:
+        """The worker, which begins with the first call."""
+        worker = self._worker
+        if worker is not None and worker.is_of_this_process:
+            return worker
+        with self._lock:
+            if self._worker is None or not self._worker.is_of_this_process:
+                self._worker = _Worker()
+            return self._worker
+
+    def forked(self) -> None:
+        """Begin anew in a process that was forked, perhaps while another thread held the lock."""
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Close the consumers that have a handler: Python runs nothing in threads of pools any more when the main
+        thread has ended, so that each message would fail."""
+        worker = self._worker
+        if worker is None or not worker.is_of_this_process or not worker.handling:
+            return
+
+        async def close_all(consumers: list[Consumer]) -> None:
+            await asyncio.gather(*(each._inner.close() for each in consumers), return_exceptions=True)
+
+        worker.run(close_all(list(worker.handling)))
 
 
-def _worker() -> _Worker:
-    with _lock:
-        # A process that was forked has the objects of its parent's thread, but not the thread.
-        if not _workers or _workers[-1].pid != os.getpid():
-            _workers[:] = [_Worker()]
-        return _workers[-1]
+_process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.forked)
+# Functions of `atexit` are called after the pools have ended. This one is called before, as it is registered after
+# that of `concurrent.futures`.
+getattr(threading, "_register_atexit", atexit.register)(_process.end)
 
 
 class _Facade(Generic[A_co]):
     """An object of the client whose methods wait."""
 
     _inner: A_co
+    _home: _Worker | None = None
+    """Where it was started."""
 
     def __enter__(self) -> Self:
-        _worker().run(self._inner.__aenter__())  # type: ignore[attr-defined]
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _worker().run(self._inner.__aexit__(kind, error, trace))  # type: ignore[attr-defined]
+        self.close()
+
+    def start(self) -> None:
+        """See `start` of the class of the same name in `duemq`."""
+        worker = self._worker()
+        worker.run(self._inner.start())  # type: ignore[attr-defined]
+        self._home = worker
+
+    def close(self) -> None:
+        """See `close` of the class of the same name in `duemq`. Does nothing in a process that was forked since the
+        start."""
+        self._close(self._inner.close)  # type: ignore[attr-defined]
+
+    def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        worker = _process.worker()
+        if self._home is None or self._home is worker:
+            worker.run(close())
+
+    def _worker(self) -> _Worker:
+        """Where to call the client's methods. Raises ArgumentError in another process than that of the start."""
+        return _at_home(self._home)
+
+    def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in the event loop, and return its result."""
+
+        async def run() -> T:
+            return call(*args, **kwargs)
+
+        return self._worker().run(run())
 
 
-def _constructor(make: Callable[P, A_co]) -> Callable[Concatenate[_Facade[A_co], P], None]:
-    def construct(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self._inner = make(*args, **kwargs)
+def _at_home(home: _Worker | None) -> _Worker:
+    worker = _process.worker()
+    if home is not None and home is not worker:
+        raise ArgumentError("it was started before this process was forked: make a new one in this process")
+    return worker
 
-    update_wrapper(construct, make)
-    return construct
+
+def _constructor(make: Callable[P, object]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Decorates a constructor: it has the arguments of the client's class."""
+
+    def decorate(_: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            self._inner = make(*args, **kwargs)
+
+        update_wrapper(construct, vars(make)["__init__"])
+        return construct
+
+    return decorate
 
 
 def _waiting(
@@ -120,7 +262,25 @@ def _waiting(
     """A method that waits for the result of the client's method."""
 
     def call(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return _worker().run(method(self._inner, *args, **kwargs))
+        return self._worker().run(method(self._inner, *args, **kwargs))
+
+    update_wrapper(call, method)
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[A_co, P], AsyncIterator[T]],
+) -> Callable[Concatenate[_Facade[A_co], P], Iterator[T]]:
+    """A method that iterates over what the client's method gives."""
+
+    def call(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = method(self._inner, *args, **kwargs)
+
+        async def following() -> T | None:
+            return await anext(items, None)
+
+        while (item := self._worker().run(following())) is not None:
+            yield item
 
     update_wrapper(call, method)
     return call
@@ -129,10 +289,13 @@ def _waiting(
 class _Source:
     """Messages that one thread gives and the event loop takes, at most `_MOST_TAKEN` of them ahead."""
 
-    def __init__(self) -> None:
-        self._loop = _worker().loop
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._given: deque[_messages.Message] = deque()
-        self._room = threading.Semaphore(_MOST_TAKEN)
+        # One item for each message that may be given. Ctrl-C may interrupt the giving thread at any line, also where a
+        # threading.Semaphore, which is Python code, has its lock: the event loop would wait for that for ever.
+        self._room: SimpleQueue[None] = SimpleQueue()
+        deque(map(self._room.put, repeat(None, _MOST_TAKEN)), maxlen=0)
         self._news = asyncio.Event()
         self._is_told = False
         self._is_over = False
@@ -147,9 +310,9 @@ class _Source:
 
     def give(self, message: _messages.Message) -> bool:
         """Give a message; return whether more are wanted."""
-        self._room.acquire()
+        self._room.get()
         if self._is_stopped:
-            self._room.release()
+            self._room.put(None)
             return False
         self._given.append(message)
         self._tell()
@@ -164,7 +327,7 @@ class _Source:
     def stop(self) -> None:
         """No more messages are wanted. Called in the event loop."""
         self._is_stopped = True
-        self._room.release()
+        self._room.put(None)
 
     def _tell(self) -> None:
         if not self._is_told:
@@ -178,7 +341,7 @@ class _Source:
             is_over = self._is_over
             while self._given:
                 message = self._given.popleft()
-                self._room.release()
+                self._room.put(None)
                 yield message
             if is_over:
                 return
@@ -196,10 +359,16 @@ class _Changing(_Facade[C_co]):
 class Producer(_Changing[_producer.Producer]):
     """Sends messages; see `duemq.Producer`, whose arguments and methods it has."""
 
-    __init__ = _constructor(_producer.Producer)
-    start = _waiting(_producer.Producer.start)
+    @_constructor(_producer.Producer)
+    def __init__(self) -> None:
+        """See `duemq.Producer`."""
+
     flush = _waiting(_producer.Producer.flush)
-    close = _waiting(_producer.Producer.close)
+
+    def close(self, timeout: float | None = None) -> None:
+        """See `duemq.Producer.close`. Does nothing in a process that was forked since the start."""
+        self._close(lambda: self._inner.close(timeout))
+
     if TYPE_CHECKING:
 
         @overload
@@ -269,7 +438,8 @@ class Producer(_Changing[_producer.Producer]):
         timeout: float | None = None,
     ) -> list[_messages.SendResult]:
         """See `duemq.Producer.send_many`. The source is read in the calling thread."""
-        source = _Source()
+        worker = self._worker()
+        source = _Source(worker.loop)
 
         async def work() -> list[_messages.SendResult]:
             try:
@@ -277,12 +447,12 @@ class Producer(_Changing[_producer.Producer]):
             finally:
                 source.stop()
 
-        future = _worker().begin(work())
+        call = worker.begin(work())
         try:
             source.give_all(messages)
-            return future.result()
+            return call.result()
         except BaseException:
-            future.cancel()
+            call.cancel()
             raise
 
     def send_each(
@@ -293,7 +463,8 @@ class Producer(_Changing[_producer.Producer]):
         timeout: float | None = None,
     ) -> Iterator[_messages.SendOutcome]:
         """See `duemq.Producer.send_each`. The source is read in the calling thread, between the outcomes."""
-        source = _Source()
+        worker = self._worker()
+        source = _Source(worker.loop)
         outcomes: SimpleQueue[_messages.SendOutcome | BaseException | None] = SimpleQueue()
 
         async def work() -> None:
@@ -313,7 +484,7 @@ class Producer(_Changing[_producer.Producer]):
                 raise outcome
             return outcome
 
-        future = _worker().begin(work())
+        call = worker.begin(work())
         taken = 0
         try:
             for message in messages:
@@ -329,34 +500,31 @@ class Producer(_Changing[_producer.Producer]):
             while (outcome := following()) is not None:
                 yield outcome
         finally:
-            future.cancel()
+            call.cancel()
 
 
 class Admin(_Changing[_admin.Admin]):
     """Shows and changes messages that wait; see `duemq.Admin`, whose arguments and methods it has."""
 
-    __init__ = _constructor(_admin.Admin)
-    start = _waiting(_admin.Admin.start)
-    close = _waiting(_admin.Admin.close)
+    @_constructor(_admin.Admin)
+    def __init__(self) -> None:
+        """See `duemq.Admin`."""
+
+    pending = _iterating(_admin.Admin.pending)
+    recurring = _iterating(_admin.Admin.recurring)
     count = _waiting(_admin.Admin.count)
     due_curve = _waiting(_admin.Admin.due_curve)
     pause_recurring = _waiting(_admin.Admin.pause_recurring)
     resume_recurring = _waiting(_admin.Admin.resume_recurring)
     remove_recurring = _waiting(_admin.Admin.remove_recurring)
 
-    def pending(self, *args: Any, **options: Any) -> Iterator[_pending.PendingMessage]:
-        """The messages that wait, one after the other; arguments as of `duemq.Admin.pending`."""
-        return _iterate(self._inner.pending(*args, **options))
-
-    def recurring(self, *args: Any, **options: Any) -> Iterator[_pending.PendingMessage]:
-        """The messages that recur, one after the other; arguments as of `duemq.Admin.recurring`."""
-        return _iterate(self._inner.recurring(*args, **options))
-
 
 if TYPE_CHECKING:
 
     class ReceivedMessage(_messages.ReceivedMessage):
         """A message as a consumer gets it; see `duemq.ReceivedMessage`."""
+
+        def __init__(self, message: _messages.ReceivedMessage) -> None: ...
 
         def ack(self) -> None:  # type: ignore[override]
             """The message is consumed."""
@@ -372,10 +540,11 @@ else:
     class ReceivedMessage:
         """A message as a consumer gets it; see `duemq.ReceivedMessage`, all of whose attributes it has."""
 
-        __slots__ = ("_message",)
+        __slots__ = ("_home", "_message")
 
         def __init__(self, message):
             self._message = message
+            self._home = _process.worker()
 
         def __getattr__(self, name):
             return getattr(self._message, name)
@@ -385,15 +554,15 @@ else:
 
         def ack(self):
             """See `duemq.ReceivedMessage.ack`."""
-            return _worker().run(self._message.ack())
+            return _at_home(self._home).run(self._message.ack())
 
         def retry(self, *args, **options):
             """See `duemq.ReceivedMessage.retry`."""
-            return _worker().run(self._message.retry(*args, **options))
+            return _at_home(self._home).run(self._message.retry(*args, **options))
 
         def dead_letter(self):
             """See `duemq.ReceivedMessage.dead_letter`."""
-            return _worker().run(self._message.dead_letter())
+            return _at_home(self._home).run(self._message.dead_letter())
 
 
 Handler = Callable[[ReceivedMessage], object]
@@ -405,8 +574,10 @@ class Consumer(_Facade[_consumer.Consumer]):
 
     `on_message` is an ordinary function, which is called in threads, for up to `concurrency` messages at once. Without
     a handler, call `receive` or loop over the consumer. A handler that takes longer than `handler_timeout` cannot be
-    ended: its message is retried, and its thread is busy until it returns. `on_assigned` and `on_revoked` are ordinary
-    functions, too.
+    ended: its message is retried, and its thread is busy until it returns. Meanwhile there is a thread less: if all are
+    busy, no message is handed out. `on_assigned` and `on_revoked` are ordinary functions, too.
+
+    A handler or listener that calls `sys.exit` has failed like any other: only the main thread can end the program.
     """
 
     def __init__(
@@ -414,66 +585,99 @@ class Consumer(_Facade[_consumer.Consumer]):
         group: str,
         on_message: Handler | None = None,
         *,
-        concurrency: int = _DEFAULT_CONCURRENCY,
+        nameserver: str = "127.0.0.1:9876",
+        model: _consumer.Model = "clustering",
+        from_: _consumer.From = "last",
+        max_reconsume_times: int = 16,
+        ordered: bool = False,
+        handler_timeout: float | None = _consumer.HANDLER_TIMEOUT,
         on_assigned: Listener | None = None,
         on_revoked: Listener | None = None,
-        **options: Any,
+        concurrency: int = 20,
+        max_cached_messages: int = 1000,
+        max_cached_bytes: int = 64 * 1024 * 1024,
+        max_ahead: int = 2000,
+        offset_file: Path | str | None = None,
+        close_timeout: float = 30.0,
+        codec: Codec = "auto",
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        tls: Tls = False,
+        interceptors: Iterable[ConsumerInterceptor] = (),
+        _intervals: Intervals | None = None,
+        _clock: Clock = now_ms,
     ) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-        call = None
+        self._threads: ThreadedHandler[ReceivedMessage] | None = None
         if on_message is not None:
             if not callable(on_message):
                 raise ArgumentError(f"the handler {on_message!r} is no function")
-            self._threads = threads = ThreadPoolExecutor(max(1, concurrency), f"duemq {group}")
-
-            async def call(message: _messages.ReceivedMessage) -> None:
-                # With the context variables of interceptors, as `asyncio.to_thread` does it.
-                run = contextvars.copy_context().run
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(threads, run, on_message, ReceivedMessage(message))  # type: ignore[call-arg, arg-type]
-
+            self._threads = ThreadedHandler(group, on_message, ReceivedMessage, max(1, concurrency))
         self._inner = _consumer.Consumer(
             group,
-            call,
-            concurrency=concurrency,
+            self._threads,
+            nameserver=nameserver,
+            model=model,
+            from_=from_,
+            max_reconsume_times=max_reconsume_times,
+            ordered=ordered,
+            handler_timeout=handler_timeout,
             on_assigned=_in_thread("on_assigned", on_assigned),
             on_revoked=_in_thread("on_revoked", on_revoked),
-            **options,
+            concurrency=concurrency,
+            max_cached_messages=max_cached_messages,
+            max_cached_bytes=max_cached_bytes,
+            max_ahead=max_ahead,
+            offset_file=offset_file,
+            close_timeout=close_timeout,
+            codec=codec,
+            access_key=access_key,
+            secret_key=secret_key,
+            tls=tls,
+            interceptors=interceptors,
+            _intervals=_intervals,
+            _clock=_clock,
+            _ready=self._threads.ready if self._threads is not None else None,
         )
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
         """See `duemq.Consumer.subscribe`."""
-        _run(self._inner.subscribe, topic, tags)
+        self._run(self._inner.subscribe, topic, tags)
 
     def pause(self, *targets: Target) -> None:
         """See `duemq.Consumer.pause`."""
-        _run(self._inner.pause, *targets)
+        self._run(self._inner.pause, *targets)
 
     def resume(self, *targets: Target) -> None:
         """See `duemq.Consumer.resume`."""
-        _run(self._inner.resume, *targets)
+        self._run(self._inner.resume, *targets)
 
     @property
     def assignment(self) -> frozenset[_messages.MessageQueue]:
         """See `duemq.Consumer.assignment`."""
-        return _run(lambda: self._inner.assignment)
+        return self._run(lambda: self._inner.assignment)
 
-    start = _waiting(_consumer.Consumer.start)
     seek = _waiting(_consumer.Consumer.seek)
     commit = _waiting(_consumer.Consumer.commit)
     caught_up = _waiting(_consumer.Consumer.caught_up)
     wait_closed = _waiting(_consumer.Consumer.wait_closed)
 
-    def close(self) -> None:
-        """See `duemq.Consumer.close`."""
-        _worker().run(self._inner.close())
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+    def start(self) -> None:
+        """See `duemq.Consumer.start`."""
+        super().start()
+        if self._threads is not None and self._home is not None:
+            self._home.handling.add(self)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def close(self) -> None:
+        """See `duemq.Consumer.close`. Does nothing in a process that was forked since the start."""
+        threads = self._threads
+        caller = (threads.caller if threads is not None else None) or _listening.get()
+        try:
+            self._close(lambda: self._inner._close(caller))
+        finally:
+            if threads is not None:
+                threads.close()
+                if self._home is not None:
+                    self._home.handling.discard(self)
 
     def receive(self, timeout: float | None = None) -> ReceivedMessage:
         """Return the next message, which then has to be settled with its `ack`, `retry` or `dead_letter`. Raises
@@ -483,7 +687,7 @@ class Consumer(_Facade[_consumer.Consumer]):
             async with asyncio.timeout(timeout):
                 return await self._inner.receive()
 
-        return ReceivedMessage(_worker().run(receive()))  # type: ignore[call-arg, arg-type]
+        return ReceivedMessage(self._worker().run(receive()))
 
     def receive_many(self, most: int, timeout: float | None = None) -> list[ReceivedMessage]:
         """Return the next message, and up to `most` in all with those that are there. Otherwise as `receive`."""
@@ -492,7 +696,7 @@ class Consumer(_Facade[_consumer.Consumer]):
             async with asyncio.timeout(timeout):
                 return await self._inner.receive_many(most)
 
-        return [ReceivedMessage(each) for each in _worker().run(receive())]  # type: ignore[call-arg, arg-type]
+        return [ReceivedMessage(each) for each in self._worker().run(receive())]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """The messages, until the consumer is closed."""
@@ -508,13 +712,8 @@ PushConsumer = Consumer
 """RocketMQ's name for it, which the pages do not use."""
 
 
-def _run(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in the event loop, and return its result."""
-
-    async def run() -> T:
-        return call(*args, **kwargs)
-
-    return _worker().run(run())
+_listening: ContextVar[asyncio.Task[object] | None] = ContextVar("duemq_listening", default=None)
+"""In a thread that calls a listener: the task that waits for it."""
 
 
 def _in_thread(name: str, listener: Listener | None) -> _AsyncListener | None:
@@ -524,14 +723,10 @@ def _in_thread(name: str, listener: Listener | None) -> _AsyncListener | None:
         raise ArgumentError(f"{name}={listener!r} is no function")
 
     async def call(queues: frozenset[_messages.MessageQueue]) -> None:
-        await asyncio.to_thread(listener, queues)
+        before = _listening.set(asyncio.current_task())
+        try:
+            await asyncio.to_thread(returning, listener, queues)
+        finally:
+            _listening.reset(before)
 
     return call
-
-
-def _iterate(items: AsyncIterator[T]) -> Iterator[T]:
-    async def following() -> T | None:
-        return await anext(items, None)
-
-    while (item := _worker().run(following())) is not None:
-        yield item

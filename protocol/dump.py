@@ -5,6 +5,8 @@
         --as raw|hex|base64                      the encoding, if the bytes themselves do not tell
         --body                                   the bodies of messages as well, and bodies of frames in full
 
+Exit code 1 if a file could not be read, has no frames, or is damaged.
+
 For each frame: its code and the name of that, the kind of header, its fields, and the body: the records of an answer to
 a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. What is readable
 behind it is shown, but for frames behind a wrong length: nothing tells where they begin.
@@ -61,6 +63,7 @@ MAGIC_AT: Final = 4
 
 _SHOWN: Final = 256
 """Number of bytes of a body that is shown in part."""
+_CONTROL: Final = re.compile(rb"[^\t\r\n -~]")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 _HEADERS: Final = {JSON: "JSON", BINARY: "RocketMQ's binary", MSGPACK: "MessagePack"}
@@ -297,7 +300,8 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
 
 def unpacked(data: bytes, form: str | None = None) -> bytes:
     """Return frames from data in one of FORMATS. Without a format, the data is hex or base64 if all of it is, and if it
-    begins like a frame, which has a length below 2**24. Raises ValueError if the data is not in the given format."""
+    begins like a frame, which has a length below 2**24. Raises ValueError if the data is not in the given format, or is
+    text in none of them."""
     text = b"".join(data.split())
     if form == "hex":
         return bytes.fromhex(text.decode("ascii"))
@@ -311,6 +315,11 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
                 continue
             if found[:1] == b"\0":
                 return found
+        if data.isascii() and not _CONTROL.search(data):
+            raise ValueError(
+                "this is text, but neither hex nor base64 of frames. Of a hex dump only the columns with the bytes are "
+                "taken, without offsets and characters: make one with xxd -p"
+            )
     return data
 
 
@@ -324,8 +333,8 @@ def _read(name: str) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command, see the module; return its exit code: 1 if a file could not be read, or is not in the given
-    format."""
+    """Run the command, see the module; return its exit code: 1 if a file could not be read, has no frames, is not
+    in the given format, or is damaged."""
     parser = argparse.ArgumentParser(
         prog="python -m duemq.protocol.dump", description="Show captured frames of the remoting protocol as text."
     )
@@ -338,13 +347,20 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             data = unpacked(_read(name), given.form)
         except (OSError, ValueError) as error:
-            sys.stderr.write(f"{name}: {error}\n")
+            why = error.strerror if isinstance(error, OSError) else None
+            sys.stderr.write(f"{name}: {why or error}\n")
+            failed = 1
+            continue
+        if not data:
+            sys.stderr.write(f"{name}: there are no bytes\n")
             failed = 1
             continue
         if len(given.files) > 1:
             sys.stdout.write(f"== {name}\n")
         for line in frames(data, with_bodies=given.body):
             sys.stdout.write(f"{line}\n")
+            if line.lstrip().startswith(("damaged", "body damaged")):
+                failed = 1
     return failed
 
 

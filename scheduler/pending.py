@@ -4,11 +4,11 @@ Nothing is kept in memory for this. Messages in the wheel are found by the timer
 messages of levels by their consume queues; only requested messages have their records read. A search is a generator
 that does a bounded amount of work at each step, so that other work can go on.
 
-Messages have an order, so that a search can go on behind one of them (`Place`): first those of the levels in the order
-of their queues, then those with a timer in the order of their records. A message has one place as long as it waits by
-one record: so a list of many pages has it once, whatever slots of the wheel it gets in the meantime. If it gets another
-record, which is always one with a timer and behind all others, the list may have it by both records, and never omits
-it.
+Messages have an order, so that a search can continue after one of them (`SearchPosition`): first those of the levels in
+the order of their queues, then those with a timer in the order of their records. A message has one place as long as it
+waits by one record: so a list of many pages has it once, whatever slots of the wheel it gets in the meantime. If it
+gets another record, which is always one with a timer and behind all others, the list may have it by both records, and
+never omits it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_PLACE: Final = 2**63
 _MAX_CURSOR: Final = 64
 
 
-class Place(NamedTuple):
+class SearchPosition(NamedTuple):
     """The place of a message in a search. Places compare in the order of the search."""
 
     part: int
@@ -57,28 +57,28 @@ class Place(NamedTuple):
         return ".".join(map(str, self))
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> SearchPosition:
         """Parse the text of a place. Raises ValueError."""
         numbers = text.split(".") if len(text) <= _MAX_CURSOR and text.isascii() else []
         if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
-            raise ValueError(f"{text[:_MAX_CURSOR]!r} is no place")
+            raise ValueError(f"{text[:_MAX_CURSOR]!r} is not a valid position")
         place = cls(*map(int, numbers))
         if place.part > _TIMERS or max(place) >= _MAX_PLACE:
-            raise ValueError(f"{text!r} is no place")
+            raise ValueError(f"{text!r} is not a valid position")
         return place
 
 
-_FIRST: Final = Place(_LEVELS, 0, -1)
+_FIRST: Final = SearchPosition(_LEVELS, 0, -1)
 
 
-def _place_of(message: StoredMessage) -> Place:
+def _place_of(message: StoredMessage) -> SearchPosition:
     """Return the place of a message that waits by this record."""
     if message.topic == SCHEDULE_TOPIC:
-        return Place(_LEVELS, message.queue_id + 1, message.queue_offset)
-    return Place(_TIMERS, 0, message.physical_offset)
+        return SearchPosition(_LEVELS, message.queue_id + 1, message.queue_offset)
+    return SearchPosition(_TIMERS, 0, message.physical_offset)
 
 
-class Waiting(NamedTuple):
+class WaitingMessage(NamedTuple):
     """A waiting message."""
 
     message: StoredMessage
@@ -87,7 +87,7 @@ class Waiting(NamedTuple):
     """The deliver time, ms since the epoch."""
     topic: str
     """The real topic."""
-    place: Place
+    place: SearchPosition
 
     @property
     def delay_level(self) -> int:
@@ -159,8 +159,8 @@ class Pending:
         self._levels = levels
 
     def select(
-        self, selection: Selection, now_ms: int, after: Place | None = None
-    ) -> Iterator[Waiting | ColdRead | None]:
+        self, selection: Selection, now_ms: int, after: SearchPosition | None = None
+    ) -> Iterator[WaitingMessage | ColdRead | None]:
         """Iterate over the selected messages as of now, each once, in the order of their places, from behind `after`.
         Yields None now and then, so that other work can be done, and reads that would wait for the disk: if a thread
         does them before the next step, nothing else has to wait. Messages sent, delivered or changed in the meantime
@@ -174,11 +174,11 @@ class Pending:
                 yield None
             else:
                 topic = properties.get(message.properties_text, properties.REAL_TOPIC) or ""
-                yield Waiting(message, due_ms, topic, place)
+                yield WaitingMessage(message, due_ms, topic, place)
 
     def _places(
-        self, selection: Selection, now_ms: int, after: Place
-    ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
+        self, selection: Selection, now_ms: int, after: SearchPosition
+    ) -> Iterator[tuple[SearchPosition, StoredMessage | None, int] | ColdRead]:
         """Iterate over the messages behind a place that may be selected, each with its place and deliver time; None
         instead of the message if it is not selected or no longer exists. Yields reads as `select` does."""
         self._timers.gather(now_ms)
@@ -196,11 +196,11 @@ class Pending:
             # Missed messages come last, since their new records lie behind all others.
             for physical, due_ms in missed.take():
                 message = yield from patiently(partial(self._store.message_at, physical))
-                yield Place(_TIMERS, 0, physical), message, due_ms
+                yield SearchPosition(_TIMERS, 0, physical), message, due_ms
 
     def _places_before(
-        self, selection: Selection, now_ms: int, after: Place, end: int
-    ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
+        self, selection: Selection, now_ms: int, after: SearchPosition, end: int
+    ) -> Iterator[tuple[SearchPosition, StoredMessage | None, int] | ColdRead]:
         """Iterate as `_places` does, only over messages that wait by a record before physical offset `end`."""
         if after.part == _LEVELS and not selection.recurring:
             for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
@@ -221,7 +221,7 @@ class Pending:
                 yield from self._cold(part[["physical", "size"]].tolist())
                 for physical, size, due_ms in part[["physical", "size", "due"]].tolist():
                     message = yield from patiently(partial(self._store.message_at, physical, size))
-                    yield Place(_TIMERS, 0, physical), message, due_ms
+                    yield SearchPosition(_TIMERS, 0, physical), message, due_ms
             yield after, None, 0
         # Messages not in the wheel yet lie behind all records of messages that are.
         for waiting in self._behind(reached):
@@ -233,7 +233,7 @@ class Pending:
                 return
             yield from self._cold([(physical, size)])
             message = yield from patiently(partial(self._store.message_at, physical, size))
-            yield Place(_TIMERS, 0, physical), message, due_ms
+            yield SearchPosition(_TIMERS, 0, physical), message, due_ms
 
     def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
         """Yield the read that brings records into memory, if they are not in memory."""
@@ -283,7 +283,7 @@ class Pending:
         if selection.key is not None or selection.recurring:
             number = 0
             for found in self.select(selection, now_ms):
-                number += isinstance(found, Waiting)
+                number += isinstance(found, WaitingMessage)
                 yield found if isinstance(found, ColdRead) else None
             yield number
             return
@@ -338,7 +338,7 @@ class Pending:
         ours = Selection(topic)
         if not self._is_alone(topic):
             for each in self.select(ours, now_ms):
-                yield np.array([each.due_ms]) if isinstance(each, Waiting) else each
+                yield np.array([each.due_ms]) if isinstance(each, WaitingMessage) else each
             return
         self._timers.gather(now_ms)
         behind = self._behind()
@@ -369,7 +369,7 @@ class Pending:
                 if isinstance(part, ColdRead):
                     yield part
                 else:
-                    counting.place = Place(_LEVELS, part[0], part[1])
+                    counting.place = SearchPosition(_LEVELS, part[0], part[1])
                     yield part[2]
             return
         for found in self._levels.waiting_before(counting.end, now_ms):

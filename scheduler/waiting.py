@@ -8,9 +8,9 @@ the rest:
     delay levels    `Run`s: messages of a run before its cursor are done, and all messages before the first run. Units
                     of the schedule topic's queues that are withdrawn, delivered or padding stand for no message
     timer wheel     units of the timer log in slots from the noted second on (`is_live`), except for
-                        messages that were delivered since the second's turn began          `Found.done`
-                        units whose messages got another one since then                     `Found.moved`
-                        withdrawn units, marked or named by records behind                  `Found.withdrawn`
+                        messages that were delivered since the second's turn began          `StartFacts.done`
+                        units whose messages got another one since then                     `StartFacts.moved`
+                        withdrawn units, marked or named by records behind                  `StartFacts.withdrawn`
     timer topic     units of its queue from the noted offset on, which are not in the wheel yet (`is_behind`)
 
 If RocketMQ's broker had the store last, there are no notes and no origins, and its files lag behind after a kill, so a
@@ -35,7 +35,7 @@ import numpy as np
 
 from duemq.protocol.records.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from duemq.scheduler.levels.runs import Run
-from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.formats import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
@@ -117,7 +117,7 @@ def is_brought_back(units: Units, seconds: Integers, second: int, delivered: Int
     return behind & is_among(units["physical_offset"].astype(np.int64), delivered)
 
 
-class Left(NamedTuple):
+class UnitStates(NamedTuple):
     """The state of units of the timer log."""
 
     kept: Mask
@@ -133,8 +133,8 @@ def left_of(
     due: Integers,
     seconds: int | Integers,
     noted: int,
-    found: Found,
-) -> Left:
+    found: StartFacts,
+) -> UnitStates:
     """Decide which units, in slots that are not past, are still to be done. `found`: the facts that a start found about
     the time since the turn of the `noted` second began; `due`: the units' deliver times, 0 if they do not tell;
     `seconds`: the seconds of their slots, or the one second in whose slot all are."""
@@ -148,10 +148,10 @@ def left_of(
     if len(found.done) and np.any(is_early := seconds < found.recovered_to):
         done = kept & is_early & is_among(physical, found.done)
         kept &= ~done
-    return Left(kept, done)
+    return UnitStates(kept, done)
 
 
-def is_behind(units: NDArray[Any], found: Found) -> Mask:
+def is_behind(units: NDArray[Any], found: StartFacts) -> Mask:
     """Whether each unit of the timer topic's queue, not in the wheel yet, stands for a waiting message. False for units
     with a hash as tags code, which messages of RocketMQ's broker and deleting records have: only their records tell
     (`is_told_by_record`)."""
@@ -171,19 +171,19 @@ def is_told_by_record(units: NDArray[Any]) -> Mask:
 
 def found_since(
     second: int,
-    before: Found,
+    before: StartFacts,
     delivered: Sequence[array[int] | Integers],
     withdrawn: Sequence[array[int] | Integers],
     newest_ms: int,
     end: int,
-) -> Found:
+) -> StartFacts:
     """Combine the facts that the last start found (`before`) with the origins of delivered and withdrawn messages that
     records name. `second`: the noted one; `newest_ms`: the latest store time of a delivery; `end`: the end of the
     commitlog."""
     # Messages are delivered only from slots whose turn has come, and no slot has its turn before its time. So a message
     # delivered by a record was in the slot of the record's store time or an earlier one, or in that of `second`, if
     # that was ahead because the clock was set back. No margin is needed.
-    return Found(
+    return StartFacts(
         max(slot_second(newest_ms) + 1, second + 1, before.recovered_to),
         # Records that the commitlog lost do not exist any more, and other messages will get their offsets.
         _before(end, joined([before.done, *delivered])),
@@ -195,7 +195,7 @@ def _before(end: int, offsets: Integers) -> Integers:
     return offsets[: int(np.searchsorted(offsets, end))]
 
 
-def with_moved(found: Found, second: int, before: Found, parts: Iterable[tuple[int, Units]]) -> Found:
+def with_moved(found: StartFacts, second: int, before: StartFacts, parts: Iterable[tuple[int, Units]]) -> StartFacts:
     """Add to `found` the messages that got units in the slot of the noted second or a later one since that second's
     turn began, each with its last unit: a policy may have put a message off within its second. `before`: the facts that
     the last start found; `parts`: the parts of the timer log since the turn began, as from `TimerLog.scan`."""

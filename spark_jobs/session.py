@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from duemq.spark_jobs.errors import JobError
@@ -96,8 +97,8 @@ def make_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "SPARK_ENV_LOADED" not in os.environ:
-        # Tasks import these packages, and Spark's workers do not know where they are.
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        # Tasks import duemq, and Spark's workers do not know where it is.
+        root = str(Path(os.path.abspath(__file__)).parents[2])
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Spark does not start if the host name does not resolve, or resolves to an address that is not there.
     is_local = (master is None and "SPARK_ENV_LOADED" not in os.environ) or (master or "").startswith("local")

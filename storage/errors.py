@@ -18,6 +18,7 @@ StoreError
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Hashable
 
 
@@ -94,3 +95,10 @@ class NotInMemory(StoreError):
 
 class NotDurable(StoreError, OSError):
     """A sync failed. Has the errno of the system's error, and `filename`."""
+
+
+def has_no_room(error: BaseException) -> bool:
+    """Whether an error says that a disk is full, which casts no doubt on the bytes on it."""
+    if isinstance(error, NotDurable):
+        return False
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

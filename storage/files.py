@@ -97,8 +97,8 @@ class Files(Protocol):
     def create(self, path: str, size: int) -> File:
         """Make a sparse file of zeros. Its name appears only once it has its full size."""
 
-    def open(self, path: str) -> File:
-        """Return an existing file."""
+    def open(self, path: str, *, for_reading: bool = False) -> File:
+        """Return an existing file. `for_reading`: it need not be writable, and its writes fail."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""
@@ -175,11 +175,12 @@ class Lock(Protocol):
 class OsFile:
     """A file of the operating system. Its descriptor opens on demand and closes when many others are in use."""
 
-    __slots__ = ("_fd", "_owner", "path")
+    __slots__ = ("_fd", "_flags", "_owner", "path")
 
-    def __init__(self, owner: OsFiles, path: str) -> None:
+    def __init__(self, owner: OsFiles, path: str, flags: int = os.O_RDWR) -> None:
         self.path = path
         self._owner = owner
+        self._flags = flags
         self._fd = -1
 
     def read(self, offset: int, size: int) -> bytes:
@@ -337,7 +338,7 @@ class OsFile:
 
     def _descriptor(self) -> int:
         if self._fd < 0:
-            self._fd = self._owner.open_descriptor(self.path, os.O_RDWR)
+            self._fd = self._owner.open_descriptor(self.path, self._flags)
             self._owner.opened(self)
         return self._fd
 
@@ -402,9 +403,9 @@ class OsFiles:
             file.truncate(size)
         os.rename(temporary, path)
 
-    def open(self, path: str) -> OsFile:
+    def open(self, path: str, *, for_reading: bool = False) -> OsFile:
         """See Files."""
-        return OsFile(self, path)
+        return OsFile(self, path, os.O_RDONLY if for_reading else os.O_RDWR)
 
     def exists(self, path: str) -> bool:
         """See Files."""

@@ -18,23 +18,27 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import structlog
 
 from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
-from duemq.protocol.records import properties, record, timer_properties
-from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records import record
+from duemq.protocol.records.record import StoredMessage, Summary, summarize
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.health import Health
-from duemq.storage.durability.jobs import has_no_room
 from duemq.storage.durability.recovery import Recovered, Recovery
-from duemq.storage.errors import StoreFileMissing, StoreFormatError
+from duemq.storage.errors import StoreFileMissing, StoreFormatError, has_no_room
 from duemq.storage.files import Files, Lock
 from duemq.storage.log.ahead import AllocateAhead
 from duemq.storage.log.append import Appender
 from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.log.copies import UNITS
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import read_record, whole_records
 from duemq.storage.queues import check, pull
@@ -45,11 +49,18 @@ from duemq.storage.queues.consume_queue import (
     MARK_SIZES,
     PADDING_SIZE,
     SCHEDULE_TOPIC,
-    TIMER_TOPIC,
     UNIT_SIZE,
     ConsumeQueue,
     place_of,
 )
+from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
+from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
+from duemq.storage.queues.tags_codes import tags_code
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = structlog.get_logger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
 _RECORD_END: Final = 16
@@ -74,6 +85,10 @@ class StoreConfig:
     queue_segment_size: int = QUEUE_SEGMENT_SIZE
     """Size of a consume queue's file, rounded up to whole units. A store opens only with the size with which its files
     were made."""
+    extension_segment_size: int = EXTENSION_SEGMENT_SIZE
+    """Size of a file of a consume queue's extension."""
+    is_extended: bool = False
+    """Whether the extensions of consume queues are written; they are read in any case."""
     max_message_size: int = 4 * 1024 * 1024
     """The largest body that the store takes."""
     with_checksums: bool = False
@@ -105,8 +120,10 @@ class MessageStore:
         self.files = files
         self._deliver_time = deliver_time
         self._on_work = on_work
+        self._look_up = self._codes_of_records  # one object for all queues
         root = config.root
         self.queue_directory = os.path.join(root, "consumequeue")
+        self.extension_directory = extension_of(self.queue_directory)
         self.abort_path = os.path.join(root, "abort")
         self.checkpoint_path = os.path.join(root, "checkpoint")
         self._lock: Lock | None = None
@@ -258,6 +275,7 @@ class MessageStore:
         files.make_directories(self.log.directory, durable=True)
         self._hold_commitlog()
         files.make_directories(self.queue_directory, durable=True)
+        self._make_extension_directory()
         self._mark()
         recovered = recovery.run(self.checkpoint, self._expected, clean=clean)
         for topic in self.queue_check.removed:
@@ -286,6 +304,7 @@ class MessageStore:
         assert recovery is not None, "a store is inspected before it is made anew"
         self._recovery = None
         self.files.make_directories(self.queue_directory, durable=True)
+        self._make_extension_directory()
         recovered = recovery.make_anew(origins, goes_on_at, left_out, served_to, progress)
         self.dirty = dict(self._not_durable())
         self._cached_from = recovered.end
@@ -379,12 +398,66 @@ class MessageStore:
         queues = self.queues.setdefault(topic, {})
         queue = queues.get(queue_id)
         if queue is None:
+            extension = self._extension_for(topic, queue_id)
             queue = queues[queue_id] = ConsumeQueue(
-                self.files, self.queue_directory, self._queue_file_size, topic, queue_id
+                self.files, self.queue_directory, self._queue_file_size, topic, queue_id, extension, self._look_up
             )
             queue.is_held = topic in self._being_removed
             self.appender.prepare(queue)
         return queue
+
+    def _make_extension_directory(self) -> None:
+        if not self.config.is_extended:
+            return
+        try:
+            self.files.make_directories(self.extension_directory, durable=True)
+        except OSError as error:
+            # Each queue that gets messages goes on without its extension.
+            log.warning("consumequeue_ext_not_made", directory=self.extension_directory, reason=str(error))
+
+    def _extension_for(self, topic: str, queue_id: int) -> Extension | None:
+        """Return the extension of a queue that is about to be made; None where there is none, and none is written."""
+        config = self.config
+        directory = os.path.join(self.extension_directory, topic, str(queue_id))
+        if not config.is_extended and not self.files.exists(directory):
+            return None
+        return Extension(
+            self.files,
+            directory,
+            config.extension_segment_size,
+            self._summaries,
+            partial(self.tags_code, topic),
+            partial(self._deliver_time, queue_id + 1, 0) if topic == SCHEDULE_TOPIC else None,
+            self._store_times if config.is_extended else None,
+        )
+
+    def _codes_of_records(self, topic: str, units: bytes) -> bytes:
+        """Return units of a queue whose extension is gone, with the tags codes of their records in place of addresses.
+        Raises NotInMemory, OSError."""
+        array = np.frombuffer(units, UNITS)
+        codes = codes_of(array, self._summaries, partial(self.tags_code, topic), _nothing, is_level=False)
+        return with_codes(array, codes).tobytes()
+
+    def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
+        """Return what the records of units tell; None for those that have none. Raises NotInMemory, OSError."""
+        return [
+            summarize(data, offset) if (data := self._stored_record(offset, size)) is not None else None
+            for offset, size in zip(units["physical_offset"].tolist(), units["size"].tolist(), strict=True)
+        ]
+
+    def _stored_record(self, physical_offset: int, size: int) -> bytes | None:
+        return self.record_at(physical_offset) if size in MARK_SIZES else self.log.read(physical_offset, size)
+
+    def _store_times(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the store times of records, ms since the epoch; 0 where there is none. Reads, and waits if it must:
+        the records were appended or read just before."""
+        files, read = self.files, self.log.read_raw
+        before, files.may_wait = files.may_wait, True
+        try:
+            starts = [read(offset, record.HEAD_SIZE_IPV4) for offset in physical_offsets.tolist()]
+        finally:
+            files.may_wait = before
+        return np.fromiter(map(record.store_timestamp, starts), np.int64, len(starts))
 
     def all_queues(self) -> list[ConsumeQueue]:
         """Return every queue."""
@@ -420,6 +493,11 @@ class MessageStore:
         self._being_removed[topic] += 1
         return os.path.join(self.queue_directory, topic)
 
+    def extension_directory_of(self, topic: str) -> str | None:
+        """Return the directory of the extensions of a topic's queues; None where there is none."""
+        directory = os.path.join(self.extension_directory, topic)
+        return directory if self.files.exists(directory) else None
+
     def removed_topic(self, topic: str) -> None:
         """Note that the directory returned by `forget_topic` is removed."""
         self._being_removed[topic] -= 1
@@ -429,25 +507,9 @@ class MessageStore:
         for queue in self.queues.get(topic, {}).values():
             queue.is_held = False
 
-    def tags_code(self, topic: str, text: str, store_timestamp: int, prepared: int = 0) -> int:
-        """Return the tags code of a record in its consume queue: its deliver time in the schedule topic and the timer
-        topic, else the hash of its tags.
-
-        `prepared` is the prepared-transaction offset of the record. RocketMQ does not use that field in records of the
-        schedule topic; duemq's records have the deliver time there, so that a message keeps its time when the table of
-        levels changes.
-        """
-        if topic == TIMER_TOPIC:
-            due = timer_properties.queue_code(text, store_timestamp, prepared)
-            if due is not None:
-                return due
-        if topic == SCHEDULE_TOPIC:
-            if store_timestamp <= prepared <= store_timestamp + timer_properties.MAX_DELIVER_AHEAD_MS:
-                return prepared
-            level = properties.get(text, properties.DELAY)
-            if level is not None and level.isdecimal() and int(level) > 0:
-                return self._deliver_time(int(level), store_timestamp)
-        return properties.tags_code(properties.get(text, properties.TAGS))
+    def tags_code(self, topic: str, told: Summary) -> int:
+        """Return the tags code of a record in its consume queue; see `tags_codes.tags_code`."""
+        return tags_code(topic, told, self._deliver_time)
 
     # --- reading
 
@@ -516,8 +578,9 @@ class MessageStore:
         return found.store_timestamp if found is not None else -1
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp: int, *, upper: bool = False) -> int:
-        """Return the first queue offset stored at or after a time (or, `upper`, the last one stored at or before it, if
-        any), within the existing messages."""
+        """Return the queue offset of the first message stored at or after a time, ms since the epoch: the queue's next
+        offset if there is none. With `upper`, that of the last message stored at or before the time: the queue's
+        lowest offset if there is none."""
         limit = timestamp + 1 if upper else timestamp
 
         def reached(physical: int, size: int, code: int) -> bool:
@@ -547,3 +610,8 @@ def _decoded(data: bytes) -> StoredMessage | None:
         return record.decode(data)
     except RecordError:
         return None
+
+
+def _nothing(offset: int, size: int) -> bytes:
+    """Read of the files of an extension that has none; see `extension.Read`."""
+    return b""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from duemq.broker.access.addresses import AddressPattern, parts_of
-from duemq.broker.access.permission import Action, Permission, Resource, Role
+from duemq.broker.access.permission import Permission, PlainAction, ResourceAccess, Role
 from duemq.broker.errors import AccessRefused
 from duemq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from duemq.protocol.codes import ResponseCode
@@ -39,7 +39,7 @@ def refused(kind: str, why: str, reason: str | None = None, *, code: int | None 
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PlainAccount:
     """An account of plain_acl.yml, see `guard.Account`. `permissions`: actions by the name of a topic, or of the retry
     topic of a group; None if the account lists none."""
 
@@ -64,15 +64,15 @@ class Account:
         except AccessRefused:
             if permission.instead_of_role is None:
                 raise
-            for resource in permission.instead_of_role.find(request):
-                self.check_resource(resource)
+            for access in permission.instead_of_role.find(request):
+                self.check_access(access)
         if self.is_admin and self.permissions is None:
             return
-        resources = permission.resources(request)
-        if any(name == _TRACE_TOPIC and action is Action.PUB for name, action, _ in resources):
+        accesses = permission.accesses(request)
+        if any(name == _TRACE_TOPIC and action is PlainAction.PUB for name, action, _ in accesses):
             return
-        for resource in resources:
-            self.check_resource(resource)
+        for access in accesses:
+            self.check_access(access)
 
     def check_role(self, code: int, permission: Permission, host: str) -> None:
         """See `guard.Account`."""
@@ -87,22 +87,22 @@ class Account:
         if permissions is not None:
             # Of a topic that stands for a group, other actions count.
             if not permissions.get(topic, 0) & action or topic[:1] == "%":
-                self.check_resource(Resource(topic, Action(action)))
+                self.check_access(ResourceAccess(topic, PlainAction(action)))
         elif not self.is_admin:
-            self.check_resource(Resource(topic, Action(action)))
+            self.check_access(ResourceAccess(topic, PlainAction(action)))
 
     def check_record(self, code: int, topic: str, host: str) -> None:
         """See `guard.Account`."""
-        self.check_resource(Resource(topic, Action.SUB))
+        self.check_access(ResourceAccess(topic, PlainAction.SUB))
 
-    def check_resource(self, resource: Resource) -> None:
+    def check_access(self, access: ResourceAccess) -> None:
         """Check one action on one topic or group. Raises AccessRefused."""
-        name, action, is_group = resource
+        name, action, is_group = access
         if name is None or (self.is_admin and self.permissions is None):
             return
         if is_group:
             name = f"{RETRY_PREFIX}{name}"
-        elif name == _TRACE_TOPIC and action is Action.PUB:
+        elif name == _TRACE_TOPIC and action is PlainAction.PUB:
             return
         listed = self.permissions or {}
         owned = listed.get(name)
@@ -114,10 +114,10 @@ class Account:
             group = name.removeprefix(DLQ_PREFIX)
         if group is not None:
             # Consumers send to the retry topic of their group, and for them it is part of consuming.
-            needed = action if is_group or action is Action.ANY else Action.SUB
+            needed = action if is_group or action is PlainAction.ANY else PlainAction.SUB
             owned = listed.get(f"{RETRY_PREFIX}{group}", self.default_group)
         elif owned is None:
-            owned = self.default_topic if name not in _OF_ALL_TOPICS else Action.DENY
+            owned = self.default_topic if name not in _OF_ALL_TOPICS else PlainAction.DENY
         if not owned & needed:
             what = f"group:{group}" if group is not None else f"topic:{name}" if name else "all topics"
             why = f"No default permission for {what[:_MAX_NAME]}"
@@ -134,7 +134,7 @@ def topic_of_message(message: StoredMessage) -> str:
 class Accounts:
     """All accounts, and the addresses that need none."""
 
-    def __init__(self, accounts: Iterable[Account], white_lists: Iterable[AddressPattern]) -> None:
+    def __init__(self, accounts: Iterable[PlainAccount], white_lists: Iterable[AddressPattern]) -> None:
         self.by_key = {account.access_key: account for account in accounts}
         self._white_lists = tuple(white_lists)
         self._by_address = tuple(account for account in self.by_key.values() if account.white_list.text)

@@ -33,9 +33,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import yaml
 
-from duemq.broker.access.accounts import Account
+from duemq.broker.access.accounts import PlainAccount
 from duemq.broker.access.addresses import AddressPattern
-from duemq.broker.access.permission import Action, Role
+from duemq.broker.access.permission import PlainAction, Role
 from duemq.broker.errors import AclFileError
 from duemq.broker.tables.topics import RETRY_PREFIX
 from duemq.protocol.requests.bodies import DataVersion
@@ -63,11 +63,11 @@ _FIELDS: Final = (
     "role",
 )
 PERMISSIONS: Final = {
-    "DENY": Action.DENY,
-    "PUB": Action.PUB,
-    "SUB": Action.SUB,
-    "PUB|SUB": Action.ANY,
-    "SUB|PUB": Action.ANY,
+    "DENY": PlainAction.DENY,
+    "PUB": PlainAction.PUB,
+    "SUB": PlainAction.SUB,
+    "PUB|SUB": PlainAction.ANY,
+    "SUB|PUB": PlainAction.ANY,
 }
 _ROLES: Final = {"none": Role.NONE, "look": Role.LOOK, "operate": Role.OPERATE}
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -96,7 +96,7 @@ class AclFile:
     """The content of a file. `lines`: the line of each account."""
 
     white_lists: list[AddressPattern]
-    accounts: list[Account]
+    accounts: list[PlainAccount]
     lines: list[int]
     version: DataVersion
     table: Table
@@ -167,7 +167,7 @@ class _Reader:
 
     # --- accounts
 
-    def _account(self, node: yaml.Node) -> Account:
+    def _account(self, node: yaml.Node) -> PlainAccount:
         fields = dict(self._entries(node, "an account", _FIELDS))
         access_key, secret_key = (self._text(fields.get(name), name) for name in ("accessKey", "secretKey"))
         if access_key is None or secret_key is None or min(len(access_key), len(secret_key)) < SHORTEST_KEY:
@@ -183,7 +183,7 @@ class _Reader:
                 resource, action = self._resource(item, name)
                 permissions[f"{prefix}{resource}"] = action
         white_list = fields.get("whiteRemoteAddress")
-        return Account(
+        return PlainAccount(
             access_key,
             SecretKey(secret_key),
             self._pattern(white_list) if white_list is not None else AddressPattern(""),
@@ -196,7 +196,7 @@ class _Reader:
 
     def _default(self, fields: dict[str, yaml.Node], name: str) -> int:
         text = self._text(fields.get(name), name)
-        return int(self._action(text, fields[name], name)) if text is not None else int(Action.DENY)
+        return int(self._action(text, fields[name], name)) if text is not None else int(PlainAction.DENY)
 
     def _resource(self, node: yaml.Node, name: str) -> tuple[str, int]:
         parts = [part for part in (self._text(node, name) or "").split("=") if part]
@@ -204,11 +204,11 @@ class _Reader:
             self._refuse(node, f"an entry of {name} is written as NAME=PUB, NAME=SUB, NAME=PUB|SUB or NAME=DENY")
         return parts[0].strip(), int(self._action(parts[1], node, name))
 
-    def _action(self, text: str, node: yaml.Node, name: str) -> Action:
+    def _action(self, text: str, node: yaml.Node, name: str) -> PlainAction:
         action = PERMISSIONS.get(text.strip())
         if action is None:
-            self._warn(node, f"{name} has a permission that is none of {', '.join(PERMISSIONS)}, and counts as DENY")
-        return action or Action.DENY
+            self._warn(node, f"{name} has a permission that is not one of {', '.join(PERMISSIONS)}, and counts as DENY")
+        return action or PlainAction.DENY
 
     # --- values
 
@@ -216,7 +216,7 @@ class _Reader:
         try:
             return AddressPattern(self._text(node, "a white list") or "")
         except ValueError:
-            self._refuse(node, "this is no pattern of addresses")
+            self._refuse(node, "this is not an address pattern")
 
     def _version(self, node: yaml.Node) -> DataVersion:
         numbers = {}
@@ -261,7 +261,7 @@ class _Reader:
         found = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._refuse(key, f"{what} has a name that is no text")
+                self._refuse(key, f"{what} has a name that is not text")
             if key.value in found:
                 self._refuse(key, f"{_told(key.value)} is there twice")
             found.add(key.value)

@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 import structlog
 
 from duemq.broker.access import acl_file
-from duemq.broker.access.accounts import Account, Accounts
+from duemq.broker.access.accounts import Accounts, PlainAccount
 from duemq.broker.access.acl_file import AclFile, Table
 from duemq.broker.errors import AclFileError, ChangeRefused
 from duemq.broker.regular_files import read_regular
@@ -156,7 +156,7 @@ class AclFiles:
 
     def _read(self, stamps: Stamps) -> _State:
         """Read all files. Raises AclFileError."""
-        accounts: dict[str, Account] = {}
+        accounts: dict[str, PlainAccount] = {}
         white_lists = []
         versions, warnings = {}, []
         for path, (modified_ns, _, _) in stamps.items():
@@ -226,7 +226,7 @@ class AclFiles:
         elif path in self._paths():
             table = parsed(path).table
         else:
-            raise ChangeRefused("it is no file of accounts")
+            raise ChangeRefused("it is not an accounts file")
         table[acl_file.WHITE_LIST] = patterns
         self._write(path, table)
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from duemq.broker.access.permission import Action, Permission
+from duemq.broker.access.permission import Permission, PlainAction
 from duemq.broker.errors import AccessRefused
 from duemq.broker.limits import Limits, too_many_requests
 from duemq.broker.net.cold_reads import ColdReads
@@ -157,7 +157,7 @@ class Guard:
 
         return guarded
 
-    def _guarded_topic(self, name: str, action: Action, handler: Handler) -> Handler:
+    def _guarded_topic(self, name: str, action: PlainAction, handler: Handler) -> Handler:
         """As `guarded`, for requests that need one action on one topic: the sends."""
         authenticate, needed, limits = self._authority.authenticate, int(action), self._limits
 

@@ -173,7 +173,7 @@ def _fields(header: CreateAccessConfig) -> Table:
     ):
         if default:
             if default.strip() not in PERMISSIONS:
-                _refuse(f"{name}={default} is none of {', '.join(PERMISSIONS)}")
+                _refuse(f"{name}={default} is not one of {', '.join(PERMISSIONS)}")
             fields[name] = default
     for name, text in (("topicPerms", header.topic_perms), ("groupPerms", header.group_perms)):
         entries = _split(text)

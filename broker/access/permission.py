@@ -28,8 +28,8 @@ from duemq.protocol.requests.bodies import HeartbeatData, LockBatch
 from duemq.protocol.requests.headers import Request
 
 
-class Action(IntEnum):
-    """What may be done with a topic or a group, as bits."""
+class PlainAction(IntEnum):
+    """What may be done with a topic or a group by 4.9's access control, as bits. ACL 2.0 has `auth.model.Action`."""
 
     DENY = 0
     PUB = 4
@@ -50,26 +50,27 @@ class Role(IntEnum):
     """Change topics, groups, settings, accounts, and what a name server knows."""
 
 
-class Resource(NamedTuple):
+class ResourceAccess(NamedTuple):
     """A topic or a group, and what a request does with it. `name` is None if the request names none after all."""
 
     name: str | None
-    action: Action
+    action: PlainAction
     is_group: bool = False
 
 
-Find = Callable[[Request[Any]], Iterable[Resource]]
-"""Returns the resources that a request is about. Raises ProtocolError for a body that does not parse."""
+Find = Callable[[Request[Any]], Iterable[ResourceAccess]]
+"""Returns the resources that a request is about, each with the action. Raises ProtocolError for a body that does not
+parse."""
 
 
 @dataclass(frozen=True)
-class Need:
+class ResourceNeed:
     """A kind of resource that requests of a code are about. `text` says which it is and where a request names it.
     `topic`: the attribute of the header, if all that it needs is one action on one topic."""
 
     text: str
     find: Find = field(compare=False)
-    action: Action = Action.ANY
+    action: PlainAction = PlainAction.ANY
     topic: str | None = None
 
 
@@ -80,10 +81,10 @@ class Permission:
     enough without the role."""
 
     role: Role = Role.NONE
-    needs: tuple[Need, ...] = ()
+    needs: tuple[ResourceNeed, ...] = ()
     record: str | None = None
     is_open: bool = False
-    instead_of_role: Need | None = None
+    instead_of_role: ResourceNeed | None = None
 
     def __str__(self) -> str:
         """The permission in words."""
@@ -98,63 +99,63 @@ class Permission:
         return ", ".join(parts)
 
     @property
-    def only_topic(self) -> tuple[str, Action] | None:
+    def only_topic(self) -> tuple[str, PlainAction] | None:
         """The attribute of the header and the action, if one action on one topic is all that is needed."""
         if self.role or self.record is not None or self.is_open or len(self.needs) != 1:
             return None
         (need,) = self.needs
         return (need.topic, need.action) if need.topic is not None else None
 
-    def resources(self, request: Request[Any]) -> list[Resource]:
-        """Return the resources that a request is about. Raises ProtocolError."""
-        return [resource for need in self.needs for resource in need.find(request)]
+    def accesses(self, request: Request[Any]) -> list[ResourceAccess]:
+        """Return the resources that a request is about, each with the action. Raises ProtocolError."""
+        return [access for need in self.needs for access in need.find(request)]
 
 
-def needs(*wanted: Need, role: Role = Role.NONE, record: str | None = None) -> Permission:
+def needs(*wanted: ResourceNeed, role: Role = Role.NONE, record: str | None = None) -> Permission:
     """Return a permission that needs several things; see `Permission`."""
     return Permission(role, wanted, record)
 
 
-def topic(action: Action, name: str = "topic") -> Need:
+def topic(action: PlainAction, name: str = "topic") -> ResourceNeed:
     """An action on the topic that the header names in its attribute `name`."""
-    return Need(
+    return ResourceNeed(
         f"{action.name} for the topic in {name}",
-        lambda request: (Resource(getattr(request.header, name), action),),
+        lambda request: (ResourceAccess(getattr(request.header, name), action),),
         action,
         name,
     )
 
 
-def topic_or_all(action: Action, name: str = "topic") -> Need:
+def topic_or_all(action: PlainAction, name: str = "topic") -> ResourceNeed:
     """As `topic`, but a request that names none is about all topics: what the account may do by default counts."""
-    return Need(
+    return ResourceNeed(
         f"{action.name} for the topic in {name}, or by default for all",
-        lambda request: (Resource(getattr(request.header, name) or "", action),),
+        lambda request: (ResourceAccess(getattr(request.header, name) or "", action),),
         action,
     )
 
 
-def group(action: Action, name: str = "consumer_group") -> Need:
+def group(action: PlainAction, name: str = "consumer_group") -> ResourceNeed:
     """An action on the group that the header names in its attribute `name`, if it names one."""
-    return Need(
+    return ResourceNeed(
         f"{action.name} for the group in {name}",
-        lambda request: (Resource(getattr(request.header, name), action, is_group=True),),
+        lambda request: (ResourceAccess(getattr(request.header, name), action, is_group=True),),
         action,
     )
 
 
-def _of_heartbeat(request: Request[Any]) -> Iterable[Resource]:
+def _of_heartbeat(request: Request[Any]) -> Iterable[ResourceAccess]:
     for consumer in bodies.decode_request(request.body, HeartbeatData).consumer_data_set or ():
-        yield Resource(consumer.group_name, Action.SUB, is_group=True)
+        yield ResourceAccess(consumer.group_name, PlainAction.SUB, is_group=True)
         for subscription in consumer.subscription_data_set or ():
-            yield Resource(subscription.topic, Action.SUB)
+            yield ResourceAccess(subscription.topic, PlainAction.SUB)
 
 
-def _of_locks(request: Request[Any]) -> Iterable[Resource]:
+def _of_locks(request: Request[Any]) -> Iterable[ResourceAccess]:
     batch = bodies.decode_request(request.body, LockBatch)
-    yield Resource(batch.consumer_group, Action.SUB, is_group=True)
+    yield ResourceAccess(batch.consumer_group, PlainAction.SUB, is_group=True)
     for name in {queue.topic for queue in batch.mq_set or ()}:
-        yield Resource(name, Action.SUB)
+        yield ResourceAccess(name, PlainAction.SUB)
 
 
 OPEN: Final = Permission(is_open=True)
@@ -165,10 +166,12 @@ LOOK: Final = Permission(Role.LOOK)
 OPERATE: Final = Permission(Role.OPERATE)
 ADMINISTER: Final = Permission(Role.ADMINISTER)
 
-SEND: Final = needs(topic(Action.PUB))
-CONSUME: Final = needs(topic(Action.SUB), group(Action.SUB))
-ASK_TOPIC: Final = needs(topic(Action.ANY))
-SEE_TOPIC: Final = Permission(Role.LOOK, instead_of_role=topic(Action.ANY))
+SEND: Final = needs(topic(PlainAction.PUB))
+CONSUME: Final = needs(topic(PlainAction.SUB), group(PlainAction.SUB))
+ASK_TOPIC: Final = needs(topic(PlainAction.ANY))
+SEE_TOPIC: Final = Permission(Role.LOOK, instead_of_role=topic(PlainAction.ANY))
 """Who may send to a topic may see its settings: a producer has to know the delay levels of the topic."""
-HEARTBEAT: Final = needs(Need("SUB for the consumer groups in the body and their topics", _of_heartbeat, Action.SUB))
-LOCKS: Final = needs(Need("SUB for the group and the topics in the body", _of_locks, Action.SUB))
+HEARTBEAT: Final = needs(
+    ResourceNeed("SUB for the consumer groups in the body and their topics", _of_heartbeat, PlainAction.SUB)
+)
+LOCKS: Final = needs(ResourceNeed("SUB for the group and the topics in the body", _of_locks, PlainAction.SUB))

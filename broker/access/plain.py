@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from duemq.broker.access.accounts import Account, refused
+from duemq.broker.access.accounts import PlainAccount, refused
 from duemq.broker.access.acl_files import AclFiles
 from duemq.broker.access.permission import Permission
 from duemq.broker.net.connection import Connection
@@ -25,7 +25,7 @@ class PlainAuthority:
     def __init__(self, files: AclFiles) -> None:
         self._files = files
 
-    def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
+    def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> PlainAccount | None:
         """See `guard.Authority`."""
         accounts = self._files.accounts
         is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
@@ -47,7 +47,7 @@ class PlainAuthority:
         return account
 
     def recheck(
-        self, connection: Connection, permission: Permission, request: Request[Any], account: Account | None
+        self, connection: Connection, permission: Permission, request: Request[Any], account: PlainAccount | None
     ) -> None:
         """See `guard.Authority`."""
         accounts = self._files.accounts

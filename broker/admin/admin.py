@@ -12,7 +12,7 @@ import msgspec
 from duemq.broker.access.permission import ADMINISTER, LOOK, OPERATE, SEE_TOPIC
 from duemq.broker.admin import runtime_info
 from duemq.broker.admin.runtime_info import Sources
-from duemq.broker.admin.stats import Stats
+from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.consume.long_poll import LongPolls
 from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
@@ -51,7 +51,7 @@ class AdminHandlers:
         groups: Groups,
         offsets: ConsumerOffsets,
         clients: Clients,
-        stats: Stats,
+        stats: BrokerStats,
         polls: LongPolls,
         sources: Sources,
         durability: Durability,

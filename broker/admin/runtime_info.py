@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from duemq.broker.access.accounts import REFUSALS
 from duemq.broker.access.guard import Guard
 from duemq.broker.admin.bridges import Bridges
-from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
+from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, BrokerStats
 from duemq.broker.consume.long_poll import LongPolls
 from duemq.broker.limits import Limits
 from duemq.broker.net.held_answers import HeldAnswers
@@ -32,7 +32,7 @@ class Sources:
 
     settings: LiveSettings
     store: MessageStore
-    stats: Stats
+    stats: BrokerStats
     levels: LevelQueues
     timers: Timers
     held: HeldAnswers
@@ -137,7 +137,7 @@ def collect(sources: Sources) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
 
 
-def _distribution(stats: Stats) -> str:
+def _distribution(stats: BrokerStats) -> str:
     names = ["[<=0ms]"]
     for low, high in itertools.pairwise(PUT_TIME_LIMITS_MS):
         names.append(f"[{_limit(low)}~{_limit(high)}]")

@@ -30,7 +30,7 @@ class _Sample(NamedTuple):
     transferred: int
 
 
-class Stats:
+class BrokerStats:
     """The broker's activity since its start. Times are in ms since the epoch."""
 
     def __init__(self, appender: Appender, clock: Clock, items: StatsItems) -> None:

@@ -56,7 +56,7 @@ class _Window:
         return self.past[self._ended % len(self.past)]
 
 
-class Table:
+class CountTable:
     """Counts of messages, bytes and calls by key, in the last minute, hour and day. A key takes about 1 KB, for a day
     after its last count. Times are by the monotonic clock, in s."""
 
@@ -165,11 +165,11 @@ class StatsItems:
         self._clock = clock
         self._cluster = cluster
         now = clock.monotonic()
-        self._put = Table(now)
-        self._got = Table(now)
-        self._sent_back = Table(now)
-        self._broker_put = Table(now)
-        self._broker_got = Table(now)
+        self._put = CountTable(now)
+        self._got = CountTable(now)
+        self._sent_back = CountTable(now)
+        self._broker_put = CountTable(now)
+        self._broker_got = CountTable(now)
         self._tables = (self._put, self._got, self._sent_back, self._broker_put, self._broker_got)
         # Of the counts of a key, the number of the one that is shown.
         self._named = {

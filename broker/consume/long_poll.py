@@ -156,7 +156,7 @@ class LongPolls:
                 self._end(pull)
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: serve, end or remove some pulls."""
+        """See `request_turns.RequestWork`: serve, end or remove some pulls."""
         while True:
             if self._to_forget:
                 self._forget(self._to_forget.popleft())

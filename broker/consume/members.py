@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
-from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, LOCKS, Action, group, needs
+from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, LOCKS, PlainAction, group, needs
 from duemq.broker.errors import Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_NAME_LENGTH
 from duemq.broker.net.connection import Connection
@@ -14,6 +15,7 @@ from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Clients
 from duemq.broker.tables.groups import Groups, is_group_name
 from duemq.broker.tables.locks import QueueLocks
+from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.topics import RETRY_PREFIX, Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -31,18 +33,21 @@ class _ClientConfig(msgspec.Struct, rename="camel"):
 class ClientHandlers:
     """Maintains the members of groups and their locks."""
 
-    def __init__(self, topics: Topics, groups: Groups, clients: Clients, locks: QueueLocks) -> None:
+    def __init__(
+        self, topics: Topics, groups: Groups, clients: Clients, offsets: ConsumerOffsets, locks: QueueLocks
+    ) -> None:
         self._topics = topics
         self._groups = groups
         self._clients = clients
+        self._offsets = offsets
         self._locks = locks
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         router.add(RequestCode.HEART_BEAT, NoFields, HEARTBEAT, self.heartbeat)
-        router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, needs(group(Action.SUB)), self.unregister)
+        router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, needs(group(PlainAction.SUB)), self.unregister)
         router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, ACCOUNT, self.check_config)
-        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, needs(group(Action.SUB)), self.members)
+        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, needs(group(PlainAction.SUB)), self.members)
         router.add(RequestCode.LOCK_BATCH_MQ, NoFields, LOCKS, self.lock)
         router.add(RequestCode.UNLOCK_BATCH_MQ, NoFields, LOCKS, self.unlock)
         router.add_clients(self._clients)
@@ -117,10 +122,15 @@ class ClientHandlers:
         held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
 
-    def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Unlock queues."""
+    async def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Unlock queues once the group's offsets are on the disk: the next member begins at them, also if the broker
+        is killed before it has read them."""
         body = _lock_batch(request)
-        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set or ())
+        held = self._locks.held(body.consumer_group, body.client_id, body.mq_set or ())
+        if held:
+            with suppress(OSError):  # the log has it, and the table is written again
+                await self._offsets.save()
+        self._locks.release(held)
         return response(ResponseCode.SUCCESS)
 
 

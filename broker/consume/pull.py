@@ -9,7 +9,7 @@ import structlog
 
 from duemq.broker.access.guard import Guard
 from duemq.broker.access.permission import CONSUME
-from duemq.broker.admin.stats import Stats
+from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.consume.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
@@ -68,7 +68,7 @@ class PullHandlers:
         groups: Groups,
         clients: Clients,
         offsets: ConsumerOffsets,
-        stats: Stats,
+        stats: BrokerStats,
         router: Router,
         loop: asyncio.AbstractEventLoop,
         turns: RequestTurns,

@@ -38,11 +38,8 @@ def doctor(config: Path | None, store: Path | None, host: str | None, settings: 
     \b
     duemq doctor --config /etc/duemq/broker.conf --store /var/lib/duemq
     """
-    try:
-        from duemq.broker.doctor.findings import Level
-    except ModuleNotFoundError as failure:
-        click.echo(f"duemq: this needs the package {failure.name}; install duemq[broker]", err=True)
-        sys.exit(1)
+    from duemq.broker.doctor.findings import Level
+
     worst = 0
     for finding in _findings(config, store, host, settings):
         about, text, help_ = finding["about"], finding["text"], finding["help"]
@@ -71,7 +68,7 @@ def _findings(
         try:
             config, ignored, origin = load(str(file) if file else None, overrides)
         except ConfigError as failure:
-            yield error("configuration", str(failure), "mend that: the broker does not start with it")
+            yield error("configuration", str(failure), "fix this: the broker cannot start until you do")
             return
         yield ok("configuration", "it is understood" if file else "there is no file, so the defaults count")
         if ignored:

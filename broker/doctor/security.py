@@ -192,7 +192,7 @@ def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:
         if known.to_name_servers:
             contexts.client_context(known.client)
     except ConfigError as failure:
-        yield error(about, str(failure), "mend that: the broker does not start with it")
+        yield error(about, str(failure), "fix this: the broker cannot start until you do")
         return
     if known.file is not None and (known.server.password or known.client.password):
         yield from _permissions(about, known.file)

@@ -10,6 +10,7 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | --- | --- | --- |
 | commitlog/, cut/ | record | physical offset |
 | consumequeue/ | unit | queue offset |
+| consumequeue_ext/ | unit | offset over all files of the queue |
 | timerlog/ | unit | position in the timer log |
 | timerwheel | slot in use | second since the epoch |
 | index/ | item | number of the item |
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 
@@ -49,13 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m duemq.broker.dump",
         description="Show files of a store as text.",
-        epilog="Positions are physical offsets in the commitlog, queue offsets in a consume queue, positions in the "
-        "timer log, seconds in the timer wheel, numbers of items in an index file.",
+        epilog="Positions are physical offsets in the commitlog, queue offsets in a consume queue, offsets in its "
+        "extension, positions in the timer log, seconds in the timer wheel, numbers of items in an index file.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="a file of a store, or a directory")
     parser.add_argument("--from", dest="start", type=int, default=BEGIN, metavar="N", help="the first position")
     parser.add_argument("--to", dest="end", type=int, default=END, metavar="N", help="the position to stop before")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most so many lines of each file")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N lines of each file")
     parser.add_argument("--body", action="store_true", help="the bodies of messages as well")
     given = parser.parse_args(arguments)
     if given.limit is not None and given.limit < 0:
@@ -63,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for path in [path for each in given.files for path in _files(each)]:
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode) and not is_database(path):
+                raise OSError("this is not a regular file; copy the bytes into one")
             for line in lines(path, given.start, given.end, given.limit, with_bodies=given.body):
                 sys.stdout.write(f"{line}\n")
         except OSError as error:

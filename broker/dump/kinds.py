@@ -11,12 +11,12 @@ from duemq.broker.dump import databases, logs, tables
 from duemq.broker.dump.source import NAME_DIGITS, Source
 from duemq.protocol.dump import MAGIC_AT, MAGICS
 from duemq.scheduler.timers.files import wheel
-from duemq.storage.queues import check, index_file
+from duemq.storage.queues import check, extension, index_file
 
 BEGIN: Final = -(2**63)
 END: Final = 2**63
 
-_COMMITLOG, _QUEUE, _TIMERS = "commitlog", "consume queue", "timer log"
+_COMMITLOG, _QUEUE, _EXTENSION, _TIMERS = "commitlog", "consume queue", "consume queue's extension", "timer log"
 _WHEEL, _INDEX, _TABLE, _UNKNOWN = "timer wheel", "index", "table", "bytes"
 _BY_NAME: Final = {
     "checkpoint": "checkpoint",
@@ -39,6 +39,7 @@ _PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
 }
 _POSITIONED: Final[dict[str, Callable[[Source, int, int], Iterator[str]]]] = {
     _QUEUE: logs.queue,
+    _EXTENSION: logs.extension,
     _TIMERS: logs.timers,
     _WHEEL: tables.timer_wheel,
     _INDEX: tables.index,
@@ -60,6 +61,8 @@ def kind_of(source: Source) -> str:
             return _BY_DIRECTORY[parents[0]]
         if parents[2] == "consumequeue":
             return _QUEUE
+        if parents[2] == extension.DIRECTORY:
+            return _EXTENSION
     if name.isdecimal() and len(name) == _INDEX_DIGITS and parents[0] == "index":
         return _INDEX
     return _by_content(source)

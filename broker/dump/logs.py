@@ -1,6 +1,7 @@
-"""Lines of the files that are named by offsets: commitlog, consume queue, timer log.
+"""Lines of the files that are named by offsets: commitlog, consume queue, its extension, timer log.
 
-`start`, `end`: where the lines begin and stop, as physical offsets, queue offsets or positions in the timer log. Damage
+`start`, `end`: where the lines begin and stop, as physical offsets, queue offsets, offsets in the extension or
+positions in the timer log. Damage
 is reported, and the readable data behind it is shown. Raises OSError."""
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from duemq.protocol.records.record import (
 from duemq.scheduler.timers.files import unit as timer_unit
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.storage.queues import consume_queue
+from duemq.storage.queues import extension as extended
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Ite
             yield f"{fields(offset=base + at)} zeros, {behind - at} bytes"
             at = behind if behind == source.size else _following(source, max(at, behind - END_MARKER_SIZE))
             if behind < at:
-                yield f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are no record"
+                yield f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are not a record"
             continue
         found = _record(source, at)
         if isinstance(found, StoredMessage):
@@ -106,7 +108,7 @@ def queue(source: Source, start: int, end: int) -> Iterator[str]:
     topic = source.parents[1] if len(source.parents) > 1 else ""
     first = source.base // unit_size
     if source.base % unit_size:
-        yield f"damaged: {source.name} is no multiple of {unit_size} bytes"
+        yield f"damaged: {source.name} is not a multiple of {unit_size} bytes"
     last = min(end, first + source.size // unit_size)
     number = max(start, first)
     while number < last:
@@ -128,16 +130,54 @@ def _unit(topic: str, physical: int, size: int, code: int) -> str:
     if size == consume_queue.PADDING_SIZE:
         place = consume_queue.place_of(physical, size, code)
         return "no message" + (f" {fields(offset=physical, following=place)}" if place or physical else "")
-    is_timed = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+    is_timed, is_extended = topic in (SCHEDULE_TOPIC, TIMER_TOPIC), code <= extended.EXT_ADDRESS_MAX
     told = fields(
         offset=physical,
         size=size if size not in _MARKS else None,
-        due=when(code) if is_timed else None,
-        tagsCode=None if is_timed else code,
+        due=when(code) if is_timed and not is_extended else None,
+        tagsCode=None if is_timed or is_extended else code,
+        address=code if is_extended else None,
     )
     if physical < 0 or (size not in _MARKS and size < MIN_SIZE):
         return f"damaged: {told}"
     return f"{told} {_MARKS[size]}" if size in _MARKS else told
+
+
+def extension(source: Source, start: int, end: int) -> Iterator[str]:
+    """Yield the units of a file of a consume queue's extension. Behind a wrong size, the next unit is looked for where
+    it lies if no unit has a bitmap."""
+    topic = source.parents[1] if len(source.parents) > 1 else ""
+    at = 0
+    while at + extended.HEAD_SIZE <= source.size and source.base + at < end:
+        place = fields(address=source.base + at + extended.FIRST_ADDRESS, offset=source.base + at)
+        (unit,) = np.frombuffer(source.read(at, extended.HEAD_SIZE), extended.HEAD)
+        size = int(unit["size"])
+        if size == extended.END_OF_FILE:
+            yield f"{place} end of the file: {source.size - at} bytes are free"
+            return
+        if not size and (behind := source.after_zeros(at)) > at:
+            if behind >= source.size:
+                yield f"{place} free, {behind - at} bytes"
+                return
+            zeros = max(1, (behind - at) // extended.HEAD_SIZE) * extended.HEAD_SIZE
+            yield f"{place} damaged: zeros, {zeros} bytes"
+            at += zeros
+            continue
+        if not 0 <= size - extended.HEAD_SIZE == int(unit["bitmap_size"]):
+            yield f"{place} damaged: size {size}, and a bitmap of {unit['bitmap_size']} bytes"
+            at += extended.HEAD_SIZE
+            continue
+        code = int(unit["tags_code"])
+        is_timed = topic == SCHEDULE_TOPIC
+        told = fields(
+            due=when(code) if is_timed else None,
+            tagsCode=None if is_timed else code,
+            stored=when(int(unit["store_time"])),
+            bitmap=source.read(at + extended.HEAD_SIZE, size - extended.HEAD_SIZE).hex() or None,
+        )
+        if source.base + at >= start:
+            yield f"{place} {told}"
+        at += size
 
 
 # --- the timer log

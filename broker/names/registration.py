@@ -37,7 +37,7 @@ Connect = Callable[[Address], Awaitable[Connection]]
 """Opens a connection. Raises OSError."""
 
 
-class Registration:
+class Registrar:
     """Keeps one broker registered with some name servers."""
 
     def __init__(

@@ -483,7 +483,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: handle part of the backlog."""
+        """See `request_turns.RequestWork`: handle part of the backlog."""
         self._is_queued = False
         if not self._backlog:
             return False

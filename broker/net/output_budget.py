@@ -134,11 +134,11 @@ class OutputBudget:
                     self._note(holder, account, buffered)
                     if self.used <= self.limit:
                         return None
-                elif now - account.since < PATIENCE_SECONDS and looks < _MAX_LOOKED_AT:
+                elif now - account.since < PATIENCE_SECONDS:
                     most = most or holder
                     break  # those behind it had no more time either
                 else:
                     return holder
                 if looks >= _MAX_LOOKED_AT:
-                    return holder
+                    return most or holder
         return most

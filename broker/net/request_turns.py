@@ -27,7 +27,7 @@ IsOver = Callable[[], bool]
 """Called after each piece of work: whether to leave the rest for later."""
 
 
-class Work(Protocol):
+class RequestWork(Protocol):
     """Work that can be done piece by piece."""
 
     def work(self, is_over: IsOver) -> bool:
@@ -92,8 +92,8 @@ class RequestTurns:
     def __init__(self, turns: Turns, budget: RequestBudget) -> None:
         self._turns = turns
         self._budget = budget
-        self._light: deque[Work] = deque()
-        self._heavy: deque[Work] = deque()
+        self._light: deque[RequestWork] = deque()
+        self._heavy: deque[RequestWork] = deque()
         self._is_scheduled = False
         self._own = turns.work("requests")
         self._own.start(self._step)
@@ -112,7 +112,7 @@ class RequestTurns:
         budget.begin_share()
         return budget.spend_share
 
-    def add(self, work: Work, *, is_little: bool) -> None:
+    def add(self, work: RequestWork, *, is_little: bool) -> None:
         """Queue work for its turn; it must not be in a lane yet. Little work that one share does not finish continues
         in the lane for much."""
         (self._light if is_little else self._heavy).append(work)

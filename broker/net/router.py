@@ -26,7 +26,7 @@ import structlog
 
 from duemq.broker.access.guard import Guard, SignedDecoder
 from duemq.broker.access.permission import ACCOUNT, Permission
-from duemq.broker.admin.stats import Stats
+from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.audit.recorder import Recorder, is_recorded
 from duemq.broker.errors import AccessRefused, LimitReached, NotNow, Refused
 from duemq.broker.limits import Limits
@@ -44,8 +44,7 @@ from duemq.protocol.frames.frame import JSON, Frame, FrameReader
 from duemq.protocol.requests.headers import Header, Request, RequestDecoder, response
 from duemq.protocol.unsupported import UNSUPPORTED
 from duemq.storage.clock import Clock
-from duemq.storage.durability.jobs import has_no_room
-from duemq.storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull
+from duemq.storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull, has_no_room
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -107,7 +106,7 @@ class Route:
         self.reads = reads
 
 
-class Clients(Protocol):
+class ConnectionListener(Protocol):
     """A component that is told about lost connections."""
 
     def connection_lost(self, connection: Connection) -> None:
@@ -122,7 +121,7 @@ class Router:
         store: MessageStore,
         clock: Clock,
         held: HeldAnswers,
-        stats: Stats,
+        stats: BrokerStats,
         admission: Admission,
         reads: ColdReads,
         limits: Limits,
@@ -152,7 +151,7 @@ class Router:
         it and the comma behind it; longer codes are in `_routes_by_long_start`."""
         self._routes_by_long_start: dict[bytes, Route] = {}
         """Routes of codes with more than three digits, by all bytes of the header up to the first comma."""
-        self._clients: list[Clients] = []
+        self._clients: list[ConnectionListener] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self._limits = limits
@@ -207,7 +206,7 @@ class Router:
         """What the requests of each code need."""
         return {code: route.permission for code, route in self._routes.items()}
 
-    def add_clients(self, clients: Clients) -> None:
+    def add_clients(self, clients: ConnectionListener) -> None:
         """Register a component that is told about lost connections."""
         self._clients.append(clients)
 

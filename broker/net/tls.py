@@ -158,7 +158,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: go on with the handshake."""
+        """See `request_turns.RequestWork`: go on with the handshake."""
         self._is_waiting = False
         if not self.transport.is_closing() and self._shake_hands():
             self._loop.call_soon(self._deliver)

@@ -189,7 +189,7 @@ def _level_of(text: str) -> int:
     try:
         return int(level)
     except ValueError:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY={level} is no delay level") from None
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY={level} is not a delay level") from None
 
 
 def _replace_key_of(text: str) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from duemq.broker.access.permission import Action, group, needs
-from duemq.broker.admin.stats import Stats
+from duemq.broker.access.permission import PlainAction, group, needs
+from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -57,7 +57,7 @@ class SendBackHandlers:
         router: Router,
         clock: Clock,
         reads: ColdReads,
-        stats: Stats,
+        stats: BrokerStats,
     ) -> None:
         """`clock`: the messages' clock."""
         self._stats = stats
@@ -76,7 +76,7 @@ class SendBackHandlers:
         router.add(
             RequestCode.CONSUMER_SEND_MSG_BACK,
             ConsumerSendMsgBack,
-            needs(group(Action.SUB, "group"), record="offset"),
+            needs(group(PlainAction.SUB, "group"), record="offset"),
             self.send_back,
         )
 

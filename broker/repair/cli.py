@@ -27,7 +27,7 @@ def main() -> None:
     """Look after a store that no broker has open."""
 
 
-@main.command(name="repair", short_help="Make anew what is beside the commitlog.")
+@main.command(name="repair", short_help="Rebuild the files derived from the commitlog.")
 @click.argument("store", metavar="STORE", type=click.Path(path_type=Path))
 @click.option(
     "--to",
@@ -36,7 +36,7 @@ def main() -> None:
     help="Write the repaired store there, a whole copy, and leave STORE as it is.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what is wrong and what would be made; nothing of STORE is written.")
-@click.option("--index", is_flag=True, help="Make index/ anew as well, by which Apache's brokers find keys.")
+@click.option("--index", is_flag=True, help="Rebuild index/ as well, by which Apache's brokers find keys.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -103,7 +103,7 @@ def _one_line_errors() -> Iterator[None]:
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:
-        _fail(f"the store's tools need the package {error.name}; install duemq[broker]")
+        _fail(f"store needs the package {error.name}: pip install 'duemq[broker]'")
 
 
 def _fail(text: str) -> NoReturn:
@@ -138,7 +138,9 @@ def _print(report: Report, *, dry_run: bool) -> None:
         f"{report.commitlog_end}"
     )
     for damage in report.damages[:_SHOWN]:
-        click.echo(f"  damaged: the commitlog from {damage.start} to {damage.end}: {damage.why}; nothing can mend that")
+        click.echo(
+            f"  damaged: the commitlog from {damage.start} to {damage.end}: {damage.why}; this cannot be repaired"
+        )
     if len(report.damages) > _SHOWN:
         click.echo(f"  and {len(report.damages) - _SHOWN:,} more damaged stretches")
     if report.behind:
@@ -163,8 +165,8 @@ def _print(report: Report, *, dry_run: bool) -> None:
     )
     for level in report.delays_assumed:
         click.echo(
-            f"  nothing tells the delay of level {level}: RocketMQ's default is taken; give --config or "
-            "--set messageDelayLevel=... where the broker has another table"
+            f"  nothing tells the delay of level {level}: a repair needs the broker's table, by --config or "
+            "--set messageDelayLevel='1s 5s ...'"
         )
     if report.lacks_index and not report.index_files:
         click.echo("  index/ is missing: Apache's brokers find these messages by no key; --index makes it")

@@ -2,6 +2,7 @@
 
     consumequeue/      unit by unit: the record and its size, except for marks of withdrawn and delivered messages; in
                        the schedule topic also the due time
+    consumequeue_ext/  whether the units of messages there have the tags codes
     abort              whether the broker that last had the store stopped cleanly; in duemq's stores also whether the
                        checkpoint is of the commitlog's end. If not, its last deliveries are missing from the two files
                        below. Apache's brokers go by these, and would deliver again
@@ -35,6 +36,7 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import Files
 from duemq.storage.log.copies import UNITS
+from duemq.storage.queues import extension
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, TIMER_TOPIC, UNIT_SIZE
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class _Queue:
     """The files of one queue, as bytes."""
 
     def __init__(self, directory: str) -> None:
-        names = sorted(name for name in os.listdir(directory) if name.isdecimal()) if os.path.isdir(directory) else []
+        names = numbered(directory)
         self.sizes = {os.path.getsize(os.path.join(directory, name)) for name in names}
         """Sizes of the queue's files, in bytes; a broker requires that all have one size."""
         self._files = [
@@ -116,6 +118,29 @@ class _Queue:
                     data = file.read(last - first)
                 result[first - low : first - low + len(data)] = data
         return np.frombuffer(bytes(result), UNITS)
+
+
+class Extension:
+    """The files of the extension of one queue, as bytes."""
+
+    def __init__(self, directory: str) -> None:
+        names = numbered(directory)
+        self._files = [(int(name), os.path.join(directory, name)) for name in names]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `extension.Read`. Raises OSError."""
+        return extension.read_of(self._files, _read_file, offset, size)
+
+
+def _read_file(path: str, at: int, size: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(at)
+        return file.read(size)
+
+
+def numbered(directory: str) -> list[str]:
+    """Return the names in a directory that are numbers, sorted; none if there is no directory. Raises OSError."""
+    return sorted(name for name in os.listdir(directory) if name.isdecimal()) if os.path.isdir(directory) else []
 
 
 def written_units(path: str) -> NDArray[Any]:
@@ -152,12 +177,15 @@ def _queues(root: str, new: str, files: Files) -> Iterator[Difference]:
         path = f"consumequeue/{topic}/{queue_id}"
         old = _Queue(os.path.join(old_directory, topic, str(queue_id)))
         made = _Queue(os.path.join(new_directory, topic, str(queue_id)))
-        why = _compared(topic, old, made)
+        extended = Extension(os.path.join(root, extension.DIRECTORY, topic, str(queue_id)))
+        why, wrong_extension = _compared(topic, old, made, extended.read)
         if made.sizes and (others := sorted(old.sizes - made.sizes)):
             sizes = " and ".join(map(str, others))
             why = f"{why}{' and ' if why else ''}has files of {sizes} bytes instead of {max(made.sizes)}"
         if why:
             yield Difference(path, why)
+        if wrong_extension:
+            yield Difference(f"{extension.DIRECTORY}/{topic}/{queue_id}", wrong_extension)
 
 
 def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
@@ -168,17 +196,21 @@ def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
                 yield topic, name
 
 
-def _compared(topic: str, old: _Queue, made: _Queue) -> str:
-    """Return what is wrong with a queue, or an empty string."""
-    lacks, others, more = _Places(), _Places(), _Places()
+def _compared(topic: str, old: _Queue, made: _Queue, read_extension: extension.Read) -> tuple[str, str]:
+    """Return what is wrong with a queue, and with its extension; empty strings where nothing is."""
+    lacks, others, more, not_there = _Places(), _Places(), _Places(), _Places()
     start, end = min(old.bounds[0], made.bounds[0]), max(old.bounds[1], made.bounds[1])
     for at in range(start, end, _AT_ONCE):
         stop = min(end, at + _AT_ONCE)
         a, b = old.units(at, stop), made.units(at, stop)
         is_there, has_to_be = _is_unit(a), _is_unit(b)
         is_same = (a["physical_offset"] == b["physical_offset"]) & _is_same_size(a["size"], b["size"])
+        codes = a["tags_code"].astype(np.int64)
+        is_extended = codes <= extension.EXT_ADDRESS_MAX
+        codes[is_extended] = extension.heads(codes[is_extended], read_extension)["tags_code"]
         if topic != TIMER_TOPIC:  # there RocketMQ's units have the hash of the tags, duemq's the time
-            is_same &= a["tags_code"] == b["tags_code"]
+            not_there.add(at, is_same & is_extended & (codes != b["tags_code"]))
+            is_same &= is_extended | (codes == b["tags_code"])
         is_same |= (a["size"] == PADDING_SIZE) & (b["size"] == PADDING_SIZE)
         lacks.add(at, has_to_be & ~is_there)
         others.add(at, has_to_be & is_there & ~is_same)
@@ -191,7 +223,7 @@ def _compared(topic: str, old: _Queue, made: _Queue) -> str:
     # Units of expired records remain until their file is deleted.
     if more.count and more.first >= made.bounds[0] and made.bounds[1]:
         parts.append(f"has {more.text} of no record")
-    return " and ".join(parts)
+    return " and ".join(parts), f"has other tags codes, or none, for {not_there.text}" if not_there.count else ""
 
 
 def _is_unit(units: NDArray[Any]) -> Mask:

@@ -40,6 +40,7 @@ from duemq.broker.errors import RepairError
 from duemq.broker.repair import differences as store_differences
 from duemq.broker.repair.differences import Difference, queue_names, written_units
 from duemq.broker.repair.index import IndexMaker
+from duemq.broker.repair.promised import PromisedDelays
 from duemq.broker.settings import config_text
 from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
 from duemq.broker.settings.parts import store_config, timer_config
@@ -54,7 +55,6 @@ from duemq.scheduler.timers import service as timers_module
 from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_offsets import joined
 from duemq.scheduler.timers.service import Timers
-from duemq.scheduler.waiting import is_message
 from duemq.storage.clock import Moment
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability import checkpoint
@@ -66,10 +66,11 @@ from duemq.storage.durability.retention import Retention, RetentionConfig
 from duemq.storage.errors import StoreFormatError, StoreLocked
 from duemq.storage.files import Lock, OsFiles
 from duemq.storage.log.commitlog import Commitlog
-from duemq.storage.log.scan import ScannedRecord, read_record
+from duemq.storage.log.scan import ScannedRecord
 from duemq.storage.queues import check as queue_check
+from duemq.storage.queues import extension
 from duemq.storage.queues.check import Key, QueueCheck
-from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE
+from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT_SIZE
 from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import REPAIR_DIRECTORY, MessageStore, queue_file_size
 
@@ -87,6 +88,7 @@ _PLACED: Final = (
     "config/timercheck",
     "config/timermetrics",
     "consumequeue",
+    extension.DIRECTORY,
     "timerlog",
     "timerwheel",
     "index",
@@ -97,7 +99,7 @@ _PLACED: Final = (
 """Replaced in this order. A file without a rebuilt one is removed."""
 _KEPT: Final = ("config/topics.json", "index")
 """Kept if there is no rebuilt one."""
-_FOLDERS: Final = ("config", "consumequeue", "timerlog", "index", REPAIR_DIRECTORY)
+_FOLDERS: Final = ("config", "consumequeue", extension.DIRECTORY, "timerlog", "index", REPAIR_DIRECTORY)
 _FILES: Final = ("config/consumerOffset.json", "config/subscriptionGroup.json", "lock")
 """Files that are read, or that must be regular files for a broker to start, besides those in `_PLACED`."""
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
@@ -116,7 +118,6 @@ _SIZES: Final = (
     ("mappedFileSizeTimerLog", "timerlog", 0, TIMER_UNIT_SIZE),
 )
 """Settings that follow from file sizes: the directory of the files, its depth, and the size of a unit."""
-_LOOK_UNITS: Final = 100
 
 
 @dataclass
@@ -209,6 +210,19 @@ def _refuse_links(root: str) -> None:
             raise RepairError(f"{path} is a link or a disk of its own: repair the store into another directory (--to)")
 
 
+def _refuse_assumed(report: Report) -> None:
+    """Check that the delays of all waiting messages are known: a wrong one delivers them early or late. Raises
+    RepairError."""
+    if report.delays_assumed:
+        levels = ", ".join(map(str, report.delays_assumed))
+        count = sum(report.levels[level] for level in report.delays_assumed)
+        raise RepairError(
+            f"{count:,} messages wait in delay levels whose delays nothing in the store tells (level {levels}): give "
+            "the broker's table with --config broker.conf or --set messageDelayLevel='1s 5s ...', even if it is "
+            "RocketMQ's default"
+        )
+
+
 def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, with_index: bool) -> Report:
     root = source.root
     partial = os.path.join(root, REPAIR_DIRECTORY)
@@ -218,6 +232,7 @@ def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, w
     try:
         report = _Repair(source, new, now, progress, with_index=with_index).run()
         if not report.is_sound or report.index_files:
+            _refuse_assumed(report)
             _swap(root, partial, lock)
             report.repaired, report.target = True, root
     finally:
@@ -235,6 +250,7 @@ def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress
     os.makedirs(partial)
     try:
         report = _Repair(source, partial, now, progress, with_index=with_index).run()
+        _refuse_assumed(report)
         for name in sorted(os.listdir(source.root)):
             is_made = name in _PLACED and not (name == "index" and not report.index_files)
             if name not in (REPAIR_DIRECTORY, "config", "lock", "abort", "commitlog") and not is_made:
@@ -270,7 +286,7 @@ class _Source:
         known = {name: value for name, value in settings.items() if name in FIELDS}
         commitlog = known.get("storePathCommitLog") or os.path.join(root, "commitlog")
         if not os.path.isdir(commitlog):
-            raise RepairError(f"{root} has no commitlog/: it is no store of duemq or RocketMQ")
+            raise RepairError(f"{root} has no commitlog/, so it is not a duemq or RocketMQ store")
         _check_kinds(root, commitlog)
         for name in _NOT_UNDERSTOOD:
             if self.files.list(os.path.join(root, name)):
@@ -424,8 +440,11 @@ class _Repair:
         self._index = IndexMaker(os.path.join(new, ".items")) if with_index else None
         self._report = Report(source.written_by)
         self._table = DelayLevels(source.config.delay_levels)
+        self._promised: PromisedDelays | None = None
         self._known_levels = set[int]()
         """Levels whose delay is known."""
+        self._levels_of_table = set[int]()
+        """Levels of which a message is due by the table."""
 
     def run(self) -> Report:
         source, report = self._source, self._report
@@ -436,7 +455,7 @@ class _Repair:
         known = topics.get("topicConfigTable")
         known_topics = set(known) if isinstance(known, dict) and not topics_trouble else None
         store = MessageStore(
-            dataclasses.replace(store_config(config), root=self._new),
+            dataclasses.replace(store_config(config), root=self._new, is_extended=False),
             files,
             ("127.0.0.1", config.listen_port),
             self._deliver_time,
@@ -445,7 +464,8 @@ class _Repair:
             check = self._queue_check()
             store.queue_check.removed = dict(check.removed)
             store.inspect(reads=False)
-            self._find_table(store)
+            self._promised = PromisedDelays(source.root, store.log)
+            self._find_table(self._promised)
             old = checkpoint.load(files, os.path.join(source.root, "checkpoint"))
             ours = old if source.is_ours and not old.is_foreign else Checkpoint()
             recovered = self._read(store, check, known_topics, ours.recovery_offset or 0)
@@ -503,27 +523,33 @@ class _Repair:
         return note or Note(runs.table_crc(self._table.text), {}, array("q"))
 
     def _assumed_levels(self, levels: LevelQueues) -> list[int]:
-        if self._source.has_table or self._source.is_ours:
+        if self._source.has_table:
             return []
-        return [number for number, level in levels.levels.items() if level.waiting and number not in self._known_levels]
+        assumed = self._levels_of_table - self._known_levels
+        return [number for number, level in sorted(levels.levels.items()) if level.waiting and number in assumed]
 
     def _deliver_time(self, level: int, stored_ms: int) -> int:
+        """Return the deliver time (ms since the epoch) of one of RocketMQ's records, which does not contain it: the one
+        that its old queue promises, as a start believes it, or else by the table."""
+        assert self._promised is not None, "the commitlog is open"
+        delay = self._promised.find(level, stored_ms)
+        if delay is not None:
+            return stored_ms + delay
+        self._levels_of_table.add(level)
         return self._table.deliver_time(level, stored_ms)
 
-    def _find_table(self, store: MessageStore) -> None:
+    def _find_table(self, promised: PromisedDelays) -> None:
         """Derive the levels' delays, if no table is configured, from the due times in what is left of the levels'
         queues. Only RocketMQ's records need that; each of duemq's contains its due time."""
-        source = self._source
-        if source.has_table:
+        if self._source.has_table:
             return
         delays = self._table.delays_ms
-        directory = os.path.join(source.root, "consumequeue", SCHEDULE_TOPIC)
-        for name in source.files.list(directory):
-            delay = _delay_of(os.path.join(directory, name), store.log) if name.isdecimal() else None
+        for level in promised.levels():
+            delay = promised.newest(level)
             if delay is not None:
-                delays += [delays[-1]] * (int(name) + 1 - len(delays))
-                delays[int(name)] = delay
-                self._known_levels.add(int(name) + 1)
+                delays += [delays[-1]] * (level - len(delays))
+                delays[level - 1] = delay
+                self._known_levels.add(level)
         self._table = DelayLevels(" ".join(f"{delay // 1000}s" for delay in delays))
 
     def _queue_check(self) -> QueueCheck:
@@ -636,22 +662,6 @@ def _waiting(timers: Timers) -> NDArray[np.int64]:
         assert not isinstance(part, ColdRead), "reads may wait here"
         found.append(part["physical"].astype(np.int64))
     return joined(found)
-
-
-def _delay_of(directory: str, log: Commitlog) -> int | None:
-    """Return the delay of a level in ms, by the last unit of its queue that belongs to a record of RocketMQ's; None if
-    there is none."""
-    for name in sorted((name for name in os.listdir(directory) if name.isdecimal()), reverse=True):
-        units = written_units(os.path.join(directory, name))
-        used = np.flatnonzero(is_message(units["size"].astype(np.int64)))[::-1]
-        for physical, size, code in units[used[:_LOOK_UNITS]].tolist():
-            record = read_record(log, physical, check_crc=False)
-            if record is None or record.size != size or record.topic != SCHEDULE_TOPIC.encode():
-                continue
-            delay = code - record.store_timestamp
-            if not record.prepared_transaction_offset and delay > 0 and not delay % 1000:
-                return int(delay)
-    return None
 
 
 def _end_of_expired(directory: str, begin: int) -> int:

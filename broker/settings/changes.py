@@ -43,7 +43,7 @@ class LiveSettings:
         not fail: invalid values are refused before. Raises ValueError if a property is not live."""
         for name in [names] if isinstance(names, str) else names:
             if name not in LIVE:
-                raise ValueError(f"{name} is no live property")
+                raise ValueError(f"{name} is not a live property")
             self._callbacks.setdefault(name, []).append(callback)
 
     def update(self, values: Mapping[str, str]) -> tuple[list[Change], list[str]]:

@@ -97,6 +97,15 @@ class BrokerConfig:
         "size of a consume queue file, fixed with the store",
         limits=(20, 1 << 31),
     )
+    is_extended: bool = _setting(
+        "enableConsumeQueueExt", False, "whether the extensions of consume queues are written, as RocketMQ can do"
+    )
+    extension_segment_size: int = _setting(
+        "mappedFileSizeConsumeQueueExt",
+        48 << 20,
+        "size of a file in consumequeue_ext, fixed with the store",
+        limits=(1024, 1 << 31),
+    )
     flush_disk_type: str = _setting(
         "flushDiskType",
         "ASYNC_FLUSH",

@@ -92,6 +92,8 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         commitlog_directory=config.commitlog_directory,
         commitlog_segment_size=config.commitlog_segment_size,
         queue_segment_size=config.queue_segment_size,
+        extension_segment_size=config.extension_segment_size,
+        is_extended=config.is_extended,
         max_message_size=config.max_message_size,
         with_checksums=config.record_checksums,
         cached_size=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * config.memory_ratio // 100,

@@ -363,7 +363,7 @@ class Clients:
             self._turns.add(self, is_little=True)
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: notify some members."""
+        """See `request_turns.RequestWork`: notify some members."""
         while True:
             member = next(self._to_tell, None)
             if member is not None:

@@ -15,6 +15,9 @@ from duemq.storage.clock import Clock
 
 EXPIRE_SECONDS: Final = 60.0
 
+HeldLock = tuple[tuple[str, MessageQueue], tuple[str, float]]
+"""The group and the queue of a lock; its owner and renewal time."""
+
 
 class QueueLocks:
     """All locks."""
@@ -49,11 +52,16 @@ class QueueLocks:
                 held.append(key[1])
         return held
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Release those of the queues that the client holds."""
-        for queue in queues:
-            key = (group, queue)
-            if key in self._locks and self._locks[key][0] == client_id:
+    def held(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[HeldLock]:
+        """Return those locks on the queues that the client holds."""
+        keys = [(group, queue) for queue in queues]
+        found = [(key, self._locks[key]) for key in keys if key in self._locks]
+        return [(key, lock) for key, lock in found if lock[0] == client_id]
+
+    def release(self, held: Iterable[HeldLock]) -> None:
+        """Release locks as `held` returned them: none that was renewed or has another owner since."""
+        for key, lock in held:
+            if self._locks.get(key) is lock:
                 del self._locks[key]
 
     def expire(self) -> None:

@@ -116,8 +116,11 @@ class ConsumerOffsets:
             self._saved.save()
 
     async def save(self) -> None:
-        """Make the table durable. Raises OSError."""
-        await self._saved.saved()
+        """Make the present table durable; it is written only if it changed since the last write. Raises OSError."""
+        if self._is_saved:
+            await self._saved.written()
+        else:
+            await self._saved.saved()
 
     def save_now(self) -> None:
         """Write the table and wait for the write."""

@@ -361,8 +361,9 @@ class Topics:
         return True
 
     def is_deleted(self, name: str) -> bool:
-        """Whether a topic was deleted that has taken messages: the table has every topic that takes some (invariant 8).
-        False for all topics where the table was lost, or an earlier edition was read, until the next start."""
+        """Whether a topic was deleted that has taken messages: the table has every topic that takes some, see invariant
+        8 of ARCHITECTURE.md. False for all topics where the table was lost, or an earlier edition was read, until the
+        next start."""
         return self._has_all and name not in self.table
 
     async def save(self) -> None:

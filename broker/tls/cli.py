@@ -50,10 +50,8 @@ def self_signed_command(hosts: tuple[str, ...], days: int, out: Path, force: boo
     \b
     duemq tls self-signed --host mq.example.com --host 10.0.0.5 --out /etc/duemq
     """
-    try:
-        from duemq.broker.tls import self_signed
-    except ModuleNotFoundError as error:
-        _fail(f"certificates need the package {error.name}; install duemq[broker]")
+    from duemq.broker.tls import self_signed
+
     names = list(dict.fromkeys(hosts)) or [socket.gethostname()]
     if "localhost" not in names and not hosts:
         names += ["localhost", "127.0.0.1"]

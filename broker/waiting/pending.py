@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
-from duemq.broker.access.permission import OPERATE, SEND, Action, Role, needs, topic_or_all
+from duemq.broker.access.permission import OPERATE, SEND, PlainAction, Role, needs, topic_or_all
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -35,7 +35,7 @@ from duemq.protocol.requests.bodies import (
     PendingRecurrence,
 )
 from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, DueCurve, ListPending, Request, response
-from duemq.scheduler.pending import Pending, Place, Selection, Waiting
+from duemq.scheduler.pending import Pending, SearchPosition, Selection, WaitingMessage
 from duemq.scheduler.recurring.records import is_recurring
 from duemq.scheduler.timers.config import Cancelled, Refusal
 from duemq.scheduler.timers.index.ids import given_id
@@ -118,9 +118,12 @@ class PendingHandlers:
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         router.add(
-            RequestCode.LIST_PENDING, ListPending, needs(topic_or_all(Action.ANY), role=Role.LOOK), self.list_pending
+            RequestCode.LIST_PENDING,
+            ListPending,
+            needs(topic_or_all(PlainAction.ANY), role=Role.LOOK),
+            self.list_pending,
         )
-        router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(Action.ANY), role=Role.LOOK), self.curve)
+        router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(PlainAction.ANY), role=Role.LOOK), self.curve)
         router.add(RequestCode.CHANGE_PENDING, ChangePending, OPERATE, self.change)
         # As with a recall, whoever may send to the topic may take back what was sent, if he has the handle.
         router.add(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle, SEND, self.change_by_handle)
@@ -162,9 +165,9 @@ class PendingHandlers:
         if not 1 <= header.limit <= MAX_PAGE:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"limit={header.limit}: a page has 1 to {MAX_PAGE} messages")
         try:
-            after = Place.parse(header.cursor) if header.cursor is not None else None
+            after = SearchPosition.parse(header.cursor) if header.cursor is not None else None
         except ValueError:
-            raise Refused(ResponseCode.SYSTEM_ERROR, "the cursor is none that this broker gave") from None
+            raise Refused(ResponseCode.SYSTEM_ERROR, "unknown cursor: this broker did not issue it") from None
         async with self._turn():
             page = await self._page(
                 connection, self._pending.select(selection, self._clock.now_ms(), after), header.limit
@@ -172,7 +175,7 @@ class PendingHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(page))
 
     async def _page(
-        self, connection: Connection, steps: Iterator[Waiting | ColdRead | None], limit: int
+        self, connection: Connection, steps: Iterator[WaitingMessage | ColdRead | None], limit: int
     ) -> PendingPage:
         messages: list[PendingMessage] = []
         place, size = None, 0
@@ -196,7 +199,7 @@ class PendingHandlers:
                 f"{MIN_STEP_MS} ms or more",
             )
         if abs(begin_ms) > _MAX_MS:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is no time")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is not a time")
         steps = self._pending.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
         counts = await self._result(connection, steps)
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCounts(begin_ms, header.step_ms, counts)))
@@ -322,7 +325,7 @@ def _of_handles(header: ChangeByHandle) -> Iterator[_Found]:
 
 def _check_action(header: ChangePending | ChangeByHandle) -> None:
     if header.action not in ACTIONS:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is none of {', '.join(ACTIONS)}")
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is not one of {', '.join(ACTIONS)}")
     given = [number for number in (header.deliver_ms, header.delay_ms) if number is not None]
     if len(given) != (1 if header.action == _RESCHEDULE else 0) or abs(sum(given)) > _MAX_MS:
         raise Refused(
@@ -349,7 +352,7 @@ def _selection_to_change(header: ChangePending) -> Selection:
     return selection
 
 
-def _described(found: Waiting) -> PendingMessage:
+def _described(found: WaitingMessage) -> PendingMessage:
     message = found.message
     values = properties.parse(message.properties_text)
     queue_id = values.get(properties.REAL_QID, "")

@@ -43,7 +43,7 @@ class RecurringHandlers:
         header = request.header
         self._waiting.check_allowed(header.action[:40])
         if header.action not in ACTIONS:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is none of {', '.join(ACTIONS)}")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is not one of {', '.join(ACTIONS)}")
         try:
             done = await self._turns.change(header.topic, header.name, self._look, header)
         except TimerIllegal as error:

@@ -110,9 +110,12 @@ class GroupApi:
         self._pull_from[queue] = fields.suggest_which_broker_id
         next_offset = fields.next_begin_offset
         messages: list[StoredMessage] = []
+        moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
+        if next_offset < (0 if moved else offset):
+            raise PeerError(address, f"asked for {queue} from offset {offset} on, it sent this member to {next_offset}")
         if answer.code == ResponseCode.SUCCESS:
             messages, next_offset = _read_records(bytes(answer.body), queue, offset, next_offset, address)
-        return Pulled(messages, next_offset, fields.max_offset, answer.code == ResponseCode.PULL_OFFSET_MOVED)
+        return Pulled(messages, next_offset, fields.max_offset, moved)
 
     async def stored_offset(self, queue: MessageQueue) -> int | None:
         """The group's consumer offset, or None if it has none yet. RocketMQ 4.9 says 0 for a queue whose first messages
@@ -227,6 +230,7 @@ def _read_records(
     """The messages in a pull's answer and where to read on: behind the last sound one, if one is broken.
 
     A broken record in front is passed over, with an error in the log: it would otherwise stop the queue for good.
+    Raises PeerError where the messages are none, or from elsewhere: reading on behind them would pass over sound ones.
     """
     messages: list[StoredMessage] = []
     position = 0
@@ -238,7 +242,9 @@ def _read_records(
     except RecordError as error:
         log.error("%s gave a broken record of %s, read from offset %d: %s", address, queue, offset, error)
         return messages, (messages[-1].queue_offset if messages else offset) + 1
-    if messages and not offset <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
+    if not messages:
+        raise PeerError(address, f"asked for {queue} from offset {offset} on, it found messages and gave none")
+    if not offset <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
         raise PeerError(address, f"asked for {queue} from offset {offset} on, it gave others")
     return messages, next_offset
 

@@ -62,7 +62,9 @@ class Inbox:
     def _put_again(self, message: ReceivedMessage) -> None:
         if self._closed:
             return
-        if message.queue in self._paused:
+        if message.lost:
+            self.release(message)
+        elif message.queue in self._paused:
             self._count((message,), -1)
             self._paused[message.queue].append(message)
         else:
@@ -106,15 +108,7 @@ class Inbox:
         """Hand out nothing more of a queue until `resume`."""
         if self._closed or queue in self._paused:
             return
-        aside, others = deque[ReceivedMessage](), list[ReceivedMessage]()
-        while not self._waiting.empty():
-            message = self._waiting.get_nowait()
-            assert message is not None
-            (aside if message.queue == queue else others).append(message)
-        for message in others:
-            self._waiting.put_nowait(message)
-        self._paused[queue] = aside
-        self._count(aside, -1)
+        self._paused[queue] = self._take_out(queue)
 
     def resume(self, queue: MessageQueue) -> None:
         """Hand out the messages of a queue again. Nothing changes where it is not paused."""
@@ -122,9 +116,14 @@ class Inbox:
         if aside:
             self.put(aside)
 
+    def set_aside(self, queue: MessageQueue) -> int:
+        """Number of messages of a paused queue that are set aside."""
+        return len(self._paused.get(queue, ()))
+
     def discard(self, queue: MessageQueue) -> None:
         """Drop what waits of a queue whose messages are lost; it is not paused any more."""
-        self._paused.pop(queue, None)  # of those that are not set aside, `get` looks at each
+        if self._paused.pop(queue, None) is None and not self._closed:
+            self._take_out(queue)
 
     def close(self) -> None:
         """Drop what nobody has got yet, and tell those who wait that there will be nothing more."""
@@ -133,6 +132,18 @@ class Inbox:
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._waiting.put_nowait(None)
+
+    def _take_out(self, queue: MessageQueue) -> deque[ReceivedMessage]:
+        """Return what waits of a queue, which is not counted any more."""
+        found, others = deque[ReceivedMessage](), list[ReceivedMessage]()
+        while not self._waiting.empty():
+            message = self._waiting.get_nowait()
+            assert message is not None
+            (found if message.queue == queue else others).append(message)
+        for message in others:
+            self._waiting.put_nowait(message)
+        self._count(found, -1)
+        return found
 
     def _count(self, messages: Iterable[ReceivedMessage], sign: int) -> None:
         for message in messages:

@@ -2,7 +2,8 @@
 
 The broker keeps them: 60 s from the last renewal on, for one member of a group. As RocketMQ's clients do (ProcessQueue
 .java, RebalanceImpl.java at 4.9.7), a member renews them every 20 s, and trusts one for 30 s from the time at which it
-asked for it: a process may stop for minutes, and others have its queues then.
+asked for it: a process may stop for minutes, and others have its queues then. An exclusive member trusts one for 55 s:
+to lose a queue for nothing costs it more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Callable, Iterable
 
 from duemq._consuming.group import GroupApi
 from duemq._net.complaints import Complaints
-from duemq._values.intervals import Intervals
 from duemq.errors import DueMQError
 from duemq.messages import MessageQueue
 
@@ -24,20 +24,26 @@ log = logging.getLogger("duemq.consumer")
 class QueueLocks:
     """The locks that this member holds. `monotonic` is in seconds."""
 
-    def __init__(
-        self, api: GroupApi, intervals: Intervals, monotonic: Callable[[], float], complaints: Complaints
-    ) -> None:
+    def __init__(self, api: GroupApi, life: float, monotonic: Callable[[], float], complaints: Complaints) -> None:
+        """`life`: time in seconds after its renewal for which a lock counts."""
         self._api = api
-        self._intervals = intervals
+        self._life = life
         self._monotonic = monotonic
         self._complaints = complaints
         self._since: dict[MessageQueue, float] = {}
         """When the present locks were asked for."""
+        self._failing: set[str] = set()
+        """Brokers that did not answer last time."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a broker did not answer when it was last asked, so that locks soon count no more."""
+        return bool(self._failing)
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether no other member can have the queue now."""
         since = self._since.get(queue)
-        return since is not None and self._monotonic() - since < self._intervals.lock_life
+        return since is not None and self._monotonic() - since < self._life
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock queues, or renew their locks; return those that this member holds. What goes wrong is logged: the locks
@@ -69,7 +75,9 @@ class QueueLocks:
             held = await self._api.lock(broker, queues)
         except DueMQError as error:
             self._complaints.raise_(who, str(error))
+            self._failing.add(broker)
             return
+        self._failing.discard(broker)
         self._complaints.resolve(who)
         for queue in queues:
             if queue in held:

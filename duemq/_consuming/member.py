@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,7 @@ from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec
 from duemq._net.routes import Route, Routes
 from duemq._net.single_flight import SingleFlight
+from duemq._values.failures import is_passed_on
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError
@@ -68,6 +70,15 @@ class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_cached_messages: int
     max_cached_bytes: int
     ordered: bool
+    exclusive: bool
+    """Whether no other member gets a queue before all is finished that was handed out of it, under the locks of an
+    ordered consumer. All members of the group have to do so."""
+    client_id: str | None
+    """As whom the brokers know the member, and whose its locks are; None: a new id. With an id that stays the same, a
+    process that was killed and comes back has its locks at once."""
+    in_hand: Mapping[MessageQueue, int]
+    """Of an exclusive member: the offsets before which a former process may have had messages of queues in hand. No
+    other member gets such a queue before this one has finished those."""
     close_timeout: float
     on_assigned: Listener | None
     on_revoked: Listener | None
@@ -156,6 +167,8 @@ class Member:
             intervals=config.intervals,
             signer=config.signer,
             tls=config.tls,
+            client_id=config.client_id,
+            on_reconnected=self._reconnected,
         )
         self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
         self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)
@@ -165,12 +178,22 @@ class Member:
         self._starts = Starts(config.start, self._client.routes, self._offsets, self._api)
         self._complaints = Complaints(log)
         self._locks: QueueLocks | None = None
-        if config.ordered and not config.broadcasting:
-            self._locks = QueueLocks(self._api, config.intervals, config.monotonic, self._complaints)
+        if (config.ordered or config.exclusive) and not config.broadcasting:
+            life = config.intervals.exclusive_lock_life if config.exclusive else config.intervals.lock_life
+            self._locks = QueueLocks(self._api, life, config.monotonic, self._complaints)
         self._paused: set[Target] = set()
         """Queues and topics that the caller paused."""
+        self._resumed: set[MessageQueue] = set()
+        """Queues that the caller resumed, of topics that were paused as a whole and otherwise still are."""
         self._held_back: set[MessageQueue] = set()
-        """Queues that are about to be taken or given away: nothing of them is handed out."""
+        """Queues that are about to be taken or given away: nothing of them is handed out. An exclusive member may have
+        some for as long as it takes to finish what was handed out."""
+        self._revoked = frozenset[MessageQueue]()
+        """Queues that are being given away, of which `on_revoked` is told already."""
+        self._reclaimed: set[str] = set()
+        """Topics whose queues were asked for once, whoever is to have them."""
+        self._reconnected_at: dict[str, float] = {}
+        """When the connection to a broker was last opened anew, by `monotonic`, by address."""
         self._awaits_retries = False
         """Whether a message was sent back, so that the retry topic must come into being."""
         self._tasks = Tasks()
@@ -221,7 +244,7 @@ class Member:
         """Give the queues away: store the offsets, tell the brokers, and end all connections. Does not raise."""
         queues = frozenset(self._readers)
         try:
-            await self._tell(self._config.on_revoked, "on_revoked", queues)
+            await self._tell(self._config.on_revoked, "on_revoked", queues - self._revoked)
             await self.commit()
             await self._lock_tasks.close()
             if self._locks is not None:
@@ -233,21 +256,23 @@ class Member:
 
     def pause(self, targets: Collection[Target]) -> None:
         """See `Consumer.pause`."""
-        self._paused.update(targets or self._subscriptions)
+        chosen = set[Target](targets or self._subscriptions)
+        self._paused |= chosen
+        self._resumed = {queue for queue in self._resumed if not chosen & {queue, queue.topic}}
         self._apply_pauses(self._readers)
 
     def resume(self, targets: Collection[Target]) -> None:
         """See `Consumer.resume`."""
         if not targets:
             self._paused.clear()
+            self._resumed.clear()
         for target in targets:
             self._paused.discard(target)
             if isinstance(target, str):
                 self._paused -= {each for each in self._paused if _topic_of(each) == target}
+                self._resumed -= {queue for queue in self._resumed if queue.topic == target}
             elif target.topic in self._paused:
-                # The other queues of a topic that was paused as a whole stay paused.
-                self._paused.discard(target.topic)
-                self._paused |= {queue for queue in self._readers if queue.topic == target.topic and queue != target}
+                self._resumed.add(target)
         self._apply_pauses(self._readers)
 
     async def seek(self, target: Target, position: Start | None, offset: int | None) -> None:
@@ -317,6 +342,8 @@ class Member:
             except Exception:
                 # Whatever it is, the member goes on with the queues it has and looks again.
                 log.exception("cannot rebalance %s", self._config.group)
+            if self._stopped:
+                return  # a listener closed the consumer, within this task
             # A topic that is about to be created by its first message is found soon.
             incomplete = 0 if complete else incomplete + 1
             pause = intervals.rebalance if complete else min(intervals.pause(incomplete), intervals.missing_topic)
@@ -331,8 +358,11 @@ class Member:
             await self._client.beat(self._client.broker_addresses)
         complete = True
         for topic in list(self._subscriptions):
+            if self._stopped:
+                return True
             try:
-                mine = await self._allocate(await self._client.routes.find(topic))
+                route = await self._client.routes.find(topic)
+                mine = await self._allocate(route)
             except NoRouteError as error:
                 if topic.startswith(RETRY_PREFIX):
                     self._allocated.add(topic)  # nothing was ever retried, or the name servers do not know of it yet
@@ -345,7 +375,7 @@ class Member:
                 complete = False
                 self._complaints.raise_(f"waiting for {topic}", str(error))
             else:
-                complete = await self._update(topic, mine) and complete
+                complete = await self._update(topic, mine, route) and complete
                 self._allocated.add(topic)
                 self._complaints.resolve(f"waiting for {topic}")
         self._progress.set()
@@ -360,17 +390,29 @@ class Member:
         members = await self._api.members(route)
         return allocate_averagely(route.read_queues, members, self._client.client_id)
 
-    async def _update(self, topic: str, mine: Iterable[MessageQueue]) -> bool:
-        """Give away and take queues of a topic. Gives whether this member has all that are its own now: another one may
-        still hold the lock of one."""
+    async def _update(self, topic: str, mine: Iterable[MessageQueue], route: Route) -> bool:
+        """Give away and take queues of a topic. Gives whether this member has just those that are its own now: another
+        one may still hold the lock of one, or this one."""
         wanted = set(mine)
         had = {queue for queue in self._readers if queue.topic == topic}
-        lost = had - wanted
+        lost = {queue for queue in had - wanted if self._has_finished_former(queue)}
+        kept = (had - lost) & self._held_back
+        self._held_back -= kept
+        self._apply_pauses(kept)
         if self._locks is not None:
             lost |= {queue for queue in had if self._readers[queue][0].dropped}
         if lost:
-            await self._give_away(frozenset(lost))
+            lost = await self._give_away(frozenset(lost))
+            if self._stopped:
+                return True
         news = wanted - (had - lost)
+        if self._config.exclusive:
+            news = {queue for queue in news if queue in had or not self._is_new(route.address(queue.broker))}
+            if topic not in self._reclaimed:
+                # A former process with this client id may have been killed with their locks: others get them when what
+                # it had in hand is finished, and not when the locks have expired.
+                news |= set(route.read_queues) - had
+                self._reclaimed.add(topic)
         if news and self._locks is not None:
             news = await self._locks.lock(news)
         if news:
@@ -380,38 +422,61 @@ class Member:
             log.info("%s now reads %d queues of %s, before %d", self._config.group, len(has), topic, len(had))
         return has == wanted
 
-    async def _give_away(self, queues: frozenset[MessageQueue]) -> None:
+    def _has_finished_former(self, queue: MessageQueue) -> bool:
+        """Whether all is finished that a former process may have had in hand of a queue."""
+        return self._readers[queue][0].has_finished(self._config.in_hand.get(queue, 0))
+
+    async def _give_away(self, queues: frozenset[MessageQueue]) -> set[MessageQueue]:
+        """Give queues away. Gives those that are no longer this member's: an exclusive one keeps those of which
+        something is handed out and not finished within `close_timeout`."""
         self._held_back |= queues
         self._apply_pauses(queues)
         try:
             busy = await self._wait_until_idle(queues)
+            if self._config.exclusive:
+                queues, busy = queues - busy, set()
+            self._revoked = queues
             await self._tell(self._config.on_revoked, "on_revoked", queues)
+            if self._stopped:
+                return set()  # the listener closed the consumer, which has given all queues away
             async with self._moving:
                 await self._catch_up_with_group()
                 for queue in queues:
                     await self._drop(queue)
         finally:
             self._held_back -= queues
+            self._revoked = frozenset()
         if self._locks is not None:
             if busy:
                 # The next member would overtake the handler: it gets the queue when the lock has expired.
                 log.warning("handlers of %s have not ended: its lock is left to expire", ", ".join(map(str, busy)))
             self._locks.forget(busy)
             await self._locks.unlock(queues - busy)
+        return set(queues)
 
     async def _wait_until_idle(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Wait until an ordered consumer's handlers of queues have ended, of which nothing more is handed out. Gives
-        the queues of those that take longer than `close_timeout`."""
+        """Wait until all is finished that an ordered or an exclusive consumer has handed out of queues, of which
+        nothing more is handed out. Gives the queues for which that takes longer than `close_timeout`."""
         inbox = self._ordered_inbox
-        if inbox is None:
+        if inbox is None and not self._config.exclusive:
             return set()
         try:
             async with asyncio.timeout(self._config.close_timeout):
                 for queue in queues:
-                    await inbox.idle(queue)
+                    if inbox is not None:
+                        await inbox.idle(queue)
+                    while not self._is_idle(queue):
+                        self._progress.clear()
+                        await self._progress.wait()
         except TimeoutError:
-            return {queue for queue in queues if not inbox.is_idle(queue)}
+            return {queue for queue in queues if not self._is_idle(queue)}
         return set()
+
+    def _is_idle(self, queue: MessageQueue) -> bool:
+        """Whether nothing is handed out of a queue that is held back."""
+        if self._ordered_inbox is not None:
+            return self._ordered_inbox.is_idle(queue)
+        return queue not in self._readers or self._readers[queue][0].unfinished <= self.inbox.set_aside(queue)
 
     async def _take(self, queues: frozenset[MessageQueue]) -> None:
         self._held_back |= queues
@@ -436,14 +501,35 @@ class Member:
                 await listener(queues)
         except TimeoutError:
             log.warning("%s did not return within %g s, and was cancelled", name, self._config.close_timeout)
-        except Exception:
+        except BaseException as error:
+            if is_passed_on(error):
+                raise
             # The caller's own affair, whatever it is: the queues go where they belong.
             log.exception("%s failed", name)
+
+    def _reconnected(self, address: str) -> None:
+        """A connection to a broker was opened anew: the broker may have been started again."""
+        if self._config.exclusive and not self._stopped:
+            self._reconnected_at[address] = self._config.monotonic()
+            self._tasks.start(self._claim(), "duemq claims queues")
+
+    def _is_new(self, address: str | None) -> bool:
+        """Whether a broker was connected anew a short time ago, so that others may not have claimed their queues."""
+        since = self._reconnected_at.get(address or "", -math.inf)
+        return self._config.monotonic() < since + self._config.intervals.claims
+
+    async def _claim(self) -> None:
+        """Claim the present queues. A broker that was killed knows neither locks nor members any more, and has offsets
+        that are seconds old: before other members may take a queue, the one that had it locks it and stores its
+        offset, so that nothing is handed out again by another one."""
+        assert self._locks is not None
+        await self._locks.lock(list(self._readers))
+        await self.commit(even_unchanged=True)
 
     async def _renew_locks_forever(self) -> None:
         assert self._locks is not None
         while True:
-            await asyncio.sleep(self._config.intervals.lock)
+            await asyncio.sleep(self._config.intervals.lock / (4 if self._locks.is_failing else 1))
             await self._locks.lock(list(self._readers))
             if any(reader.dropped for reader, _ in self._readers.values()):
                 self._change.set()  # the rebalance gives these queues away, and asks for their locks again
@@ -453,10 +539,13 @@ class Member:
             if queue not in self._readers:
                 continue
             reader, _ = self._readers[queue]
-            if queue in self._paused or queue.topic in self._paused or queue in self._held_back:
+            if self._is_paused(queue) or queue in self._held_back:
                 reader.pause()
             else:
                 reader.resume()
+
+    def _is_paused(self, queue: MessageQueue) -> bool:
+        return queue in self._paused or (queue.topic in self._paused and queue not in self._resumed)
 
     def _add(self, queue: MessageQueue, begin: int | None = None) -> None:
         locks = self._locks

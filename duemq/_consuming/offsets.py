@@ -7,12 +7,16 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from duemq.errors import ArgumentError
 from duemq.messages import MessageQueue
+
+_MOST_QUEUE_ID: Final = 2**31 - 1
+_MOST_OFFSET: Final = 2**63 - 1
+"""What the protocol's numbers hold."""
 
 
 class OffsetTracker:
@@ -75,14 +79,15 @@ class OffsetStore(Protocol):
 class LocalOffsets:
     """Offsets of a broadcasting consumer, each of whose members reads everything: in memory, or in a file.
 
-    The file is JSON, {"topic": {"broker:queue id": offset}}, replaced as a whole. It belongs to one consumer.
+    The file is JSON, {"topic": {"broker:queue id": offset}}, replaced as a whole. It belongs to one consumer. Raises
+    ArgumentError for a path at which there is something else, or which cannot be read.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._offsets: dict[MessageQueue, int] = {}
-        if path is not None and path.exists():
-            self._offsets = _parse_offsets(path)
+        if path is not None:
+            self._offsets = _read_offsets(path)
 
     async def load(self, queue: MessageQueue) -> int | None:
         """The offset of a queue, or None."""
@@ -95,19 +100,35 @@ class LocalOffsets:
             await asyncio.to_thread(_replace, self._path, _format_offsets(self._offsets))
 
 
-def _parse_offsets(path: Path) -> dict[MessageQueue, int]:
+def _read_offsets(path: Path) -> dict[MessageQueue, int]:
+    """The offsets in a file; none where there is no file yet. Raises ArgumentError."""
     try:
-        tables = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, int]])
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise ArgumentError(f"no file of offsets can be made at {path}: {path.parent} is no directory") from None
+        return {}
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError(f"the file of offsets {str(path)!r} cannot be read: {reason}") from None
+    try:
+        tables = msgspec.json.decode(data, type=dict[str, dict[str, int]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is no file of offsets: {error}") from None
     offsets = {}
     for topic, table in tables.items():
         for name, offset in table.items():
             broker, _, queue_id = name.rpartition(":")
-            if not broker or not queue_id.isdigit():
+            if not broker or not _is_number(queue_id, _MOST_QUEUE_ID):
                 raise ArgumentError(f"{path} is no file of offsets: {name!r} is no broker:queue")
+            if not 0 <= offset <= _MOST_OFFSET:
+                raise ArgumentError(f"{path} is no file of offsets: {offset} of {name!r} is no offset")
             offsets[MessageQueue(topic, broker, int(queue_id))] = offset
     return offsets
+
+
+def _is_number(text: str, most: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most
 
 
 def _format_offsets(offsets: dict[MessageQueue, int]) -> bytes:

@@ -25,6 +25,8 @@ Start = Literal["first", "last"] | int
 FIRST: Final = "first"
 LAST: Final = "last"
 
+_CANCELLED: Final = "the call was cancelled"
+
 DEAD_LETTER: Final = -1
 """The delay level that has a message moved to the dead letters."""
 
@@ -122,6 +124,15 @@ class QueueReader:
         """Whether all is finished that was in the queue when this member got it."""
         return self._end is not None and self._tracker is not None and self._tracker.committable >= self._end
 
+    def has_finished(self, offset: int) -> bool:
+        """Whether all is finished before an offset, as far as the queue had that when this member got it."""
+        return not offset or self.caught_up or (self._tracker is not None and self._tracker.committable >= offset)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of messages that were read and are not finished; 0 if they are no longer this member's."""
+        return 0 if self.dropped or self._tracker is None else len(self._tracker)
+
     @property
     def is_silent(self) -> bool:
         """Whether the broker was silent for so long that another member may have the queue."""
@@ -185,8 +196,11 @@ class QueueReader:
                 message.settled = False
                 raise
             except DueMQError as error:
-                self._keep(message, error, delay_ms)
+                self._keep(message, str(error), delay_ms)
                 return
+            except asyncio.CancelledError:
+                self._keep(message, _CANCELLED, delay_ms)
+                raise
         await self._send_back(message, level, delay_ms or 0)
 
     async def dead_letter(self, message: ReceivedMessage) -> None:
@@ -218,15 +232,19 @@ class QueueReader:
             try:
                 await self._api.send_back(message, level)
             except DueMQError as error:
-                self._keep(message, error, delay_ms)
+                self._keep(message, str(error), delay_ms)
                 return
+            except asyncio.CancelledError:
+                # Whether the broker has it is not known; twice is better than never.
+                self._keep(message, _CANCELLED, delay_ms)
+                raise
             self._sent_back()
         self._finish(message)
 
-    def _keep(self, message: ReceivedMessage, error: DueMQError, delay_ms: int) -> None:
+    def _keep(self, message: ReceivedMessage, why: str, delay_ms: int) -> None:
         """Have a message that cannot be sent back handled again here, after `delay_ms` at least."""
         pause = max(self._intervals.retry_here, delay_ms / 1000)
-        log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
+        log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, why)
         # A new object: the present one is settled for those who have it.
         self._inbox.put_again(message, next_try(message, counts=False), pause)
 
@@ -272,7 +290,10 @@ class QueueReader:
             self._heard_at = self._monotonic()
         await self._wait_for_the_slowest(self._tracker)
         await self._inbox.wait_for_room(self.queue)
-        await self._may_read.wait()
+        while not self._may_read.is_set():
+            await self._may_read.wait()
+            # What was set aside has come back meanwhile, and others may have taken the room.
+            await self._inbox.wait_for_room(self.queue)
         await self._pull(self._tracker)
 
     async def _wait_for_the_slowest(self, tracker: OffsetTracker) -> None:

@@ -10,6 +10,7 @@ from types import CoroutineType
 
 from duemq._consuming.inbox import Inbox
 from duemq._net.client import Tasks
+from duemq._values.failures import is_cancelled, is_passed_on
 from duemq._values.intervals import Intervals
 from duemq.messages import ReceivedMessage, acknowledge
 
@@ -28,13 +29,15 @@ class _Worker:
         """When its time began, in seconds of the loop's clock."""
         self.times_late = 0
         """How often it was cancelled, since the time of its handler was over."""
+        self.is_waiting = False
+        """Whether it must not take a message yet, see `HandlerWorkers`."""
 
 
-class Workers:
+class HandlerWorkers:
     """Calls `on_message` with the messages of `inbox`, `concurrency` at once.
 
     A handler that has not returned after `timeout` seconds is cancelled, and its message is tried again. None: it may
-    take any time. One timer watches all handlers.
+    take any time. One timer watches all handlers. `ready`, if given, is awaited by each task before it takes a message.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class Workers:
         concurrency: int,
         timeout: float | None,
         intervals: Intervals,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._ready = ready
         self._group = group
         self._on_message = on_message
         self._inbox = inbox
@@ -67,27 +72,54 @@ class Workers:
         if self._timeout is not None:
             self._watch()
 
-    async def end(self, timeout: float) -> None:
+    def has(self, task: asyncio.Task[object] | None) -> bool:
+        """Whether a task is one of those that call the handler."""
+        return task is not None and any(worker.task is task for worker in self._workers)
+
+    async def end(self, timeout: float, caller: asyncio.Task[object] | None) -> None:
         """Wait until the handlers have returned, whose inbox is closed; cancel those that have not within `timeout`
-        seconds."""
-        # A handler may have called the consumer's close: it cannot be waited for.
-        tasks = [worker.task for worker in self._workers if worker.task is not None]
-        running = {task for task in tasks if task is not asyncio.current_task() and not task.done()}
-        if running:
-            _, late = await asyncio.wait(running, timeout=timeout)
-            if late:
-                log.warning(
-                    "%d handlers did not end within %g s; their messages will be delivered again", len(late), timeout
-                )
-                for task in late:
-                    task.cancel()
-                await asyncio.wait(late)
+        seconds, and leave alone those that even then do not end. `caller`: the task whose handler waits for this call,
+        so that it cannot be waited for."""
+        running = {
+            worker.task
+            for worker in self._workers
+            if worker.task is not None and worker.task is not caller and not worker.task.done()
+        }
+        for worker in self._workers:
+            if worker.is_waiting and worker.task in running:
+                worker.task.cancel()
+        late = await _wait(running, timeout)
+        if late:
+            log.warning(
+                "%d handlers did not end within %g s; their messages will be delivered again", len(late), timeout
+            )
+            self.cancel(caller)
+            late = await _wait(late, self._intervals.cancelled_handlers)
+        if late:
+            log.error("%d handlers do not end although they are cancelled; they are left alone", len(late))
         if self._timer is not None:
             self._timer.cancel()
 
+    def cancel(self, caller: asyncio.Task[object] | None) -> None:
+        """Cancel the handlers, except the one of `caller`, and wait for none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for worker in self._workers:
+            if worker.task is not None and worker.task is not caller:
+                worker.task.cancel()
+
     async def _work(self, worker: _Worker) -> None:
         loop = asyncio.get_running_loop()
-        while (message := await self._inbox.get()) is not None:
+        while True:
+            if self._ready is not None:
+                worker.is_waiting = True
+                try:
+                    await self._ready()
+                finally:
+                    worker.is_waiting = False
+            message = await self._inbox.get()
+            if message is None:
+                return
             worker.message, worker.since = message, loop.time()
             try:
                 succeeded = await self._succeeds(worker, message)
@@ -105,12 +137,13 @@ class Workers:
         except asyncio.CancelledError:
             # Of this worker, by `close`; or by `_watch`; or only of something that the handler waited for.
             was_late = _forget_cancelling(worker) > 0
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             if not was_late:
                 log.warning("the handler failed at %r: something that it waited for was cancelled", message)
-        except Exception:
+        except BaseException as error:
+            if is_passed_on(error):
+                raise
             # The handler's own affair, whatever it is: the message is tried again.
             log.warning("the handler failed at %r", message, exc_info=True)
         else:
@@ -149,8 +182,13 @@ def call_handler(on_message: Handler, message: ReceivedMessage) -> Awaitable[obj
     return result
 
 
+async def _wait(tasks: set[asyncio.Task[None]], timeout: float) -> set[asyncio.Task[None]]:
+    """Wait for tasks, `timeout` seconds at most; return those that have not ended."""
+    return (await asyncio.wait(tasks, timeout=timeout))[1] if tasks else set()
+
+
 def _forget_cancelling(worker: _Worker) -> int:
-    """Take back what `Workers._watch` did to the current task; return how often that was."""
+    """Take back what `HandlerWorkers._watch` did to the current task; return how often that was."""
     if not worker.times_late:
         return 0
     times, worker.times_late = worker.times_late, 0

@@ -18,6 +18,7 @@ from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec, Connection, OnRequest, check_codec, connect
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers, Routes
+from duemq._values.failures import is_passed_on
 from duemq._values.intervals import Intervals
 from duemq.errors import DueMQError, PeerError, RequestTimeoutError, error_of
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -56,19 +57,26 @@ class Client:
         intervals: Intervals | None = None,
         signer: Signer | None = None,
         tls: ssl.SSLContext | None = None,
+        client_id: str | None = None,
+        on_reconnected: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """`signer`: signs each request, those to name servers too. `tls`: for all connections; None: without TLS."""
+        """`signer`: signs each request, those to name servers too. `tls`: for all connections; None: without TLS.
+        `client_id`: None: a new one. `on_reconnected`: called with the address of a broker that was connected before
+        and is so again, and knows this client."""
         check_codec(codec)
         self._tls = tls
         self._signer = signer
-        self.client_id = f"{socket.gethostname()}@{os.getpid()}#{os.urandom(5).hex()}"
+        self.client_id = client_id or f"{socket.gethostname()}@{os.getpid()}#{os.urandom(5).hex()}"
         """Tells this client from all others, among the members of a group above all."""
         self.intervals = intervals or Intervals()
         self._codec = codec
         self._heartbeat = heartbeat
         self._on_request = on_request
+        self._on_reconnected = on_reconnected
         self._nameserver_pool = Pool(self._connect)
         self._brokers = Pool(self._open_broker)
+        self._known: set[str] = set()
+        """Addresses of brokers that were connected at some time."""
         self._nameservers = NameServers(nameserver, self._nameserver_pool)
         self.routes = Routes(self._nameservers, self.intervals.request_timeout)
         self.tasks = Tasks()
@@ -189,6 +197,9 @@ class Client:
         except BaseException:
             connection.close()
             raise
+        if address in self._known:
+            self._on_reconnected(address)
+        self._known.add(address)
         return connection
 
 
@@ -231,13 +242,9 @@ async def _insist(work: Callable[[], Coroutine[Any, Any, None]], name: str, inte
         begin = loop.time()
         try:
             return await work()
-        except asyncio.CancelledError:
-            # Of this task; or only of something that the work waited for.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as error:
+            if is_passed_on(error):
                 raise
-            log.exception("the task %s failed, and begins anew", name)
-        except Exception:
             log.exception("the task %s failed, and begins anew", name)
         failures = failures + 1 if loop.time() - begin < intervals.longest_pause else 1
         await asyncio.sleep(intervals.pause(failures))

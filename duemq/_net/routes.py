@@ -108,7 +108,8 @@ class NameServers:
         """Send a request to one name server; return the answer, whatever its code, and the address of that server.
         `timeout` in seconds for all servers together.
 
-        Raises the last one's ConnectError, ConnectionLostError or RequestTimeoutError where none answers.
+        Raises the last one's ConnectError, ConnectionLostError, RequestTimeoutError, or PeerError (it speaks another
+        protocol) where none answers.
         """
         count = len(self.addresses)
         start, share = self._preferred, timeout / count
@@ -116,7 +117,7 @@ class NameServers:
             address = self.addresses[(start + attempt) % count]
             try:
                 answer = await (await self._connection(address, share)).request(code, header, timeout=share)
-            except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+            except (ConnectError, ConnectionLostError, RequestTimeoutError, PeerError) as error:
                 if isinstance(error, RequestTimeoutError):
                     # It may be gone without having closed the connection.
                     self._pool.drop(address)

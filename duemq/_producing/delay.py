@@ -150,7 +150,7 @@ def read_delay_spec(
     return DelaySpec(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class DelayPlan(msgspec.Struct, frozen=True):
     """The properties that delay a message at one broker, and when it is due, ms since the epoch; where that depends on
     when the broker gets it, by this machine's clock."""
 
@@ -160,11 +160,11 @@ class Plan(msgspec.Struct, frozen=True):
     """Whether the message waits at the broker, so that one may change one's mind."""
 
 
-PLAIN: Final = Plan({})
+PLAIN: Final = DelayPlan({})
 """Without a delay."""
 
 
-def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
+def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> DelayPlan:
     """How the broker at `address` can delay the message, `elapsed_ms` after the call. Raises DelayError where it
     cannot, NotSupportedError where it would not replace the waiting message."""
     if spec.replaces:
@@ -177,7 +177,7 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
         plan = make_plan(replace(spec, replaces=False), delays, now_ms, address, elapsed_ms)
         return replace(plan, properties={**plan.properties, properties.TIMER_REPLACE: "true"})
     if spec.at_once:
-        return Plan({})
+        return DelayPlan({})
     if spec.level is not None:
         return _plan_level(spec.level, delays, now_ms, address)
     levels = delays.valid_levels_ms
@@ -185,14 +185,14 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
         if delays.timers:
             # A message that was to wait does so for a moment at least: the broker says then when it was due.
             rest = max(1, spec.delay_ms - elapsed_ms)
-            return Plan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest, waits=True)
+            return DelayPlan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest, waits=True)
         if spec.delay_ms in levels:
             return _plan_level(levels.index(spec.delay_ms) + 1, delays, now_ms, address)
     elif spec.time_ms is not None:
         if delays.timers:
-            return Plan({properties.TIMER_DELIVER_MS: str(spec.time_ms)}, spec.time_ms, waits=True)
+            return DelayPlan({properties.TIMER_DELIVER_MS: str(spec.time_ms)}, spec.time_ms, waits=True)
         if spec.time_ms <= now_ms:
-            return Plan({properties.DUE_MS: str(spec.time_ms)}, spec.time_ms)
+            return DelayPlan({properties.DUE_MS: str(spec.time_ms)}, spec.time_ms)
     what = "a time of delivery" if spec.delay_ms is None else f"a delay of {format_duration(spec.delay_ms)}"
     has = f"the delay levels {delays}"
     if delays.own is not None:
@@ -203,11 +203,11 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
     raise DelayError(f"the broker {address} cannot keep {what}: it has no timers, only {has}", levels)
 
 
-def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
+def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> DelayPlan:
     levels = delays.valid_levels_ms
     if not levels:
         # It does not say which levels it has: nothing to check against, and no due time to tell.
-        return Plan({properties.DELAY: str(level)}, waits=True)
+        return DelayPlan({properties.DELAY: str(level)}, waits=True)
     if level > len(levels):
         where = "" if delays.own is None else f" for the topic {delays.own.topic}"
         raise DelayError(
@@ -215,4 +215,4 @@ def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
             levels,
         )
     due = now_ms + levels[level - 1]
-    return Plan({properties.DELAY: str(level), properties.DUE_MS: str(due)}, due, waits=True)
+    return DelayPlan({properties.DELAY: str(level), properties.DUE_MS: str(due)}, due, waits=True)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
+from duemq._values.failures import ends_program
 from duemq._values.hooks import Hooks, check_interceptors
 from duemq.errors import DueMQError
 from duemq.interceptors import ProducerInterceptor, SendBatch, Sending
@@ -53,7 +54,9 @@ class SendHooks:
                     raise TypeError(f"{sending.message!r} is no Message")
             except DueMQError:
                 raise
-            except Exception:
+            except BaseException as error:
+                if ends_program(error):
+                    raise
                 sending.message = given
                 self._before_send.complain(method)
             else:

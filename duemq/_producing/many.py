@@ -180,8 +180,11 @@ class Many:
                     continue
                 if self._crash is not None:
                     raise self._crash
-                if feeding.done() and not self._slots:
+                if feeding.done() and (not self._slots or not self._tasks):
+                    for slot in self._slots:  # a fault kept them from going on their way
+                        self._leave(slot)
                     feeding.result()
+                    assert not self._slots, "each message that was taken has an outcome"
                     return
                 if self._has_given_up and not self._slots:
                     # The source may take its time with a message that is not wanted any more.
@@ -229,7 +232,10 @@ class Many:
             slot.text = job.outgoing.property_text({}) if job.spec.is_plain else ""
         except DueMQError as error:
             self._end(slot, None, error)
-            return None
+            return self._wait_for_room() if len(self._slots) > self._most_kept else None
+        except BaseException as error:
+            self._tell(slot, None, error)
+            raise
         size = len(job.outgoing.body) + OVERHEAD_BYTES
         if len(self._slots) >= self._most_kept or not self._window.try_enter(size):
             return self._wait_and_put(slot, job, size)
@@ -240,9 +246,7 @@ class Many:
         # What is open holds a part of the window, and goes on its way before anybody waits for that.
         self._send_open()
         try:
-            while len(self._slots) > self._most_kept:
-                self._room.clear()
-                await self._room.wait()
+            await self._wait_for_room()
             await self._window.enter(size)
         except BaseException as error:
             self._tell(slot, None, error)
@@ -251,6 +255,12 @@ class Many:
         pause = self._put(slot, job)
         if pause is not None:
             await pause
+
+    async def _wait_for_room(self) -> None:
+        """Wait until no more is kept than may be."""
+        while len(self._slots) > self._most_kept:
+            self._room.clear()
+            await self._room.wait()
 
     def _put(self, slot: _Slot, job: Job) -> Awaitable[None] | None:
         message = job.message
@@ -348,8 +358,8 @@ class Many:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._crash = task.exception()
+        self._crash = self._crash or (asyncio.CancelledError() if task.cancelled() else task.exception())
+        if self._crash is not None or not self._tasks:
             self._progress.set()
 
     async def _send_single(self, slot: _Slot, job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from duemq._net.client import Client, typed_header
 from duemq._net.connection import Connection
 from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
-from duemq._producing.delay import PLAIN, DelaySpec, Plan, make_plan
+from duemq._producing.delay import PLAIN, DelayPlan, DelaySpec, make_plan
 from duemq._producing.delay_tables import DelayTables
 from duemq._producing.outgoing import Outgoing
 from duemq._producing.window import Window
@@ -286,7 +286,7 @@ class Sender:
         connection: Connection,
         message: Outgoing,
         chosen: MessageQueue,
-        plan: Plan,
+        plan: DelayPlan,
         deadline: float,
         timeout: float,
     ) -> SendResult:
@@ -303,12 +303,12 @@ class Sender:
             self._going_on(connection.address)
         return _result(answer, connection.address, chosen, message.message_id, plan)
 
-    async def _plan(self, address: str, topic: str, spec: DelaySpec, begun: float) -> Plan:
+    async def _plan(self, address: str, topic: str, spec: DelaySpec, begun: float) -> DelayPlan:
         delays = await self._delay_tables.find(address, topic, spec)
         elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
         return make_plan(spec, delays, self._clock(), address, elapsed_ms)
 
-    def _known_plan(self, connection: Connection | None, spec: DelaySpec, begun: float) -> Plan | None:
+    def _known_plan(self, connection: Connection | None, spec: DelaySpec, begun: float) -> DelayPlan | None:
         """The plan, if it needs no question to the broker and the broker can keep it."""
         delays = self._delay_tables.known(connection, spec) if connection is not None else None
         if connection is None or delays is None or (spec.replaces and not delays.replaces):
@@ -316,7 +316,7 @@ class Sender:
         elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
         return make_plan(spec, delays, self._clock(), connection.address, elapsed_ms)
 
-    def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> Header:
+    def _header(self, message: Outgoing, queue: MessageQueue, plan: DelayPlan, *, batch: bool = False) -> Header:
         usual = self._fields.get((message.topic, batch))
         if usual is None:
             usual = SendMessageV2(
@@ -386,7 +386,7 @@ def _rest(deadline: float) -> float:
     return max(0.001, deadline - asyncio.get_running_loop().time())
 
 
-def _result(answer: Command, address: str, queue: MessageQueue, message_id: str, plan: Plan) -> SendResult:
+def _result(answer: Command, address: str, queue: MessageQueue, message_id: str, plan: DelayPlan) -> SendResult:
     header = typed_header(answer, SendMessageResponse, address)
     status = STATUS[answer.code]
     if header.queue_id != queue.queue_id:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from duemq._values.failures import ends_program
 from duemq.errors import ArgumentError
 
 T = TypeVar("T")
@@ -36,11 +37,13 @@ class Hooks(Generic[T]):
         return iter(self._methods)
 
     def call(self, argument: T) -> None:
-        """Call all methods. Does not raise what they raise."""
+        """Call all methods. Does not raise what they raise, unless that ends the program."""
         for method in self._methods:
             try:
                 method(argument)
-            except Exception:
+            except BaseException as error:
+                if ends_program(error):
+                    raise
                 self.complain(method)
             else:
                 self.resolve(method)

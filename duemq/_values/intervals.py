@@ -63,6 +63,17 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     lock_life: float = 30.0
     """Time after its renewal for which a lock counts. The broker's lasts for 60 s."""
 
+    exclusive_lock_life: float = 55.0
+    """The same for an exclusive consumer, which others would follow with messages that it still has in hand."""
+
+    claims: float = 10.0
+    """Time from a new connection to a broker on in which an exclusive consumer takes no queue that it did not have: the
+    broker may have been started again, and those that had the others need time to connect, to lock them and to store
+    their offsets."""
+
+    cancelled_handlers: float = 5.0
+    """Time that a consumer which is being closed gives to handlers that it has cancelled."""
+
     silence: float = 3.0
     """Time without a word from a broker of which something is asked, until it is asked for a sign of life."""
 

@@ -26,6 +26,8 @@ class _Elsewhere(NamedTuple):
     name: str
     short_help: str
     """The command's own, so that a list of the commands needs none of their modules."""
+    extra: str = ""
+    """The extra of the package with the libraries that it needs; none if those of the client are enough."""
 
 
 _ELSEWHERE: Final = {
@@ -35,15 +37,28 @@ _ELSEWHERE: Final = {
     "pending": _Elsewhere("duemq.cli.pending", "pending", "Look at messages that wait, and change them."),
     "schedule": _Elsewhere("duemq.cli.schedule", "schedule", "Messages that are delivered again and again."),
     "clock": _Elsewhere("duemq.cli.clock", "clock", "Move the clock of brokers that run for tests."),
-    "user": _Elsewhere("duemq.cli.users", "user", "Users of brokers with ACL 2.0."),
+    "user": _Elsewhere("duemq.cli.users", "user", "Users of brokers with ACL 2.0.", "broker"),
     "acl": _Elsewhere("duemq.cli.users", "acl", "Policies of users of brokers with ACL 2.0."),
-    "mqtt-bridge": _Elsewhere("duemq.mqtt_bridge.cli", "main", "Connect an MQTT broker."),
-    "doctor": _Elsewhere("duemq.broker.doctor.cli", "doctor", "Check configuration, security and the machine."),
-    "tls": _Elsewhere("duemq.broker.tls.cli", "main", "Certificates for a broker."),
-    "store": _Elsewhere("duemq.broker.repair.cli", "main", "Look after a store that no broker has open."),
-    "spark": _Elsewhere("duemq.spark_jobs.cli.commands", "main", "Audit, analyse and compact a store's files."),
+    "mqtt-bridge": _Elsewhere("duemq.mqtt_bridge.cli", "main", "Connect an MQTT broker.", "mqtt"),
+    "doctor": _Elsewhere(
+        "duemq.broker.doctor.cli", "doctor", "Check configuration, security and the machine.", "broker"
+    ),
+    "tls": _Elsewhere("duemq.broker.tls.cli", "main", "Certificates for a broker.", "broker"),
+    "store": _Elsewhere("duemq.broker.repair.cli", "main", "Look after a store that no broker has open.", "broker"),
+    "spark": _Elsewhere(
+        "duemq.spark_jobs.cli.commands", "main", "Audit, analyse and compact a store's files.", "spark"
+    ),
 }
 """By the command's name."""
+_EXTRAS: Final = {"serve": "broker"} | {name: command.extra for name, command in _ELSEWHERE.items()}
+
+
+def _say_what_is_missing(command: str | None, error: ModuleNotFoundError) -> None:
+    """End with one line if a library is missing that the extra of a command installs; else return."""
+    extra = _EXTRAS.get(command or "", "")
+    if extra and (error.name or "").partition(".")[0] != "duemq":
+        click.echo(f"duemq: {command} needs the package {error.name}: pip install 'duemq[{extra}]'", err=True)
+        sys.exit(1)
 
 
 class _Commands(click.Group):
@@ -59,8 +74,20 @@ class _Commands(click.Group):
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         elsewhere = _ELSEWHERE[cmd_name]
-        command: click.Command = getattr(import_module(elsewhere.module), elsewhere.name)
+        try:
+            command: click.Command = getattr(import_module(elsewhere.module), elsewhere.name)
+        except ModuleNotFoundError as error:
+            _say_what_is_missing(cmd_name, error)
+            raise
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """See click; commands import some of their libraries when they run."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            _say_what_is_missing(ctx.invoked_subcommand, error)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click, which would import each command for its short help."""
@@ -88,7 +115,7 @@ def main() -> None:
     duemq mqtt-bridge --config b.toml    connect an MQTT broker
     duemq doctor --config broker.conf    check configuration and machine
     duemq tls self-signed --host NAME    make a certificate
-    duemq store repair ./store           make all files beside a store's commitlog anew
+    duemq store repair ./store           rebuild a store's files from its commitlog
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
@@ -143,10 +170,6 @@ def serve(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of numpy's algebra, which a broker does not use
     try:
         from duemq.broker.main import serve as run_broker
-    except ModuleNotFoundError as error:
-        from duemq.cli.shared import fail
-
-        fail(f"the broker needs the package {error.name}; install duemq[broker]")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     sys.exit(

@@ -135,7 +135,7 @@ def split_pair(text: str) -> tuple[str, str]:
     """Return the name and the value of a property."""
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise click.UsageError(f"{text!r} is no NAME=VALUE")
+        raise click.UsageError(f"{text!r} is not NAME=VALUE")
     return name, value
 
 
@@ -151,7 +151,7 @@ def split_pair(text: str) -> tuple[str, str]:
     metavar="DURATION",
     help="Without --follow: how long to wait for a first message.",
 )
-@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @click.option("--tag", "tags", default="*", metavar="TAGS", help="Only messages with this tag; several joined by ||.")
 @click.option(
     "--from",

@@ -78,7 +78,7 @@ def selection_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @pending.command("list", short_help="Print messages that wait.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @selection_options
 def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: Any) -> None:
     """Print a line for each message that waits: when it is due, its topic, its level unless it has a timer, [tag],

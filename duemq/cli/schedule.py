@@ -45,7 +45,7 @@ def schedule() -> None:
 @click.option("--zone", metavar="ZONE", help="Time zone of --cron, such as Europe/Paris; UTC by default.")
 @click.option("--from", "start", type=moment, metavar="TIME", help="Deliver nothing before this time.")
 @click.option("--to", "end", type=moment, metavar="TIME", help="Deliver nothing after this time.")
-@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="Deliver it so many times.")
+@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="Deliver it N times, then remove it.")
 @click.option("--tag", help="Tag, by which consumers may filter.")
 @click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
 @click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")

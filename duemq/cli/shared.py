@@ -47,7 +47,7 @@ def moment(text: str) -> datetime:
         return datetime.now().astimezone() + (-span if text.startswith("-") else span)
     except (ArgumentError, OverflowError):
         raise click.BadParameter(
-            f"{text!r} is no time; write it as 2030-01-31T08:30, as 2030-01-31T08:30:00.250+02:00, or as 1h or -1h, "
+            f"{text!r} is not a time; write it as 2030-01-31T08:30, as 2030-01-31T08:30:00.250+02:00, or as 1h or -1h, "
             "which is an hour from now or ago"
         ) from None
 

@@ -29,7 +29,7 @@ _MODE: Final = 0o600
 _OF_OTHERS: Final = 0o077
 _SETTING: Final = "initAuthenticationUser"
 
-Work = Callable[[AuthAdmin], Coroutine[Any, Any, None]]
+AdminCall = Callable[[AuthAdmin], Coroutine[Any, Any, None]]
 
 
 @click.group(short_help="Users of brokers with ACL 2.0.")
@@ -60,17 +60,17 @@ def acl() -> None:
     """
 
 
-def _with_admin(command: Callable[..., Work]) -> Callable[..., None]:
+def _with_admin(command: Callable[..., AdminCall]) -> Callable[..., None]:
     """Add the options that all commands share. A command returns what it does with an admin."""
 
     @one_line_errors
     def wrapper(*, nameserver: str, account: Keys, tls: Tls, **options: Any) -> None:
-        work = command(**options)
+        call = command(**options)
 
         async def do() -> None:
             admin = AuthAdmin(nameserver, access_key=account.access_key, secret_key=account.secret_key, tls=tls)
             async with admin:
-                await work(admin)
+                await call(admin)
 
         run(do())
 
@@ -179,7 +179,7 @@ def add(
     secret_file: Path | None,
     prompt: bool,
     out: Path | None,
-) -> Work:
+) -> AdminCall:
     """Add the user NAME, with a new secret key, which is printed once. NAME is its access key.
 
     Names of topics and groups may end with *, for all that begin so.
@@ -219,7 +219,7 @@ def change(
     secret_file: Path | None,
     prompt: bool,
     out: Path | None,
-) -> Work:
+) -> AdminCall:
     """Change the user NAME. A new secret key counts at once, and the old one no longer."""
     has_secret = new_secret or prompt or secret_file is not None
     if not has_secret and is_super is None and is_enabled is None:
@@ -246,7 +246,7 @@ def change(
 @user.command("remove", short_help="Remove a user.")
 @click.argument("name")
 @_with_admin
-def remove(name: str) -> Work:
+def remove(name: str) -> AdminCall:
     """Remove the user NAME and its policies."""
 
     async def work(admin: AuthAdmin) -> None:
@@ -259,7 +259,7 @@ def remove(name: str) -> Work:
 
 @user.command("list", short_help="Show the users.")
 @_with_admin
-def list_users() -> Work:
+def list_users() -> AdminCall:
     """Print a line for each user: its name, Super or Normal, and whether it is disabled. A user that not all brokers
     have in the same way is shown for each broker."""
 
@@ -293,11 +293,9 @@ def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, o
     The file then has a secret key, and only its owner may read it. Once the broker has started, the line
     initAuthenticationUser may be removed.
     """
-    try:
-        from duemq.broker.errors import ConfigError
-        from duemq.broker.settings import config_text
-    except ModuleNotFoundError as error:
-        fail(f"the settings of a broker need the package {error.name}; install duemq[broker]")
+    from duemq.broker.errors import ConfigError
+    from duemq.broker.settings import config_text
+
     secret = _secret(name, secret_file, prompt=prompt)
     text = json.dumps({"username": name, "password": secret}, ensure_ascii=False)
     values = {"authenticationEnabled": "true", "authorizationEnabled": "true", _SETTING: text}
@@ -322,7 +320,7 @@ def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, o
 # --- policies
 
 
-def _policy_options(command: Callable[..., Work]) -> Callable[..., None]:
+def _policy_options(command: Callable[..., AdminCall]) -> Callable[..., None]:
     options = [
         click.argument("name"),
         click.argument("resources", nargs=-1, required=True, metavar="RESOURCE..."),
@@ -346,7 +344,7 @@ def _set(
     sources: tuple[str, ...],
     *,
     is_default: bool,
-) -> Work:
+) -> AdminCall:
     wanted = [action.strip() for part in actions for action in part.split(",")]
 
     async def work(admin: AuthAdmin) -> None:
@@ -366,7 +364,7 @@ def _set(
 @_policy_options
 def allow(
     name: str, resources: tuple[str, ...], actions: tuple[str, ...], sources: tuple[str, ...], is_default: bool
-) -> Work:
+) -> AdminCall:
     """Let the user NAME do something with resources. It counts in place of what was said of them before."""
     return _set("Allow", name, resources, actions, sources, is_default=is_default)
 
@@ -375,7 +373,7 @@ def allow(
 @_policy_options
 def deny(
     name: str, resources: tuple[str, ...], actions: tuple[str, ...], sources: tuple[str, ...], is_default: bool
-) -> Work:
+) -> AdminCall:
     """Keep the user NAME from doing something with resources. It counts in place of what was said of them before."""
     return _set("Deny", name, resources, actions, sources, is_default=is_default)
 
@@ -385,7 +383,7 @@ def deny(
 @click.argument("resource", required=False)
 @click.option("--default", "is_default", is_flag=True, help="Of the default policy.")
 @_with_admin
-def remove_policy(name: str, resource: str | None, is_default: bool) -> Work:
+def remove_policy(name: str, resource: str | None, is_default: bool) -> AdminCall:
     """Remove what is said of RESOURCE, or all policies of the user NAME."""
 
     async def work(admin: AuthAdmin) -> None:
@@ -397,7 +395,7 @@ def remove_policy(name: str, resource: str | None, is_default: bool) -> Work:
 @acl.command("list", short_help="Show policies.")
 @click.argument("name", required=False)
 @_with_admin
-def list_policies(name: str | None) -> Work:
+def list_policies(name: str | None) -> AdminCall:
     """Print a line for each policy of all users, or of NAME: user, Allow or Deny, the resource, the actions, where
     from, and whether it is a default. What not all brokers have is shown for each broker."""
 

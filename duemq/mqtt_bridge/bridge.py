@@ -24,14 +24,14 @@ from duemq.errors import DueMQError
 from duemq.messages import RETRY_PREFIX
 from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.carried import Carried
-from duemq.mqtt_bridge.clients import Clients
-from duemq.mqtt_bridge.inbound import FromMqtt
+from duemq.mqtt_bridge.clients import FINISH, BridgeClients
+from duemq.mqtt_bridge.inbound.from_mqtt import FromMqtt
 from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.fields import encoded_name
 from duemq.mqtt_bridge.rules.model import Outbound, Rules, RulesError, Subscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
-from duemq.mqtt_bridge.session.journal import Journal, Place, State, open_journal
+from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, State, open_journal
 from duemq.mqtt_bridge.session.packet_ids import PacketIds
 from duemq.mqtt_bridge.session.packets import Ack, Publish
 from duemq.mqtt_bridge.status import OFFLINE, Status
@@ -42,8 +42,6 @@ COUNTERS_EVERY: Final = 10.0
 """Seconds between two reports of the counters."""
 CHECK: Final = 5.0
 """Maximum time for the question whether delayed messages wait, in seconds."""
-FINISH: Final = 5.0
-"""Maximum time for the messages on their way when the bridge is stopped, in seconds."""
 MAX_REPORTED_NAME: Final = 64
 """Maximum number of characters of a bridge's name in its reports to brokers."""
 
@@ -85,7 +83,8 @@ class Bridge:
             return
         known = self._running.delayed_groups if self._running is not None else {}
         delayed.check_group(rules, {**known, old.topic: old.group})
-        if new is not None and new.topic == old.topic:
+        is_elsewhere = delayed.is_elsewhere(self._rules, rules)
+        if new is not None and new.topic == old.topic and not is_elsewhere:
             return
         is_any: bool | None = None
         why = f"messages wait in {old.topic}"
@@ -96,6 +95,9 @@ class Bridge:
             why = f"RocketMQ does not tell whether messages wait in {old.topic}"
         elif not is_any:
             return
+        if is_elsewhere:
+            what = delayed.left_at(self._rules.nameserver, rules.nameserver)
+            raise RulesError(f"{rules.file}:{rules.nameserver_line}: {why}, and {what}")
         what = delayed.left_behind(old.topic, old.group)
         raise RulesError(f"{rules.file}:{rules.delayed_topic_line}: {why}, and {what}")
 
@@ -103,7 +105,7 @@ class Bridge:
         """Work until stopped. Raises JournalError if the journal cannot be opened or written, ArgumentError if
         RocketMQ's clients cannot be made with these rules, and RulesError if they would publish delayed messages
         again."""
-        clients = Clients(
+        clients = BridgeClients(
             self._rules,
             waiting=lambda: self.status.set_online(False),
             intervals=self._intervals,
@@ -140,7 +142,7 @@ class _Running:
         self,
         rules: Rules,
         journal: Journal,
-        clients: Clients,
+        clients: BridgeClients,
         carried: Carried,
         status: Status,
         is_ready: asyncio.Event,
@@ -164,12 +166,12 @@ class _Running:
             comes_again=_comes_again(rules),
             finished=self._share_out,
         )
-        self._waiting = delayed.Waiting(clients.admin)
+        self._delayed_messages = delayed.DelayedMessages(clients.admin)
         self._inbound = FromMqtt(
             rules,
             bridge=self._name,
             producer=clients.producer,
-            recaller=self._waiting,
+            recaller=self._delayed_messages,
             journal=journal,
             receipts=carried.receipts,
             status=status,
@@ -187,6 +189,8 @@ class _Running:
         """Whether the MQTT broker has answered to the subscriptions."""
         self._refused: dict[str, Subscription] = {}
         """The subscriptions that the MQTT broker has refused, by filter with $share."""
+        self._lowered: dict[str, int] = {}
+        """The QoS that the MQTT broker has granted, where it is lower than the rule's, by filter with $share."""
         self._has_to_leave = asyncio.Event()
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -210,9 +214,14 @@ class _Running:
                     self._has_to_leave.set()
                     raise
                 self._inbound.close()
-                finishing = asyncio.gather(taking, self._window.drain())
+                for each in self._outbound.values():
+                    each.close()
+                if not self._started.is_set():
+                    taking.cancel()
+                # Also before the subscriptions are made: if messages are on their way, another bridge may get them too.
+                finishing = asyncio.gather(taking, self._window.drain(), return_exceptions=True)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FINISH if self._is_ready.is_set() else 0):
+                    async with asyncio.timeout(FINISH if self._window.session is not None else 0):
                         await finishing
                 self._has_to_leave.set()
                 if not self._is_connected:
@@ -223,8 +232,10 @@ class _Running:
                 self._carried.waiting = self._inbound.left()
                 for task in (session, starting, *others):
                     task.cancel()
-            for each in self._outbound.values():
-                await each.settle()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FINISH):
+                    for each in self._outbound.values():
+                        await each.settle()
         except* DueMQError as group:
             raise _first(group) from None
 
@@ -254,7 +265,7 @@ class _Running:
             is_any = False
             with suppress(DueMQError, TimeoutError):
                 async with asyncio.timeout(CHECK):
-                    is_any = await self._waiting.is_any(topic)
+                    is_any = await self._delayed_messages.is_any(topic)
             if is_any:
                 log.warning("messages wait in %s, and %s", topic, delayed.left_behind(topic, group))
         if now is not None:
@@ -274,13 +285,13 @@ class _Running:
             return False
         if rule.group not in self._outbound:
             return None
-        return await self._waiting.is_any(rule.topic) or await self._outbound[rule.group].is_behind(
+        return await self._delayed_messages.is_any(rule.topic) or await self._outbound[rule.group].is_behind(
             self._clients.producer.end_offset
         )
 
     async def _publish(self, rule: Outbound, rules: int, *, is_delayed: bool) -> None:
         """Carry the messages of one of so many rules."""
-        consumer = await self._clients.consumer(rule, rules)
+        consumer = await self._clients.consumer(rule, rules, self._journal.in_hand(rule.group))
         outbound = self._outbound[rule.group] = ToMqtt(
             rule,
             is_delayed=is_delayed,
@@ -364,7 +375,7 @@ class _Running:
         await self._window.connected(session)
         await self._subscribe(session)
         self._window.subscribed()
-        self._status.set_refused(self._refused)
+        self._status.set_subscriptions(self._refused, self._lowered)
         self._status.connected(session)
         self._is_connected = True
         log.info("connected to the MQTT broker; the session was %s", "kept" if session.is_present else "new")
@@ -398,14 +409,24 @@ class _Running:
         await journal.saved()
 
     async def _make_subscription(self, session: Session, topic: str, subscription: Subscription) -> None:
-        refused = await session.subscribe_to(topic, subscription)
+        granted = await session.subscribe_to(topic, subscription)
         what = f"the subscription to {topic!r}"
-        if refused is not None:
+        if granted.refused is not None:
             self._refused[topic] = subscription
-            self._complaints.raise_(what, f"the MQTT broker refuses it: {refused}")
+            self._complaints.raise_(what, f"the MQTT broker refuses it: {granted.refused}")
             return
         self._refused.pop(topic, None)
         self._complaints.resolve(what)
+        if granted.qos >= subscription.qos:
+            self._lowered.pop(topic, None)
+        elif self._lowered.get(topic) != granted.qos:
+            self._lowered[topic] = granted.qos
+            log.warning(
+                "%s: the MQTT broker grants QoS %d, and the rule asks for %d; messages have no guarantees beyond it",
+                what,
+                granted.qos,
+                subscription.qos,
+            )
         self._journal.subscribe(topic, subscription.qos)
 
     async def _end_subscription(self, session: Session, topic: str) -> None:
@@ -423,7 +444,7 @@ class _Running:
                 *(self._make_subscription(session, topic, each) for topic, each in list(self._refused.items()))
             )
             await self._journal.saved()
-            self._status.set_refused(self._refused)
+            self._status.set_subscriptions(self._refused, self._lowered)
             self._update_ready()
 
     async def _lost_or_leaving(self, session: Session) -> str:
@@ -471,13 +492,13 @@ class _Running:
                 log.debug("the counters could not be reported to the brokers: %s", error)
 
 
-def _comes_again(rules: Rules) -> Callable[[Place], bool]:
+def _comes_again(rules: Rules) -> Callable[[MessagePosition], bool]:
     """Return a function that tells whether a rule with QoS 2 reads the message at a place."""
     groups = {rule.group: rule.topic for rule in rules.outbound if rule.qos == 2}
     if rules.delayed is not None and rules.delayed.qos == 2:
         groups[rules.delayed.group] = rules.delayed.topic
 
-    def comes_again(place: Place) -> bool:
+    def comes_again(place: MessagePosition) -> bool:
         topic = groups.get(place.group)
         return topic is not None and place.queue.topic in (topic, RETRY_PREFIX + place.group)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from duemq.mqtt_bridge.receipts import Receipts
+from duemq.mqtt_bridge.inbound.arrivals import Arrival
+from duemq.mqtt_bridge.inbound.receipts import Receipts
 from duemq.mqtt_bridge.status import Counters
-from duemq.mqtt_bridge.works import Arrival
 
 
 @dataclass(slots=True)

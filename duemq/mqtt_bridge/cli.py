@@ -56,10 +56,6 @@ def main(context: click.Context, config: Path, log_format: str, *, until_input_e
     if context.invoked_subcommand is not None:
         return
     rules = _read(config)
-    try:
-        import aiomqtt  # noqa: F401
-    except ModuleNotFoundError as error:
-        fail(f"the MQTT bridge needs the package {error.name}; install duemq[mqtt]: pip install 'duemq[mqtt]'")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if log_format == "json" else logging.Formatter(_CONSOLE))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
 
@@ -15,17 +15,22 @@ from duemq._values.times import Clock
 from duemq.admin import Admin
 from duemq.consumer import Consumer
 from duemq.errors import ArgumentError, ClosedError, DueMQError
+from duemq.messages import MessageQueue
+from duemq.mqtt_bridge.rules.fields import encoded_name
 from duemq.mqtt_bridge.rules.model import Outbound, Rules
 from duemq.producer import Producer
 
 PRODUCER_GROUP: Final = "mqtt-bridge"
+FINISH: Final = 5.0
+"""Maximum time for the messages on their way when the bridge is stopped, in seconds; and time between two looks whether
+those of a queue that another bridge is to get have arrived."""
 
 T = TypeVar("T")
 
 log = logging.getLogger("duemq.mqtt_bridge")
 
 
-class Clients:
+class BridgeClients:
     """The producer, the admin client and the consumers of a bridge with these rules; `async with` closes them all.
 
     `waiting` is called whenever a client could not be started, and will be tried again. Raises ArgumentError if the
@@ -47,7 +52,7 @@ class Clients:
         )
         self.admin = Admin(rules.nameserver, _intervals=intervals, **self._access)
 
-    async def __aenter__(self) -> Clients:
+    async def __aenter__(self) -> BridgeClients:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -64,12 +69,13 @@ class Clients:
         # speaks to none.
         await self._insist(self.admin.check_account, _STARTING)
 
-    async def consumer(self, rule: Outbound, rules: int) -> Consumer:
+    async def consumer(self, rule: Outbound, rules: int, in_hand: Mapping[MessageQueue, int]) -> Consumer:
         """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way.
-        Raises ArgumentError."""
+        `in_hand`: by queue, the offset before which are the messages that the journal knows. Raises ArgumentError."""
         connection = self._rules.connection
 
         async def start() -> Consumer:
+            is_shared = connection.share is not None
             consumer = Consumer(
                 rule.group,
                 nameserver=self._rules.nameserver,
@@ -78,6 +84,11 @@ class Clients:
                 max_cached_bytes=connection.max_in_flight_bytes // rules,
                 _intervals=self._intervals,
                 _clock=self._clock,
+                # Each bridge has a journal of its own, so no two of them may publish the messages of a queue.
+                close_timeout=FINISH,
+                _exclusive=is_shared,
+                _in_hand=in_hand,
+                _client_id=f"mqtt-bridge@{encoded_name(connection.client_id)}" if is_shared else None,
                 **self._access,
             )
             consumer.subscribe(rule.topic, rule.tags)

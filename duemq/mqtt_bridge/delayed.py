@@ -8,17 +8,31 @@ publish.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
+from duemq._net.routes import parse_nameservers
 from duemq.admin import Admin
-from duemq.errors import ArgumentError
-from duemq.messages import ReceivedMessage
+from duemq.errors import (
+    AccessDeniedError,
+    ArgumentError,
+    BrokerError,
+    NoPermissionError,
+    NotSupportedError,
+    RequestTimeoutError,
+)
+from duemq.handles import MessageHandle
+from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge import translation
 from duemq.mqtt_bridge.rules.filters import check_topic
 from duemq.mqtt_bridge.rules.model import Delayed, Outbound, QoS, Rules, RulesError, TemplateError
 from duemq.pending import ChangeResult
+from duemq.protocol.codes import ResponseCode
+
+_NO_ID: Final = "0" * 32
+"""An id that no message has."""
 
 
-class Waiting:
+class DelayedMessages:
     """The messages that wait at duemq brokers. `admin` is open."""
 
     def __init__(self, admin: Admin) -> None:
@@ -43,6 +57,23 @@ class Waiting:
                 return True
         return False
 
+    async def is_durable(self, queue: MessageQueue) -> bool:
+        """Return whether all that the broker of a queue has stored is as durable as its settings promise. With
+        SYNC_FLUSH, a duemq broker answers a request to cancel any message, here none, once that is so. Other brokers
+        have no such request: True. Raises the errors of `Admin.cancel`."""
+        try:
+            await self._admin.cancel(MessageHandle(queue.topic, queue.broker, _NO_ID, _NO_ID))
+        except (NotSupportedError, AccessDeniedError, NoPermissionError):
+            # Who may send to the topic may ask a duemq broker.
+            return True
+        except RequestTimeoutError:
+            return False
+        except BrokerError as error:
+            if error.code == ResponseCode.FLUSH_DISK_TIMEOUT:
+                return False
+            raise
+        return True
+
 
 def check_group(rules: Rules, known: Mapping[str, str]) -> None:
     """Check that the topic of delayed messages keeps its group: another one would publish those of the last days again.
@@ -62,6 +93,20 @@ def left_behind(topic: str, group: str) -> str:
     return (
         f'they are published only while the rules name both: [delayed] topic = "{topic}", group = "{group}"; '
         "give these names until none waits (duemq pending list)"
+    )
+
+
+def is_elsewhere(old: Rules, new: Rules) -> bool:
+    """Return whether new rules name other brokers of RocketMQ: none of their name servers is one of the old rules."""
+    return not set(parse_nameservers(old.nameserver)) & set(parse_nameservers(new.nameserver))
+
+
+def left_at(old: str, new: str) -> str:
+    """Return what to do about messages that wait at the brokers of the name servers `old`, when new rules name `new`
+    and none of these."""
+    return (
+        f'they are published only while the rules name the name server: nameserver = "{old}"; keep it until none waits '
+        f'(duemq pending list). If both are name servers of the same brokers, give nameserver = "{old};{new}" first'
     )
 
 

@@ -16,9 +16,9 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
@@ -29,7 +29,7 @@ from duemq.mqtt_bridge import delayed, translation
 from duemq.mqtt_bridge.rules.model import Outbound, TemplateError
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import Session
-from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State
+from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, Published, State, fingerprint_of
 from duemq.mqtt_bridge.session.packet_ids import PacketIds
 from duemq.mqtt_bridge.session.packets import Ack, PacketError, clear_dup, encode_ack, encode_publish, set_dup
 from duemq.mqtt_bridge.status import Status
@@ -55,7 +55,7 @@ class Flight:
     packet: bytearray
     message: ReceivedMessage
     qos: int
-    place: Place
+    place: MessagePosition
     is_released: bool = False
     """Whether its PUBREC has arrived. From then on only PUBREL is sent again."""
     is_sent: bool = False
@@ -93,7 +93,7 @@ class Window:
         most: int,
         journal: Journal,
         ids: PacketIds,
-        comes_again: Callable[[Place], bool],
+        comes_again: Callable[[MessagePosition], bool],
         finished: Callable[[list[Flight]], None],
     ) -> None:
         self._most = most
@@ -298,6 +298,11 @@ class Window:
             if known is not None and known.state is State.DONE:
                 done.append(flight)  # it was completed after its consumer had delivered it
                 continue
+            present = self._flights.get(flight.packet_id)
+            if present is not None and present.place == flight.place:
+                # It is on its way, and RocketMQ has given it again, whose acknowledgement the present one would not be.
+                present.message = flight.message
+                continue
             flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
             self._flights[flight.packet_id] = flight
             self._missing.discard(flight.packet_id)
@@ -400,10 +405,10 @@ class Window:
         """Packet ids of messages that the MQTT broker may have and that RocketMQ has not delivered again."""
         return self._missing
 
-    def abandon(self, places: Iterable[Place]) -> None:
+    def abandon(self, places: Iterable[MessagePosition]) -> None:
         """Give up messages that are not sent again, if the MQTT broker may have them."""
         for place in places:
-            known = self._journal.published.get(place)
+            known = self._journal.find(place)
             if known is not None and known.state is State.PUBLISHED and known.packet_id not in self._flights:
                 self._abandoned[known.packet_id] = place
                 if self._session is not None:
@@ -428,7 +433,7 @@ class Window:
             self._ids.give_back(packet_id)
             self._missing.discard(packet_id)
 
-    def _is_published(self, place: Place) -> bool:
+    def _is_published(self, place: MessagePosition) -> bool:
         known = self._journal.published.get(place)
         return known is not None and known.state is State.PUBLISHED
 
@@ -453,7 +458,7 @@ class Window:
                     session.send(encode_ack(packets.PUBREL, packet_id))
             self._send_unsent()
 
-    def _places(self, packet_ids: Iterable[int]) -> dict[int, Place]:
+    def _places(self, packet_ids: Iterable[int]) -> dict[int, MessagePosition]:
         """Return the places of messages by packet id, also of those that RocketMQ has not delivered again yet: an MQTT
         broker may repeat a PUBREC when a connection begins."""
         flights = self._flights
@@ -509,6 +514,16 @@ class ToMqtt:
         self._finished: list[Flight] = []
         self._has_finished = asyncio.Event()
         self._consumer = consumer
+        self._publishing: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._is_receiving = False
+        """Whether `_publishing` waits for messages, and has none in hand."""
+
+    def close(self) -> None:
+        """Take no more messages. What was taken is published."""
+        self._is_closing = True
+        if self._is_receiving and self._publishing is not None:
+            self._publishing.cancel()
 
     def finished(self, flights: Iterable[Flight]) -> None:
         """Take messages of this rule that the MQTT broker has taken or refused."""
@@ -518,7 +533,7 @@ class ToMqtt:
     async def run(self) -> None:
         """Publish until cancelled. Raises JournalError."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._publish_forever(), name=f"duemq to MQTT {self.rule.topic}")
+            self._publishing = tasks.create_task(self._publish_forever(), name=f"duemq to MQTT {self.rule.topic}")
             tasks.create_task(self._settle_forever(), name=f"duemq settle {self.rule.topic}")
             tasks.create_task(self._forget_forever(), name=f"duemq forget {self.rule.topic}")
 
@@ -527,7 +542,12 @@ class ToMqtt:
     async def _publish_forever(self) -> None:
         while True:
             room = await self._window.room()
-            await self._publish(await self._consumer.receive_many(min(room, BATCH)))
+            if self._is_closing:
+                return
+            self._is_receiving = True
+            messages = await self._consumer.receive_many(min(room, BATCH))
+            self._is_receiving = False
+            await self._publish(messages)
 
     async def _publish(self, messages: Iterable[ReceivedMessage]) -> None:
         now = self._clock()
@@ -581,7 +601,7 @@ class ToMqtt:
             return None
         qos = self._qos(message)
         place = self._place(message)
-        known = self._journal.published.get(place) if qos == 2 else None
+        known = self._journal.find(place) if qos == 2 else None
         if qos == 2 and self._is_over(place, known, now_ms):
             counters.repeated += 1
             return None
@@ -608,10 +628,11 @@ class ToMqtt:
             flight.is_released = known.state is State.RELEASED
         return flight
 
-    def _place(self, message: ReceivedMessage) -> Place:
-        return Place(self.rule.group, message.queue, message.queue_offset)
+    def _place(self, message: ReceivedMessage) -> MessagePosition:
+        fingerprint = fingerprint_of(message.message_id, message.store_time_ms)
+        return MessagePosition(self.rule.group, message.queue, message.queue_offset, fingerprint)
 
-    def _is_over(self, place: Place, known: Published | None, now_ms: int) -> bool:
+    def _is_over(self, place: MessagePosition, known: Published | None, now_ms: int) -> bool:
         """Return whether a message with QoS 2 was published before."""
         return known.state is State.DONE if known is not None else self._journal.is_passed(place, now_ms)
 
@@ -656,22 +677,35 @@ class ToMqtt:
             self._status.counters.count_due(self._clock() - due_ms)
 
     async def settle(self) -> None:
-        """Acknowledge to RocketMQ the messages that the MQTT broker has taken, and send back those that it refused."""
+        """Acknowledge to RocketMQ the messages that the MQTT broker has taken, and send back those that it refused. If
+        this is cancelled, the one that is being sent back is finished first, and the others are left for the next
+        call: the offset in RocketMQ stays before each message that is not finished, and another bridge would publish
+        all that come behind it again."""
         self._has_finished.clear()
         finished, self._finished = self._finished, []
+        refused = deque[Flight]()
         for flight in finished:
             if flight.reason < packets.FIRST_ERROR:
                 self._count(flight.message)
                 await flight.message.ack()
-                continue
-            where = f"{flight.message.queue} offset {flight.message.queue_offset}"
-            if flight.reason != CLOSES_CONNECTION:
-                self._status.refuse(where, f"the MQTT broker refuses the message: reason code 0x{flight.reason:02x}")
-                await flight.message.retry()
-                continue
-            self._status.refuse(where, "the MQTT broker refuses the message: it closes the connection each time")
-            # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
-            await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
+            else:
+                refused.append(flight)
+        try:
+            while refused:
+                await _to_its_end(self._send_back(refused.popleft()))
+        finally:
+            self._finished = [*refused, *self._finished]
+
+    async def _send_back(self, flight: Flight) -> None:
+        """Send a message back that the MQTT broker refused."""
+        where = f"{flight.message.queue} offset {flight.message.queue_offset}"
+        if flight.reason != CLOSES_CONNECTION:
+            self._status.refuse(where, f"the MQTT broker refuses the message: reason code 0x{flight.reason:02x}")
+            await flight.message.retry()
+            return
+        self._status.refuse(where, "the MQTT broker refuses the message: it closes the connection each time")
+        # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
+        await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
 
     async def is_behind(self, end_offset: Callable[[MessageQueue], Awaitable[int]]) -> bool:
         """Return whether RocketMQ has messages for this rule that MQTT does not have yet. `end_offset` returns that of
@@ -698,3 +732,13 @@ class ToMqtt:
                 skipped = self._journal.forget_before(self.rule.group, offsets, self._clock())
                 self._window.abandon(skipped)
                 await self._journal.saved()
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work, also if this is cancelled meanwhile."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise

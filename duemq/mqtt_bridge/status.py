@@ -2,7 +2,8 @@
 
 duemq/bridge/<client id>             retained: {"state": "online"}, while the bridge is connected on both sides and has
                                      its subscriptions, or {"state": "offline"}, also the bridge's will; with
-                                     "refused_filters" if the MQTT broker refuses subscriptions
+                                     "refused_filters" if the MQTT broker refuses subscriptions, and with
+                                     "lowered_filters" where it grants a lower QoS: {filter: QoS}
 duemq/bridge/<client id>/refused     a refused message: {"topic", "reason", "time_ms"}
 duemq/bridge/<client id>/recalled    the result of a recall: {"topic", "key", "cancelled", "time_ms"}
 duemq/bridge/<client id>/counters    retained: the `Counters`
@@ -18,11 +19,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from duemq._values.times import Clock
+from duemq.mqtt_bridge.rules.filters import is_at_or_below
 from duemq.mqtt_bridge.session.client import Session
 from duemq.mqtt_bridge.session.packets import NO_PROPERTIES, encode_publish
 from duemq.protocol.printable import printable
 
-ONLINE: Final = b'{"state":"online"}'
 OFFLINE: Final = b'{"state":"offline"}'
 
 LOGGED_REFUSALS: Final = 10
@@ -97,6 +98,8 @@ class Status:
         """Whether the bridge is online while it has all subscriptions at the MQTT broker."""
         self._refused: tuple[str, ...] = ()
         """Filters of the subscriptions that the MQTT broker refuses."""
+        self._lowered: dict[str, int] = {}
+        """The QoS of the subscriptions for which the MQTT broker grants a lower one than asked for, by filter."""
         self._published = Counters()
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
@@ -116,12 +119,12 @@ class Status:
             self._is_online = is_online
             self._publish_state()
 
-    def set_refused(self, filters: Iterable[str]) -> None:
-        """Report which subscriptions the MQTT broker refuses."""
-        refused = tuple(sorted(filters))
+    def set_subscriptions(self, refused: Iterable[str], lowered: Mapping[str, int]) -> None:
+        """Report the filters that the MQTT broker refuses, and those with a lower QoS than asked for, with that QoS."""
+        refused = tuple(sorted(refused))
         self.counters.refused_subscriptions = len(refused)
-        if refused != self._refused:
-            self._refused = refused
+        if refused != self._refused or lowered != self._lowered:
+            self._refused, self._lowered = refused, dict(lowered)
             self._publish_state()
 
     def leaving(self) -> None:
@@ -132,7 +135,7 @@ class Status:
 
     def is_own(self, mqtt_topic: str) -> bool:
         """Return whether a topic is one of the bridge's own reports."""
-        return mqtt_topic.startswith(self.topic) and mqtt_topic[len(self.topic) :][:1] in ("", "/")
+        return is_at_or_below(mqtt_topic, self.topic)
 
     def refuse(self, topic: str, reason: str) -> None:
         """Report a message that cannot be taken or published. `topic`: its MQTT topic, or its place in RocketMQ."""
@@ -154,10 +157,12 @@ class Status:
             self._publish(f"{self.topic}/counters", _json(asdict(self.counters)), retain=True)
 
     def _publish_state(self) -> None:
-        state = ONLINE if self._is_online else OFFLINE
+        state: dict[str, object] = {"state": "online" if self._is_online and not self._refused else "offline"}
         if self._refused:
-            state = _json({"state": "offline", "refused_filters": [_short(each) for each in self._refused]})
-        self._publish(self.topic, state, retain=True)
+            state["refused_filters"] = [_short(each) for each in self._refused]
+        if self._lowered:
+            state["lowered_filters"] = {_short(name): qos for name, qos in sorted(self._lowered.items())}
+        self._publish(self.topic, _json(state), retain=True)
 
     def _report(self, kind: str, fields: Mapping[str, object]) -> None:
         topic, payload = f"{self.topic}/{kind}", _json({**fields, "time_ms": self._clock()})

@@ -95,7 +95,7 @@ class _Converter:
         if self._is_in_key:
             key = self._next()
             if not key.startswith('"'):
-                raise BodyError(f"JSON with a key that is no text within a key, before character {self.position}")
+                raise BodyError(f"JSON with a key that is not text within a key, before character {self.position}")
             return key
         self._is_in_key = True
         key = self.value(depth)

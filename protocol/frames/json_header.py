@@ -79,7 +79,7 @@ def _loosely(header: bytes) -> _Head:
         if head.extFields:
             head.extFields = {name: as_text(value) for name, value in head.extFields.items() if value is not None}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"a JSON header that is no command: {error}") from None
+        raise FrameError(f"a JSON header that is not a command: {error}") from None
     return head
 
 

@@ -21,7 +21,7 @@ def decode(header: bytes) -> Command:
     except (ValueError, msgpack.UnpackException) as error:
         raise FrameError(f"a MessagePack header that does not parse: {error}") from None
     if not isinstance(head, list) or len(head) != 7:
-        raise FrameError("a MessagePack header that is no array of 7 elements")
+        raise FrameError("a MessagePack header that is not an array of 7 elements")
     code, language, version, opaque, flag, remark, ext = head
     # Without generators: this runs for each frame.
     if not (

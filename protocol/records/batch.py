@@ -14,17 +14,18 @@ from collections.abc import Iterable
 from typing import Final
 
 from duemq.protocol.errors import BodyError
+from duemq.protocol.records import properties
 
 _HEAD: Final = struct.Struct(">iiiii")
 _U16: Final = struct.Struct(">H")
 
-Part = tuple[int, bytes, str]
+BatchPart = tuple[int, bytes, str]
 """Flag, body, and property text of one message."""
 
 
-def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[Part]:
+def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[BatchPart]:
     """Decode the first `most` messages of a batch. Raises BodyError naming the broken part."""
-    parts: list[Part] = []
+    parts: list[BatchPart] = []
     position, end = 0, len(data)
     while position < end and len(parts) < most:
         number = len(parts)
@@ -48,11 +49,13 @@ def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[Part]:
     return parts
 
 
-def encode(parts: Iterable[Part]) -> bytes:
-    """Encode the body of a batch."""
+def encode(parts: Iterable[BatchPart]) -> bytes:
+    """Encode the body of a batch. Raises ValueError for properties of more than `properties.MAX_BYTES` bytes."""
     pieces = []
     for flag, body, text in parts:
         encoded = text.encode()
+        if len(encoded) > properties.MAX_BYTES:
+            raise ValueError(f"properties of {len(encoded)} bytes; a message has at most {properties.MAX_BYTES}")
         size = _HEAD.size + len(body) + 2 + len(encoded)
         pieces += [_HEAD.pack(size, 0, 0, flag, len(body)), body, _U16.pack(len(encoded)), encoded]
     return b"".join(pieces)

@@ -10,27 +10,27 @@ common/message/MessageDecoder.java (4.9.7).
 
 from __future__ import annotations
 
-import struct
 from ipaddress import ip_address
-from typing import Final
 
 from duemq.protocol.errors import RemoteProtocolError
-
-_PORT: Final = struct.Struct(">i")
 
 
 def pack_host(address: str, port: int) -> bytes:
     """Return an address and port as a record keeps them: 8 bytes for IPv4, 20 for IPv6. An IPv4 address mapped into
-    IPv6 counts as IPv4; a zone id is dropped. Raises ValueError where `address` is no IP address."""
+    IPv6 counts as IPv4; a zone id is dropped. Raises ValueError where `address` is no IP address, or `port` does not
+    fit into 32 bits."""
     ip = ip_address(address.partition("%")[0])
     if ip.version == 6 and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    return ip.packed + _PORT.pack(port)
+    try:
+        return ip.packed + port.to_bytes(4, "big", signed=True)
+    except OverflowError:
+        raise ValueError(f"port {port} does not fit into 32 bits") from None
 
 
 def unpack_host(host: bytes) -> tuple[str, int]:
-    """Return the address and port in a record's host."""
-    return str(ip_address(bytes(host[:-4]))), _PORT.unpack(host[-4:])[0]
+    """Return the address and port in a record's host. Raises ValueError unless it has 8 or 20 bytes."""
+    return str(ip_address(bytes(host[:-4]))), int.from_bytes(host[-4:], "big", signed=True)
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:

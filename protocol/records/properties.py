@@ -88,7 +88,8 @@ def parse(text: str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Return the text of properties, without a \\x02 at the end."""
+    """Return the text of properties, without a \\x02 at the end. Properties with empty values are left out, as by
+    RocketMQ. Nothing escapes \\x01 and \\x02: a reader takes them for the ends of a name and of a value."""
     return PROPERTY_END.join(f"{name}{NAME_END}{value}" for name, value in properties.items() if value)
 
 

@@ -27,7 +27,7 @@ RocketMQ's and frozen.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from zlib_ng import zlib_ng
@@ -74,6 +74,8 @@ _HEADS: Final = {
     for born in (0, FLAG_BORN_IPV6)
     for store in (0, FLAG_STORE_IPV6)
 }
+_MAGIC_AND_FLAG: Final = struct.Struct(">I28xi")
+assert _MAGIC_AND_FLAG.size == SYS_FLAG_AT
 _U16: Final = struct.Struct(">H")
 MAX_TOPIC_BYTES: Final = 127
 MIN_SIZE: Final = FIXED_SIZE_IPV4
@@ -84,6 +86,44 @@ crc32 = zlib_ng.crc32
 def head_for(sys_flag: int) -> struct.Struct:
     """Return the layout of all fields up to the body, for the address families in a sysflag."""
     return _HEADS[sys_flag & FLAG_BORN_IPV6, sys_flag & FLAG_STORE_IPV6]
+
+
+def store_timestamp(start: bytes) -> int:
+    """Return the store time from the first HEAD_SIZE_IPV4 bytes of a record; 0 where no record begins."""
+    if len(start) < HEAD_SIZE_IPV4:
+        return 0
+    magic, flag = _MAGIC_AND_FLAG.unpack_from(start, 4)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return 0
+    at = STORE_TIME_AT_IPV4 + (12 if flag & FLAG_BORN_IPV6 else 0)
+    return int.from_bytes(start[at : at + 8], "big", signed=True)
+
+
+class Summary(NamedTuple):
+    """The fields of a record that decide its tags code in a consume queue. The time is in ms since the epoch."""
+
+    store_timestamp: int
+    prepared_transaction_offset: int
+    properties_text: str
+
+
+def summarize(data: bytes, physical_offset: int) -> Summary | None:
+    """Return the summary of the record that `data` has, without a look at its checksum; None where `data` is not one
+    whole record of this physical offset."""
+    if len(data) < MIN_SIZE:
+        return None
+    magic, flag = _MAGIC_AND_FLAG.unpack_from(data, 4)
+    head = head_for(flag)
+    if magic not in (MAGIC_V1, MAGIC_V2) or len(data) < head.size + 4:
+        return None
+    fields = head.unpack_from(data)
+    topic_at = head.size + fields[14] + (1 if magic == MAGIC_V1 else 2)
+    if (fields[0], fields[6]) != (len(data), physical_offset) or fields[14] < 0 or topic_at + 2 > len(data):
+        return None
+    at = topic_at + int.from_bytes(data[head.size + fields[14] : topic_at], "big") + 2
+    if at + int.from_bytes(data[at - 2 : at], "big") != len(data):
+        return None
+    return Summary(fields[10], fields[13], data[at:].decode("utf-8", "replace"))
 
 
 class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
@@ -132,8 +172,12 @@ def body_crc(body: Body) -> int:
 
 
 def encode(message: StoredMessage) -> bytes:
-    """Encode a record; `size` and `magic` of the message are ignored. The flags for IPv6 follow the hosts' lengths."""
+    """Encode a record of version 1; `size` and `magic` of the message are ignored. The flags for IPv6 follow the hosts'
+    lengths. Raises ValueError for properties of more than `properties.MAX_BYTES` bytes, and for a topic of more than
+    255, the most that the layout has room for; `decode` takes topics of at most MAX_TOPIC_BYTES."""
     topic, property_bytes = message.topic.encode(), message.properties_text.encode()
+    if len(topic) > 255 or len(property_bytes) > properties.MAX_BYTES:
+        raise ValueError(f"a topic of {len(topic)} bytes, properties of {len(property_bytes)} bytes: too long")
     born_v6 = FLAG_BORN_IPV6 if len(message.born_host) == 20 else 0
     store_v6 = FLAG_STORE_IPV6 if len(message.store_host) == 20 else 0
     head = _HEADS[born_v6, store_v6]
@@ -173,7 +217,7 @@ def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True)
     """
     end_of_data = len(data)
     if end_of_data - offset < MIN_SIZE:
-        raise RecordError(offset, f"{end_of_data - offset} bytes are no record")
+        raise RecordError(offset, f"{end_of_data - offset} bytes are not a record")
     size, magic, crc, _, _, _, _, sys_flag = _START.unpack_from(data, offset)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise RecordError(offset, f"magic {magic:#010x}")

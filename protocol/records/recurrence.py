@@ -71,7 +71,9 @@ def read(text: str) -> Recurrence:
     if every is not None:
         found = durations.parse(every)
         if found is None:
-            raise TimerIllegal(f"the property {_ASKING[0]}={every[:40]} is no duration; write it as 90s, 1h30m or 2d")
+            raise TimerIllegal(
+                f"the property {_ASKING[0]}={every[:40]} is not a duration; write it as 90s, 1h30m or 2d"
+            )
         if not MIN_EVERY_MS <= found <= MAX_EVERY_MS:
             raise TimerIllegal(f"the property {_ASKING[0]}={every[:40]} is not between 1 s and 3660 days")
         every_ms = found
@@ -110,5 +112,5 @@ def _number(text: str, name: str) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdecimal()) or len(value) > 16 or int(value) > _MAX_MS:
-        raise TimerIllegal(f"the property {name}={value[:40]} is no number, or too large")
+        raise TimerIllegal(f"the property {name}={value[:40]} is not a number, or is too large")
     return int(value)

@@ -69,7 +69,7 @@ def deliver_time(text: str, now_ms: int) -> int | None:
 def _number(name: str, value: str) -> int:
     digits = value[1:] if value[:1] in ("-", "+") else value
     if not (digits.isascii() and digits.isdecimal()):
-        raise TimerIllegal(f"the property {name}={value[:40]} is no number of milliseconds or seconds")
+        raise TimerIllegal(f"the property {name}={value[:40]} is not a number of milliseconds or seconds")
     if len(digits) > 19 or abs(int(value)) > MAX_MS:
         raise TimerIllegal(f"the property {name}={value[:40]} is beyond all time; it is in milliseconds or seconds")
     return int(value)
@@ -113,6 +113,14 @@ def out_ms(deliver_ms: int) -> int:
     return slot_second(deliver_ms) * PRECISION_MS
 
 
+def promised_ms(store_timestamp: int, prepared_transaction_offset: int) -> int | None:
+    """Return the deliver time in a record of a delayed message, ms since the epoch; None if it has none. RocketMQ does
+    not use the prepared-transaction offset of such records; duemq's records have the deliver time there, so that a
+    message of a level keeps its time when the table of levels changes."""
+    prepared = prepared_transaction_offset
+    return prepared if store_timestamp <= prepared <= store_timestamp + MAX_DELIVER_AHEAD_MS else None
+
+
 def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
     """Return when a stored message of the timer topic is due, ms since the epoch; None where it is no timer message.
 
@@ -124,9 +132,9 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
     if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > MAX_MS:
         return None
     is_again = properties.get(text, properties.TIMER_ROLL_TIMES) is not None
-    prepared = prepared_transaction_offset
-    if not is_again and store_timestamp <= prepared <= store_timestamp + MAX_DELIVER_AHEAD_MS:
-        return prepared
+    promised = promised_ms(store_timestamp, prepared_transaction_offset)
+    if promised is not None and not is_again:
+        return promised
     try:
         asked = deliver_time(text, store_timestamp)
     except TimerIllegal:

@@ -19,7 +19,7 @@ from duemq.scheduler.delivery.targets import Targets
 from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined
 from duemq.storage.durability.health import Verdict
 from duemq.storage.errors import StoreError
-from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, Records
+from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, PackedRecords
 from duemq.storage.log.origins import MAX_RECURRING
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, Range
@@ -102,12 +102,12 @@ class Batches:
         data = queue.read(offset, count)
         return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
 
-    def records(self, physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> Records | None:
+    def records(self, physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> PackedRecords | None:
         """Read records in ranges as long as possible; None if not all of them are in the commitlog. May wait for the
         disk. Raises OSError."""
         parts = [self._store.log.read(*each) for each in _ranges(physical, sizes)]
         data = b"".join([part for part in parts if part is not None])
-        return Records(data, physical, sizes) if len(data) == int(sizes.sum()) else None
+        return PackedRecords(data, physical, sizes) if len(data) == int(sizes.sum()) else None
 
     def deliver(self, units: Units, now_ms: int, *, may_wait: bool, **source: object) -> Outcome:
         """Deliver one batch of the due units, in the order given; there is at least one unit. `now_ms`: the store time.
@@ -136,7 +136,7 @@ class Batches:
             return Outcome(Kind.COLD, count)
         if len(data) != int(sizes.sum()):
             return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], now_ms, may_wait=may_wait, **source)
-        records = Records(data, physical, sizes)
+        records = PackedRecords(data, physical, sizes)
         return self._append(records.reordered(np.argsort(order)) if order is not None else records, now_ms, source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
@@ -158,7 +158,7 @@ class Batches:
 
     # ---
 
-    def _append(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
+    def _append(self, records: PackedRecords, now_ms: int, source: dict[str, object]) -> Outcome:
         appender = self._store.appender
         usual = records.is_usual & appender.can_copy
         if not usual[0]:
@@ -203,7 +203,7 @@ class Batches:
             raise
         return Outcome(Kind.APPENDED, count, len(records))
 
-    def _append_apart(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
+    def _append_apart(self, records: PackedRecords, now_ms: int, source: dict[str, object]) -> Outcome:
         """Deliver the first record alone: it has an unusual form (IPv6, a long topic), or is not a record."""
         try:
             message = records.decoded(0)
@@ -238,7 +238,7 @@ class Batches:
         return Outcome(Kind.APPENDED, 1, 1)
 
     @staticmethod
-    def _complain(records: Records, which: NDArray[np.int64], source: dict[str, object]) -> None:
+    def _complain(records: PackedRecords, which: NDArray[np.int64], source: dict[str, object]) -> None:
         log.error(
             "scheduled_messages_undeliverable",
             **source,

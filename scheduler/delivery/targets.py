@@ -9,7 +9,7 @@ import numpy as np
 
 from duemq.protocol.records import properties
 from duemq.scheduler.timers.index.keys import key_of
-from duemq.storage.log.copies import Records
+from duemq.storage.log.copies import PackedRecords
 from duemq.storage.log.scan import is_topic_name
 from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
@@ -39,7 +39,7 @@ class Targets:
         self._queues: dict[bytes, ConsumeQueue | None] = {}
         self._removals = store.removals
 
-    def find(self, records: Records) -> tuple[list[ConsumeQueue | None], list[int]]:
+    def find(self, records: PackedRecords) -> tuple[list[ConsumeQueue | None], list[int]]:
         """Return, for each record, its real queue (made if it does not exist; None if the record names no valid one),
         and its tags code."""
         if self._removals != self._store.removals or len(self._queues) > _MAX_KNOWN:
@@ -143,7 +143,7 @@ class TopicHashes:
         self._hash_of = hash_of
         self._known: dict[bytes, int] = {}
 
-    def find(self, records: Records) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def find(self, records: PackedRecords) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return, for each record, the hash of its real topic, and the hash of its key, 0 if it is not to be
         replaced."""
         if len(self._known) > _MAX_KNOWN:

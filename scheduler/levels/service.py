@@ -48,7 +48,8 @@ from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory, StoreFormatError
 from duemq.storage.log.origins import Origins
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
-from duemq.storage.queues.pull import EXT_ADDRESS_MAX, ColdRead, ReadCold, patiently
+from duemq.storage.queues.extension import EXT_ADDRESS_MAX
+from duemq.storage.queues.pull import ColdRead, ReadCold, patiently
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -560,7 +561,7 @@ class LevelQueues:
                         due[at] = yield from patiently(ask)
                 yield number, offset - 1, due
 
-    # --- progress: see `storage.durability.owner.Part`
+    # --- progress: see `storage.durability.owner.CheckpointPart`
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -608,7 +609,7 @@ class LevelQueues:
         return save
 
     def plan_after(self) -> Callable[[], None]:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         return lambda: None
 
     def needed_from(self) -> int:

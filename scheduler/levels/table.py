@@ -23,7 +23,7 @@ class DelayLevels:
         for part in text.split():
             match = _LEVEL.fullmatch(part)
             if match is None:
-                raise ValueError(f"{part!r} is no delay: a number and s, m, h or d")
+                raise ValueError(f"{part!r} is not a delay: write a number and s, m, h or d")
             self._delays_ms.append(int(match[1]) * _UNITS_MS[match[2]])
         if not self._delays_ms:
             raise ValueError("a table of delay levels needs at least one")

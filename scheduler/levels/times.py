@@ -13,7 +13,7 @@ import numpy as np
 from duemq.scheduler.levels.level import Level, OpenRun
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
-from duemq.storage.queues.pull import EXT_ADDRESS_MAX
+from duemq.storage.queues.extension import EXT_ADDRESS_MAX
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class LevelTimes:
             return now_ms
         # Withdrawn units have a time too: the binary search reads them.
         if code <= EXT_ADDRESS_MAX:
-            stored = self._store_timestamp(physical, size)
-            return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms
+            return now_ms  # there is no record: see `storage.queues.extension`
         due = code + run.shift_ms
         limit = run.delay_limit_ms
         if limit is not None:

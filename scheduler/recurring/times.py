@@ -55,7 +55,9 @@ def _next_of_cron(cron: str, zone: str, after_ms: int) -> int | None:
     try:
         found = next(CronSim(cron, moment), None)
     except CronSimError as error:
-        raise TimerIllegal(f"the property {properties.TIMER_CRON}={cron[:40]} is no cron expression: {error}") from None
+        raise TimerIllegal(
+            f"the property {properties.TIMER_CRON}={cron[:40]} is not a cron expression: {error}"
+        ) from None
     except OverflowError:
         return None
     return (found - _EPOCH) // timedelta(milliseconds=1) if found is not None else None
@@ -72,5 +74,5 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
         raise TimerIllegal(
-            f"the property {properties.TIMER_ZONE}={name[:40]} is no time zone that this broker knows"
+            f"the property {properties.TIMER_ZONE}={name[:40]} is not a time zone that this broker knows"
         ) from None

@@ -324,7 +324,7 @@ class TimerChanges:
 
     def keep_some(self, limit: int, now_ms: int) -> bool | None:
         """Append messages again that still wait in commitlog files about to be removed, including those of delay
-        levels, which then wait in the wheel. See `storage.durability.owner.Part`."""
+        levels, which then wait in the wheel. See `storage.durability.owner.CheckpointPart`."""
         self._now_ms = now_ms
         if self._keeping is None:
             self._keeping = self._keep_before(limit)

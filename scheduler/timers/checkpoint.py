@@ -27,7 +27,7 @@ _MAX_TURN_SECONDS: Final = 30.0
 
 
 class TimerCheckpoint:
-    """The timers' part of a checkpoint. See `storage.durability.owner.Part`."""
+    """The timers' part of a checkpoint. See `storage.durability.owner.CheckpointPart`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TimerCheckpoint:
     # --- the note
 
     def note(self) -> bytes:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         slots = self._slots
         self._numbers = self._topics.numbers()
         return TimerNote(
@@ -106,7 +106,7 @@ class TimerCheckpoint:
 
     @property
     def needed_from(self) -> int:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         note = self._note_on_disk()
         if note is None:  # the next start would read all of the commitlog
             return 0
@@ -152,20 +152,20 @@ class TimerCheckpoint:
     # --- the files
 
     def begin_write(self) -> None:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         self._is_bound = False
         self._slots.log.begin_marks()
         self._slots.wheel.begin_write()
 
     def write_some(self, now: Moment) -> bool:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         if not self._is_bound:
             self._is_bound = not self._bound_since(now)
             return True
         return self._slots.wheel.write_some(self._slots.second)
 
     def plan_sync(self, now: Moment) -> Callable[[], None]:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         files = self._store.files
         end, wheel = self._slots.log.end, self._slots.wheel.file
         to_sync = self._slots.log.files_between(self._synced, end)

@@ -18,7 +18,7 @@ from duemq.scheduler.timers.search import LOOK_UNITS
 from duemq.scheduler.timers.second import WAIT, slot_second_of
 from duemq.scheduler.timers.slots import Slots, due_of
 from duemq.scheduler.timers.topics import TimerTopics
-from duemq.storage.log.copies import Records, origin_of
+from duemq.storage.log.copies import PackedRecords, origin_of
 from duemq.storage.queues.consume_queue import PADDING_SIZE, ConsumeQueue
 from duemq.storage.queues.pull import Range
 from duemq.storage.store import MessageStore
@@ -218,7 +218,7 @@ class Enqueuer:
         waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
 
 
-def _were_again(records: Records) -> NDArray[np.bool_]:
+def _were_again(records: PackedRecords) -> NDArray[np.bool_]:
     """Return, for each record, whether it is one by which its message was appended again."""
     result = np.zeros(len(records), bool)
     if _FIRST_ID in bytes(records.data):

@@ -34,7 +34,7 @@ class Loading:
         self._chain = slots.log.chain(last)
         self._is_over = False
         """Whether the chain came to a unit of another second, as it does if the log was damaged."""
-        self._part: _Part | None = None
+        self._part: _ChainPart | None = None
         """A part that was read and is not in the second yet."""
 
     def step(self) -> bool:
@@ -56,7 +56,7 @@ class Loading:
         self._slots.sort_in(self._second, waits, magic, self._second.add_older)
         return True
 
-    def _next_part(self) -> _Part | None:
+    def _next_part(self) -> _ChainPart | None:
         found = next(self._chain, None) if not self._is_over else None
         if found is None:
             return None
@@ -76,10 +76,10 @@ class Loading:
             # Apache's broker would deliver unmarked ones.
             self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
             waits, magic = picked(waits, kept), magic[kept]
-        return _Part(waits, magic, delivered)
+        return _ChainPart(waits, magic, delivered)
 
 
-class _Part:
+class _ChainPart:
     """Messages of a second, from a part of its chain."""
 
     def __init__(self, waits: Waits, magic: Magic, delivered: Waits) -> None:

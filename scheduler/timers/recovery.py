@@ -23,7 +23,7 @@ import structlog
 
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler import waiting as waits
-from duemq.scheduler.timers.files.formats import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.formats import NO_OFFSETS, StartFacts, Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
@@ -61,7 +61,7 @@ class Start(NamedTuple):
     waiting: dict[int, int]
     counted_at: int = 0
     """Physical offset: for the slot of `second`, `waiting` does not count messages delivered by records before it."""
-    found: Found = Found()
+    found: StartFacts = StartFacts()
     """The messages that records, and the last start, show to be delivered, withdrawn or moved."""
     parked: frozenset[tuple[int, int]] = frozenset()
     """Slots that may have parked messages: second, and hash of the topic."""
@@ -197,7 +197,7 @@ class TimerRecovery:
             frozenset(self._parked),
         )
 
-    def _found(self, second: int, before: Found, *more: Origins) -> Found:
+    def _found(self, second: int, before: StartFacts, *more: Origins) -> StartFacts:
         """Return the messages found delivered and withdrawn, by the origins that recovery read, by `more`, and by the
         last start (`before`)."""
         origins = (self._recovered.origins, *more)
@@ -371,7 +371,7 @@ class TimerRecovery:
             offset,
             waiting,
             0,
-            self._found(self._now_second, Found()),
+            self._found(self._now_second, StartFacts()),
             frozenset(self._parked),
             *self._enqueued(offset),
         )
@@ -411,5 +411,5 @@ class TimerRecovery:
         self._wheel.establish()
         origins = Origins()
         origins.read(self._store.log, self._store.log.begin, self._recovered.start)
-        found = self._found(self._now_second, Found(), origins)
+        found = self._found(self._now_second, StartFacts(), origins)
         return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)

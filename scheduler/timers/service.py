@@ -41,7 +41,7 @@ from duemq.scheduler.timers.changes import TimerChanges
 from duemq.scheduler.timers.checkpoint import TimerCheckpoint
 from duemq.scheduler.timers.config import Refusal, TimerConfig
 from duemq.scheduler.timers.enqueuer import Enqueuer
-from duemq.scheduler.timers.files.formats import Found
+from duemq.scheduler.timers.files.formats import StartFacts
 from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.census import DueCounts
 from duemq.scheduler.timers.index.ids import TimerIds
@@ -135,7 +135,7 @@ class Timers:
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
         self._slots = slots = Slots(store, topics, lambda: self.config, self._read_ahead)
-        self._catch_up = catch_up = CatchUp(store, slots, read_cold)
+        self._catch_up = catch_up = CatchUp(store, slots, read_cold, wake)
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         moves = Moves()
         self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves, is_deleted)
@@ -326,7 +326,7 @@ class Timers:
     def _search_overdue(self, now_ms: int) -> bool:
         """Do a part of the search for the newest overdue messages. Return whether there was anything to do."""
         catch_up = self._catch_up
-        return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms, self._wake))
+        return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms))
 
     def _work_on_second(self, now_ms: int) -> bool:
         """Do a part of the current second's work, or give the next second its turn. Return whether there was anything
@@ -648,7 +648,7 @@ class Timers:
         self._slots.mark_newest(self._enqueuer.newest(), now_ms)
         return False
 
-    # --- see `storage.durability.owner.Part`
+    # --- see `storage.durability.owner.CheckpointPart`
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -672,7 +672,7 @@ class Timers:
         return self._checkpoint.plan_sync(now)
 
     def plan_after(self) -> Callable[[], None]:
-        """See `storage.durability.owner.Part`."""
+        """See `storage.durability.owner.CheckpointPart`."""
         return self._slots.log.superseded.plan()
 
     def needed_from(self) -> int:
@@ -700,7 +700,7 @@ class Timers:
         return paths
 
     @property
-    def found(self) -> Found:
+    def found(self) -> StartFacts:
         """The messages that recovery found delivered, withdrawn or moved, as far as that still matters."""
         return self._slots.start.found
 

@@ -21,7 +21,7 @@ from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.timers.config import DAY_SECONDS, TimerConfig
-from duemq.scheduler.timers.files.formats import NO_OFFSETS, Found
+from duemq.scheduler.timers.files.formats import NO_OFFSETS, StartFacts
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import (
     APPLIED,
@@ -61,7 +61,7 @@ _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 
 
-class Pass(Protocol):
+class RunningSearch(Protocol):
     """A search through the units of the timer log that takes more than one step."""
 
     def passing(self, waits: Waits) -> None:
@@ -110,7 +110,7 @@ class Slots:
         """Second after which no slot has a message whose time a policy chose."""
         self.read_ahead = read_ahead
         """Called with messages whose records will be read soon, many at once."""
-        self._passes: list[Pass] = []
+        self._passes: list[RunningSearch] = []
         """Searches through the log in progress, which are told of messages that get newer units."""
         self.census = Census()
         """The waiting messages by due second and by key, once a caller has begun the census."""
@@ -134,11 +134,11 @@ class Slots:
         """Note that a message whose time a policy chose has a slot of this second."""
         self.policy_end = max(self.policy_end, second)
 
-    def begin_pass(self, search: Pass) -> None:
+    def begin_pass(self, search: RunningSearch) -> None:
         """Tell a search, until `end_pass`, of messages that get other slots."""
         self._passes.append(search)
 
-    def end_pass(self, search: Pass) -> None:
+    def end_pass(self, search: RunningSearch) -> None:
         """Note that the search is over."""
         self._passes.remove(search)
 
@@ -472,7 +472,7 @@ class Slots:
         ]
         self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
 
-    def found(self) -> Found:
+    def found(self) -> StartFacts:
         """Return the facts that recovery found, as far as they matter now: a part of the note
         (`timers.files.formats`)."""
         self._drop_settled_findings()

@@ -23,7 +23,7 @@ from duemq.spark_jobs.analyse.analysis import (
     Count,
     HeatCell,
     Key,
-    Late,
+    LatenessFigures,
     LatePoint,
     Retry,
     Space,
@@ -282,7 +282,7 @@ def _keys(materials: Sequence[Material]) -> list[Key]:
     return sorted(keys, key=lambda key: -key.count)
 
 
-def _late_by_level(materials: Sequence[Material]) -> list[Late]:
+def _late_by_level(materials: Sequence[Material]) -> list[LatenessFigures]:
     """Return lateness by delay level. Levels of the same number with different delays are separate."""
     if len(materials) == 1:
         delays = materials[0].delays_ms
@@ -381,15 +381,15 @@ class _Analysis:
         return Space("ended transactions", records, size)
 
 
-def _late(rows: NDArray[Any], name: Callable[[int], str]) -> list[Late]:
+def _late(rows: NDArray[Any], name: Callable[[int], str]) -> list[LatenessFigures]:
     found = []
     for key, late in lateness.stats(rows, (50, 90, 99)):
         p50, p90, p99 = late.percentiles
-        found.append(Late(name(key), late.number, late.early, p50, p90, p99, late.greatest))
+        found.append(LatenessFigures(name(key), late.number, late.early, p50, p90, p99, late.greatest))
     return found
 
 
-def _by_count(found: list[Late]) -> list[Late]:
+def _by_count(found: list[LatenessFigures]) -> list[LatenessFigures]:
     return sorted(found, key=lambda late: -late.count)[:MAX_TOPICS]
 
 

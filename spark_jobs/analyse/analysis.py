@@ -70,7 +70,7 @@ class Retry(msgspec.Struct):
     """Whether they are in the group's dead letter queue."""
 
 
-class Late(msgspec.Struct):
+class LatenessFigures(msgspec.Struct):
     """Lateness of deliveries: store time of the first delivery minus deliver time, ms."""
 
     name: str
@@ -191,9 +191,9 @@ class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     duplicates: int
     """Messages that producers stored again, by topic and unique key."""
     retries: list[Retry]
-    late_by_topic: list[Late]
-    late_by_level: list[Late]
-    late_by_hour: list[Late]
+    late_by_topic: list[LatenessFigures]
+    late_by_level: list[LatenessFigures]
+    late_by_hour: list[LatenessFigures]
     """By hour of the deliver time, UTC."""
     lateness: list[LatePoint]
     lateness_step_ms: int
@@ -215,9 +215,9 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "producers": Count,
     "keys": Key,
     "retries": Retry,
-    "late_by_topic": Late,
-    "late_by_level": Late,
-    "late_by_hour": Late,
+    "late_by_topic": LatenessFigures,
+    "late_by_level": LatenessFigures,
+    "late_by_hour": LatenessFigures,
     "lateness": LatePoint,
     "heat": HeatCell,
     "ahead": Ahead,

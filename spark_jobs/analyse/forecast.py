@@ -102,7 +102,7 @@ def forecast(loads: Sequence[Load]) -> Forecast:
     )
 
 
-class _Late(NamedTuple):
+class _LateSeconds(NamedTuple):
     """The late seconds of a broker."""
 
     seconds: Integers
@@ -112,15 +112,15 @@ class _Late(NamedTuple):
     episodes: list[Episode]
 
 
-def _late(load: Load) -> _Late:
+def _late(load: Load) -> _LateSeconds:
     seconds, due, rate = load.seconds, load.due, load.rate
     if rate <= 0 or not due.any():
-        return _Late(_NONE, _NONE, _NONE, 0, [])
+        return _LateSeconds(_NONE, _NONE, _NONE, 0, [])
     left = backlog(seconds, due, rate)
     late_ms = np.ceil(left / rate * 1000).astype(np.int64)
     late = np.flatnonzero(late_ms)
     messages = int(np.minimum(due, np.ceil(left)).sum())
-    return _Late(seconds[late], due[late], late_ms[late], messages, _episodes(seconds, due, late_ms, late))
+    return _LateSeconds(seconds[late], due[late], late_ms[late], messages, _episodes(seconds, due, late_ms, late))
 
 
 def backlog(seconds: Integers, due: Integers, rate: float) -> NDArray[np.float64]:

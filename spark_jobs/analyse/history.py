@@ -25,7 +25,7 @@ class Lag(msgspec.Struct):
     behind_ms: int
 
 
-class Run(msgspec.Struct):
+class RunFigures(msgspec.Struct):
     """The figures of one run. Times in ms since the epoch."""
 
     made_ms: int
@@ -42,7 +42,7 @@ class Run(msgspec.Struct):
     lags: list[Lag]
 
 
-def run_of(analysis: Analysis) -> Run:
+def run_of(analysis: Analysis) -> RunFigures:
     """Return the figures of an analysis that go into the history."""
     summary = analysis.audit
     lags: dict[tuple[str, str], Lag] = {}
@@ -52,7 +52,7 @@ def run_of(analysis: Analysis) -> Run:
         lag.lag += consumer.lag or 0
         lag.behind_ms = max(lag.behind_ms, consumer.behind_ms or 0)
     late = summary.lateness.percentiles_ms
-    return Run(
+    return RunFigures(
         made_ms=analysis.made_ms,
         store=real_path(analysis.store),
         bytes=analysis.bytes,
@@ -68,7 +68,7 @@ def run_of(analysis: Analysis) -> Run:
     )
 
 
-def read_history(path: str) -> list[Run]:
+def read_history(path: str) -> list[RunFigures]:
     """Return the runs in a history.jsonl, in the order of its lines; none if there is no file. Invalid lines are left
     out."""
     runs = []
@@ -79,7 +79,7 @@ def read_history(path: str) -> list[Run]:
         return []
     for line in lines:
         try:
-            runs.append(msgspec.json.decode(line, type=Run))
+            runs.append(msgspec.json.decode(line, type=RunFigures))
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
     return runs
@@ -97,7 +97,7 @@ class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     duemq_night: int
     """The version of this format."""
-    run: Run
+    run: RunFigures
     mood: str
     headline: str
     destroyed: int

@@ -54,7 +54,7 @@ HOOK_SECONDS: Final = 60
 
 
 @dataclass(frozen=True)
-class Late:
+class LatenessLimit:
     """A limit of lateness: a percentile of the audit (p50, p90, p99, p99.9, p100), and ms."""
 
     percentile: str
@@ -62,20 +62,20 @@ class Late:
     text: str
 
 
-def parse_late(text: str) -> Late:
+def parse_late(text: str) -> LatenessLimit:
     """Parse a limit: `1s` for the latest delivery, `p99=200ms` for a percentile. Raises ValueError."""
     found = _LATENESS.fullmatch(text)
     percentile = found[1] or "p100" if found is not None else ""
     if found is None or percentile not in ("p50", "p90", "p99", "p99.9", "p100"):
-        raise ValueError(f"{text!r} is no limit; write it as 1s, or p99=200ms (p50, p90, p99, p99.9 or p100)")
-    return Late(percentile, float(found[2]) * _UNITS[found[3]], text)
+        raise ValueError(f"{text!r} is not a limit; write it as 1s, or p99=200ms (p50, p90, p99, p99.9 or p100)")
+    return LatenessLimit(percentile, float(found[2]) * _UNITS[found[3]], text)
 
 
 @dataclass(frozen=True)
 class Limits:
     """The limits of a run; None for no limit."""
 
-    late: tuple[Late, ...] = ()
+    late: tuple[LatenessLimit, ...] = ()
     twice: int | None = None
     damaged: int | None = None
     unclaimed: int | None = None

@@ -27,7 +27,7 @@ import msgspec
 
 from duemq.spark_jobs.analyse import output
 from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster, read_before, stores_of
-from duemq.spark_jobs.analyse.history import HISTORY, Lag, Listed, Night, Run, StoreNight, read_history, run_of
+from duemq.spark_jobs.analyse.history import HISTORY, Lag, Listed, Night, RunFigures, StoreNight, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import GENERATOR, render_index
 from duemq.spark_jobs.report.verdict import verdict_of
@@ -51,7 +51,7 @@ _MAX_NIGHT: Final = 64 << 20
 """Most bytes of a night.json that are read."""
 
 
-class Place:
+class RunOutput:
     """Where a run writes its files, and the run before it there."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Place:
         OsFiles().sync_directory(self._folder)
         return name
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> RunOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +159,7 @@ def nights(folder: str) -> list[Listed]:
     return sorted(found, key=lambda one: (one.night.run.made_ms, one.name), reverse=True)
 
 
-def _night_of(analysis: Analysis, run: Run, comparison: Comparison | None) -> Night:
+def _night_of(analysis: Analysis, run: RunFigures, comparison: Comparison | None) -> Night:
     summary = analysis.audit
     verdict = verdict_of(summary)
     return Night(
@@ -198,7 +198,7 @@ def _read_night(directory: str) -> Night | None:
 
 def last_stores(cluster: str, *, out: str | None = None, folder: str | None = None) -> list[str]:
     """Return the stores of a cluster in its last run, also those that could not be read; none if the last run is
-    unknown. `out`, `folder`: where it wrote, as for `Place`."""
+    unknown. `out`, `folder`: where it wrote, as for `RunOutput`."""
     directory = folder if folder is not None else out
     if directory is None or not is_local(directory) or not os.path.isdir(local_path(directory)):
         return []

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from duemq.spark_jobs.analyse.analysis import Analysis, figures
-from duemq.spark_jobs.analyse.history import HISTORY, MAX_RUNS, Run, read_history, run_of
+from duemq.spark_jobs.analyse.history import HISTORY, MAX_RUNS, RunFigures, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import render
 from duemq.spark_jobs.store.local_files import is_same, local_path, reason
@@ -65,13 +65,13 @@ def write(
     return list(texts)
 
 
-def note(run: Run, history: str) -> None:
+def note(run: RunFigures, history: str) -> None:
     """Add a run to the file history.jsonl. Raises OSError."""
     mine, others = _with(run, history)
     OsFiles().write_whole(history, b"".join(msgspec.json.encode(each) + b"\n" for each in (*others, *mine)))
 
 
-def _with(run: Run, history: str) -> tuple[list[Run], list[Run]]:
+def _with(run: RunFigures, history: str) -> tuple[list[RunFigures], list[RunFigures]]:
     """Return the runs of the store of a run that history.jsonl is to have, the run last; and those of other stores."""
     before = read_history(history)
     # The limit holds for each store: several may share a history.

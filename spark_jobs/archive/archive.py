@@ -1,6 +1,6 @@
 """Archiving a store as Parquet, and restoring it.
 
-    <archive>/manifest.json            the contents: see `Manifest`
+    <archive>/manifest.json            the contents: see `ArchiveManifest`
               messages/day=2026-11-21/topic=orders/part-00000.parquet ...    the records, see `archive.rows`: by the
                                        UTC day of their store time and by topic, one file a range of the commitlog
               damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from duemq.protocol.records.record import END_MARKER, MAGIC_END
 from duemq.spark_jobs.archive import rows, state
-from duemq.spark_jobs.archive.rows import Part, ReadTask, WriteTask
+from duemq.spark_jobs.archive.rows import ArchivePart, RestoreTask, WriteTask
 from duemq.spark_jobs.compact.compact import Progress, disk_usage, refuse_unknown_queues
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
@@ -40,7 +40,7 @@ from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
 from duemq.spark_jobs.writers import archived_queues, index
 from duemq.spark_jobs.writers.archived_queues import QueuesTask
-from duemq.spark_jobs.writers.place import SCRATCH, Place, held
+from duemq.spark_jobs.writers.new_directory import SCRATCH, NewDirectory, held
 from duemq.spark_jobs.writers.remote_place import RemotePlace
 from duemq.spark_jobs.writers.spill import load
 from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
@@ -52,7 +52,7 @@ _NOT_STATE: Final = {"commitlog", "consumequeue", "index", "abort", "abort.bak"}
 _DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
 
 
-class Manifest(msgspec.Struct):
+class ArchiveManifest(msgspec.Struct):
     """manifest.json. Sizes in bytes, times in ms since the epoch."""
 
     version: int
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct):
     records: int
     size: int
     """Size of all records."""
-    parts: list[Part]
+    parts: list[ArchivePart]
     """The ranges, in the order of their physical offsets."""
     topics: dict[str, dict[str, int]]
     """For each topic: records, size, first_store_ms, last_store_ms."""
@@ -118,12 +118,12 @@ def archive(
     refuse_within(store_path, out_path)
     refuse_unknown_queues(store)
     why_not = _why_not_at_rest(store)
-    place = Place(out_path) if is_local(out_path) else RemotePlace(out_path)
+    place = NewDirectory(out_path) if is_local(out_path) else RemotePlace(out_path)
     tasks = None
     try:
         place.begin()
         with held(store.local_path) if why_not is None else contextlib.nullcontext():
-            tasks = runner(place if isinstance(place, Place) else Anywhere(place.path), spark, workers)
+            tasks = runner(place if isinstance(place, NewDirectory) else Anywhere(place.path), spark, workers)
             result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
             result.why_not_restorable = why_not
             return result
@@ -147,20 +147,25 @@ def _why_not_at_rest(store: StoreFiles) -> str | None:
 
 
 def _archive(
-    store: StoreFiles, place: Place | RemotePlace, tasks: Runner, range_size: int, progress: Progress, is_at_rest: bool
+    store: StoreFiles,
+    place: NewDirectory | RemotePlace,
+    tasks: Runner,
+    range_size: int,
+    progress: Progress,
+    is_at_rest: bool,
 ) -> ArchiveResult:
     ranges = plan(store, range_size)
     total = sum(part.end - part.start for part in ranges)
     place.need(total // 10)
     done = 0
 
-    def advance(part: Part) -> None:
+    def advance(part: ArchivePart) -> None:
         nonlocal done
         done += part.end - part.start
         progress(done, total)
 
     directory = place.directory if isinstance(place, RemotePlace) else Directory(place.path, is_draft=True)
-    if isinstance(place, Place):
+    if isinstance(place, NewDirectory):
         place.join("messages", "")
     parts = tasks.run(
         rows.write,
@@ -174,7 +179,7 @@ def _archive(
     if is_at_rest:
         queue_files = _archive_queues(store, directory, tasks)
         _archive_state(store, directory)
-    manifest = Manifest(
+    manifest = ArchiveManifest(
         VERSION,
         os.path.abspath(store.path) if store.is_local else store.path,
         store.written_by,
@@ -193,12 +198,12 @@ def _archive(
     if store.is_local:
         result.disk_before = disk_usage(store.local_path)
     place.finish()
-    result.disk_after = disk_usage(place.target) if isinstance(place, Place) else directory.size()
+    result.disk_after = disk_usage(place.target) if isinstance(place, NewDirectory) else directory.size()
     progress(total, total)
     return result
 
 
-def _write_damaged(directory: Directory, parts: list[Part]) -> int:
+def _write_damaged(directory: Directory, parts: list[ArchivePart]) -> int:
     """Join the damaged stretches that the tasks found; return their number."""
     tables = [directory.read_table(f"{SCRATCH}/{part.damaged}") for part in parts if part.damaged]
     table = pa.concat_tables(tables) if tables else _DAMAGED.empty_table()
@@ -206,7 +211,7 @@ def _write_damaged(directory: Directory, parts: list[Part]) -> int:
     return int(table.num_rows)
 
 
-def _topics(parts: list[Part]) -> dict[str, dict[str, int]]:
+def _topics(parts: list[ArchivePart]) -> dict[str, dict[str, int]]:
     topics: dict[str, dict[str, int]] = {}
     for part in parts:
         for name, (records, size, first_ms, last_ms) in part.topics.items():
@@ -240,15 +245,15 @@ def _archive_state(store: StoreFiles, directory: Directory) -> None:
         state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
 
 
-def read_manifest(archive_path: str) -> Manifest:
+def read_manifest(archive_path: str) -> ArchiveManifest:
     """Read the manifest of an archive. Raises JobError if there is none, or one of another version."""
     directory = Directory(archive_path)
     path = f"{directory.path}/manifest.json"
     text = directory.read("manifest.json")
     if text is None:
-        raise JobError(f"{directory.path}: has no manifest.json, so it is no archive; give the archive's directory")
+        raise JobError(f"{directory.path}: has no manifest.json, so it is not an archive; give the archive's directory")
     try:
-        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=ArchiveManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: {error}") from None
     if manifest.version != VERSION:
@@ -277,7 +282,7 @@ def restore(
         )
     if is_local(archive_path) and f"{real_path(out_path)}/".startswith(f"{real_path(archive_path)}/"):
         raise JobError(f"{out_path}: lies in the archive that is restored; give a path beside it")
-    place = Place(out_path)
+    place = NewDirectory(out_path)
     tasks = None
     try:
         place.begin()
@@ -299,7 +304,12 @@ class _Marker(NamedTuple):
 
 
 def _restore(
-    archived: Directory, manifest: Manifest, place: Place, tasks: Runner, with_index: bool, progress: Progress
+    archived: Directory,
+    manifest: ArchiveManifest,
+    place: NewDirectory,
+    tasks: Runner,
+    with_index: bool,
+    progress: Progress,
 ) -> RestoreResult:
     result = RestoreResult(manifest.records, manifest.size)
     began = time.perf_counter()
@@ -324,7 +334,7 @@ def _restore(
         progress(done, manifest.size)
 
     requests = [
-        ReadTask(archived, part, number, directory, size, place.scratch, with_index)
+        RestoreTask(archived, part, number, directory, size, place.scratch, with_index)
         for number, part in enumerate(manifest.parts)
     ]
     tasks.run(rows.read, requests, advance)
@@ -368,4 +378,4 @@ def _write_at(directory: str, segment_size: int, offset: int, data: bytes) -> No
         file.write(data)
 
 
-__all__ = ["ArchiveResult", "Manifest", "QueueFile", "RestoreResult", "archive", "read_manifest", "restore"]
+__all__ = ["ArchiveManifest", "ArchiveResult", "QueueFile", "RestoreResult", "archive", "read_manifest", "restore"]

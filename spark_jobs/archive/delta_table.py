@@ -90,7 +90,7 @@ class DeltaTable:
         from deltalake.exceptions import DeltaError
 
         if self.directory.names(""):
-            raise JobError(f"{self.directory.path}: has files, and is no Delta table; give another directory")
+            raise JobError(f"{self.directory.path}: has files, but is not a Delta table; give another directory")
         try:
             Library.create(self._uri, COLUMNS, partition_by=_PARTITIONS, name="messages", storage_options=self._options)
         except DeltaError:

@@ -102,7 +102,7 @@ class IcebergTable:
 
         path = os.path.abspath(local_path(self._path))
         if os.listdir(path) and not os.path.exists(os.path.join(path, "catalog.db")):
-            raise JobError(f"{path}: has files, and is no such warehouse; give another directory")
+            raise JobError(f"{path}: has files, but is not such a warehouse; give another directory")
         try:
             return SqlCatalog("duemq", uri=f"sqlite:///{path}/catalog.db", warehouse=f"file://{path}"), _IDENTIFIER
         except Exception as error:  # SQLite's, through a library

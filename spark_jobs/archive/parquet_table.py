@@ -71,7 +71,7 @@ class ParquetTable:
         """See `table.Table`."""
         names = self.directory.names()  # in one listing: another run may be making the table
         if names and not any(name.startswith(f"{_NOTES}/") for name in names):
-            raise JobError(f"{self.directory.path}: has files, and is no such table; give another directory")
+            raise JobError(f"{self.directory.path}: has files, but is not such a table; give another directory")
         self._hold(name)
         runs = self._runs(name)
         self._run = (runs[-1] if runs else 0) + 1

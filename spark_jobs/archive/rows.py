@@ -92,7 +92,7 @@ PARQUET: Final[dict[str, Any]] = {
 _RESTORED: Final = [name for name in SCHEMA.names if name not in ("keys", "tags", "unique_key", "properties")]
 
 
-class Part(NamedTuple):
+class ArchivePart(NamedTuple):
     """A range in the manifest. `files`: number of rows by name below messages/. `marker`: physical offset of the end
     marker that closes the file behind the range, -1 without one. `damaged`: the task's file of damaged stretches, empty
     without. `topics`: records, bytes, first and last store time by topic."""
@@ -117,7 +117,7 @@ class WriteTask(NamedTuple):
     scratch: str
 
 
-def write(task: WriteTask) -> Part:
+def write(task: WriteTask) -> ArchivePart:
     """Archive a range. Raises JobError, OSError."""
     tables, damages, marker = [], [], -1
     topics: dict[str, tuple[int, int, int, int]] = {}
@@ -143,7 +143,7 @@ def write(task: WriteTask) -> Part:
         count, size = table.num_rows, int(table["size"].to_numpy().astype(np.int64).sum())
         files = _write_files(task, table, np.concatenate(days))
     damaged = _write_damages(task, damages)
-    return Part(task.part.start, task.part.end, count, size, marker, files, damaged, topics)
+    return ArchivePart(task.part.start, task.part.end, count, size, marker, files, damaged, topics)
 
 
 def table_of(records: Records) -> pa.Table:
@@ -273,12 +273,12 @@ def _write_damages(task: WriteTask, damages: list[Damage]) -> str:
 # --- restoring
 
 
-class ReadTask(NamedTuple):
+class RestoreTask(NamedTuple):
     """A range to restore from an archive. `directory`: that of the new commitlog, whose files exist; `with_index`: also
     save the items of the index files."""
 
     archive: Directory
-    part: Part
+    part: ArchivePart
     number: int
     directory: str
     segment_size: int
@@ -286,7 +286,7 @@ class ReadTask(NamedTuple):
     with_index: bool
 
 
-def read(task: ReadTask) -> int:
+def read(task: RestoreTask) -> int:
     """Restore a range; return its bytes. Raises JobError, OSError."""
     part = task.part
     items: NDArray[Any] = np.empty(0, ITEM)
@@ -317,7 +317,7 @@ def read(task: ReadTask) -> int:
     return part.size
 
 
-def _write(task: ReadTask, data: bytes, offsets: Integers, sizes: Integers) -> None:
+def _write(task: RestoreTask, data: bytes, offsets: Integers, sizes: Integers) -> None:
     first = int(offsets[0]) - int(offsets[0]) % task.segment_size
     breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + sizes[:-1]) + 1
     starts = np.cumsum(sizes) - sizes

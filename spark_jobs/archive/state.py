@@ -18,7 +18,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from typing import IO, Final
 
-Part = tuple[int, int]
+Extent = tuple[int, int]
 """Offset and size, in bytes."""
 _CHUNK: Final = 1 << 20
 
@@ -55,7 +55,7 @@ def _add(tar: tarfile.TarFile, root: str, name: str) -> None:
             _add_sparse(tar, info, file, parts)
 
 
-def _data_of(file: IO[bytes], size: int) -> list[Part]:
+def _data_of(file: IO[bytes], size: int) -> list[Extent]:
     """Return the parts of a file that hold data; all of it if the file system has no holes."""
     found, end = [], 0
     while end < size:
@@ -71,7 +71,7 @@ def _data_of(file: IO[bytes], size: int) -> list[Part]:
     return found
 
 
-def _add_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], parts: list[Part]) -> None:
+def _add_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], parts: list[Extent]) -> None:
     size = info.size
     if not parts or sum(parts[-1]) < size:
         parts = [*parts, (size, 0)]
@@ -89,7 +89,7 @@ def _add_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], pa
     tar.addfile(info, io.BufferedReader(_Chunks(_content(table, file, parts))))
 
 
-def _content(table: bytes, file: IO[bytes], parts: list[Part]) -> Iterator[bytes]:
+def _content(table: bytes, file: IO[bytes], parts: list[Extent]) -> Iterator[bytes]:
     """Yield the bytes of a member with holes; fewer if the file was cut meanwhile, which tarfile detects."""
     yield table
     for start, size in parts:

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from duemq.spark_jobs.audit import lateness
-from duemq.spark_jobs.audit.cases import BUCKET_BYTES, Found, Matching, RangeFound, find, read_range
+from duemq.spark_jobs.audit.cases import BUCKET_BYTES, Matching, RangeFound, StoreFindings, find, read_range
 from duemq.spark_jobs.audit.figures import STATUSES, UNCLAIMED, Figures
 from duemq.spark_jobs.audit.incremental import Kept
 from duemq.spark_jobs.audit.kept import Folder, directory_of
 from duemq.spark_jobs.audit.shuffle import BySpark, Shuffle
-from duemq.spark_jobs.audit.starts import Start, starts
+from duemq.spark_jobs.audit.starts import StartOutcome, starts
 from duemq.spark_jobs.audit.steps import POINTS, step_of
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import JobError
@@ -144,7 +144,7 @@ class Summary(msgspec.Struct, kw_only=True):
     """Messages that wait by the broker's files, but whose records cannot be read."""
     unreachable: int
     """Pending messages that the broker that had the store last will not find when it starts on it as it is."""
-    starts: list[Start]
+    starts: list[StartOutcome]
     """What each broker would find; empty if one has the store open."""
     levels: dict[str, int]
     """The statuses of messages of delay levels."""
@@ -249,7 +249,7 @@ class Audit:
         for read in self.reads:
             self.topics.update((int(key), name) for key, name in read["topics"].items())
 
-    def _read(self, *, with_usage: bool, check: bool) -> Found:
+    def _read(self, *, with_usage: bool, check: bool) -> StoreFindings:
         store, progress, ranges = self.store, self.progress, plan(self.store, RANGE_BYTES)
         self.step_ms = _step(store, ranges)
         """Step of curves over time, ms."""
@@ -264,11 +264,12 @@ class Audit:
 
     def _read_more(
         self, folder: Folder, *, with_usage: bool, check: bool, anew: bool, tell: Callable[[str], None]
-    ) -> Found:
+    ) -> StoreFindings:
         kept = Kept(
             folder,
             self.store,
             self.progress,
+            self._shuffle,
             with_usage=with_usage,
             check=check,
             anew=anew,
@@ -277,7 +278,7 @@ class Audit:
             bucket_bytes=BUCKET_BYTES,
         )
         self.step_ms = _step(self.store, kept.ranges)
-        return kept.find(self.step_ms, self._shuffle)
+        return kept.find(self.step_ms)
 
     def _shuffle(self) -> Shuffle:
         # A partition has one bucket of matching, or a few.
@@ -561,7 +562,7 @@ def verify(text: bytes, public_key: bytes | None = None) -> Summary:
     try:
         summary = msgspec.json.decode(text, type=Summary)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise JobError(f"this is no audit.json: {error}") from None
+        raise JobError(f"this is not an audit.json: {error}") from None
     digest = hashlib.sha256(_text(summary)).digest()
     if digest.hex() != summary.digest:
         raise JobError("the summary was changed after it was made: its digest is another")

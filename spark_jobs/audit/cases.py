@@ -67,7 +67,7 @@ GONE: Final = -1
 """The status of a record that is no case of its own, see CLOSED."""
 
 
-class Found(NamedTuple):
+class StoreFindings(NamedTuple):
     """The result of one pass over a store."""
 
     reads: list[dict[str, Any]]
@@ -84,7 +84,7 @@ class RangeFound(NamedTuple):
     """The result for a range."""
 
     read: dict[str, Any]
-    """The range's entry in `Found.reads`."""
+    """The range's entry in `StoreFindings.reads`."""
     waits: NDArray[Any]
     """The range's WAITS."""
     done: NDArray[Any]
@@ -93,7 +93,7 @@ class RangeFound(NamedTuple):
     """Hashes of topic and unique key of the messages that producers sent; empty without the usage."""
     usage: bytes | None
     note: bytes | None = None
-    """A note from the loader of the range, passed on in `Pass.notes`, once for each range."""
+    """A note from the loader of the range, passed on in `FindResult.notes`, once for each range."""
 
 
 class Matching(NamedTuple):
@@ -118,7 +118,7 @@ class Matching(NamedTuple):
         return Figures.of(cases, self.step_ms, self.begin, self.begin_ms, self.compacted_to)
 
 
-class Left(msgspec.Struct):
+class KeptBucket(msgspec.Struct):
     """The results of a bucket that the next run continues with. Keys of groups are hashes of messages, see `events`."""
 
     low: int
@@ -145,19 +145,19 @@ Load = Callable[[int], RangeFound]
 """A function that returns the contents of a range, by its number."""
 
 
-class Pass(NamedTuple):
+class FindResult(NamedTuple):
     """The result of `find`, with the returned bytes of `leave` and the notes of loaders."""
 
-    found: Found
+    found: StoreFindings
     left: list[bytes]
     notes: list[bytes]
 
 
 def find(
-    shuffle: Shuffle, load: Load, count: int, matching: Matching, *, leave: Callable[[Left], bytes] | None = None
-) -> Pass:
+    shuffle: Shuffle, load: Load, count: int, matching: Matching, *, leave: Callable[[KeptBucket], bytes] | None = None
+) -> FindResult:
     """Match the contents of some ranges, usually all of a store. `leave`: called in the task with a bucket's results
-    for the next run; its return values are in `Pass.left`. The figures are then only of the closed cases, see
+    for the next run; its return values are in `FindResult.left`. The figures are then only of the closed cases, see
     `Settled`."""
     buckets = matching.buckets
 
@@ -200,14 +200,14 @@ def find(
     for kind, data in shuffle(max(1, count), scan, by_origin, by_key):
         of_kind.setdefault(kind, []).append(data)
     reads = [json.loads(text) for text in of_kind.get(_K_READ, [])]
-    found = Found(
+    found = StoreFindings(
         sorted(reads, key=lambda read: int(read["start"])),
         Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
         # Each begins with the place of its range; in another order, ties between equally frequent values would differ.
         [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
         sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
     )
-    return Pass(found, of_kind.get(_K_LEFT, []), of_kind.get(_K_NOTE, []))
+    return FindResult(found, of_kind.get(_K_LEFT, []), of_kind.get(_K_NOTE, []))
 
 
 def _place_of(data: bytes) -> int:
@@ -297,7 +297,7 @@ def _as_they_are(table: pa.Table) -> pa.Table:
 # --- by origin
 
 
-class Matched(NamedTuple):
+class OriginMatches(NamedTuple):
     """The result of the first round."""
 
     closed: NDArray[Any]
@@ -310,7 +310,7 @@ class Matched(NamedTuple):
     """DONE that name no origin."""
 
 
-def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
+def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> OriginMatches:
     """Match records that name their origin. `waits`, `done`: WAITS and DONE of a bucket, in any order."""
     waits = waits[np.argsort(waits["offset"])]
     nameless = done["origin"] < 0
@@ -332,7 +332,7 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
     is_gone = ~is_final & waits["again"]
     cases["status"][is_gone] = GONE
     is_told = is_closed | is_gone
-    return Matched(
+    return OriginMatches(
         _closed(cases[is_told], waits[is_told]),
         unclaimed(stray[stray["what"] == WAS_DELIVERED]),
         waits[is_final & ~is_closed],
@@ -420,7 +420,7 @@ def _status(
     return np.where(deliveries > 1, TWICE, np.where(deliveries == 1, DELIVERED, without)).astype(np.int8)
 
 
-def _to_parts(matched: Matched, buckets: int) -> pa.Table:
+def _to_parts(matched: OriginMatches, buckets: int) -> pa.Table:
     """Return the parts for the second round, bucketed by the hash of the message."""
     batches: list[pa.RecordBatch] = []
     if len(matched.stray):
@@ -567,8 +567,8 @@ def ahead_of(cases: NDArray[Any]) -> NDArray[Any]:
     return rows
 
 
-def _left(number: int, buckets: int, settled: Settled, ahead: NDArray[Any], distinct: NDArray[np.int64]) -> Left:
-    return Left(
+def _left(number: int, buckets: int, settled: Settled, ahead: NDArray[Any], distinct: NDArray[np.int64]) -> KeptBucket:
+    return KeptBucket(
         low_of(number, buckets),
         *(rows.tobytes() for rows in (settled.waits, settled.done, settled.named, ahead)),
         *(hashes.tobytes() for hashes in (settled.matched, settled.stray, settled.keys, distinct)),

@@ -9,8 +9,8 @@ delivery, as they are. A run
     adds the last range, of which the next run will see more    -> the figures of now
 
 A closed group stays so unless a new record belongs to it: a second delivery, or the same message sent once more. If one
-does, and if the log lost its first files, progress went back or a curve has another step, all is matched anew from the
-kept ranges. The result does not depend on which way was taken.
+does, and if the log lost its first files, progress went back or a curve has another step, everything is matched again
+from the kept ranges. The result does not depend on which way was taken.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from duemq.spark_jobs.audit.cases import (
     AHEAD,
     CLOSED,
     HASHES,
-    Found,
-    Left,
+    KeptBucket,
     Matching,
     RangeFound,
+    StoreFindings,
     ahead_of,
     cases_without,
     closed_figures,
@@ -45,7 +45,7 @@ from duemq.spark_jobs.audit.cases import (
 )
 from duemq.spark_jobs.audit.events import DELIVERED, DONE, WAITS, are_passed
 from duemq.spark_jobs.audit.figures import Figures, again_of
-from duemq.spark_jobs.audit.kept import Bucket, Folder, KeptRange, Manifest, Matches, Ref
+from duemq.spark_jobs.audit.kept import Bucket, Folder, KeptManifest, KeptRange, Matches, Ref
 from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import NotKept
@@ -75,7 +75,7 @@ _GROUP_ROWS: Final = 1 << 18
 _MAX_RUNS: Final = 8
 """Number of small files of hashes that are merged into one."""
 _MAX_LOOKS: Final = 16
-"""Most ranges that are searched for origins before all is matched anew."""
+"""Most ranges that are searched for origins before everything is matched again."""
 
 
 class _Touched(Exception):
@@ -197,7 +197,7 @@ def _groups(buckets: Sequence[Bucket]) -> list[_Groups]:
 
 
 class _LeftFiles(msgspec.Struct):
-    """`cases.Left`, written to files."""
+    """`cases.KeptBucket`, written to files."""
 
     bucket: Bucket
     matched: Ref | None
@@ -299,6 +299,7 @@ class Kept:
         folder: Folder,
         store: StoreFiles,
         progress: Progress,
+        shuffle: Callable[[], Shuffle],
         *,
         with_usage: bool,
         check: bool,
@@ -308,11 +309,13 @@ class Kept:
         bucket_bytes: int,
         now_ns: int | None = None,
     ) -> None:
-        """`with_usage`, `check`: as for `cases.read_range`; with `check` everything is read. `tell`: called with a line
+        """`shuffle`: returns a shuffle for ranges too large for this process. `with_usage`, `check`: as for
+        `cases.read_range`; with `check` everything is read. `tell`: called with a line
         if kept results cannot be used, or none can be kept. `anew`: use no kept results. `range_size`, `bucket_bytes`:
         bytes of the commitlog. `now_ns`: the time of this look at the store, ns since the epoch; now by default. Raises
         OSError if the store cannot be read."""
         self._folder, self._store, self._progress, self._tell = folder, store, progress, tell
+        self._shuffle = shuffle
         self._bucket_bytes = bucket_bytes
         self._segments = kept.segments_of(store, store.versions("commitlog"), now_ns or time.time_ns())
         self._before = None if anew else self._read()
@@ -328,7 +331,7 @@ class Kept:
         """The ranges of the store, as by `ranges.plan`."""
         self._failure: OSError | None = None
 
-    def _read(self) -> Manifest | None:
+    def _read(self) -> KeptManifest | None:
         try:
             return self._folder.read()
         except NotKept as error:
@@ -338,21 +341,20 @@ class Kept:
     def _tell_not_kept(self, error: NotKept, what: str) -> None:
         self._tell(f"what was kept in {self._folder.path} does not count: {error}; {what}")
 
-    def _trusted_of(self, before: Manifest) -> list[KeptRange]:
+    def _trusted_of(self, before: KeptManifest) -> list[KeptRange]:
         begin = self._store.segments[0].first_offset
         found = kept.trusted(self._store, before, self._segments)
         there = sum(part.place[0] >= begin for part in before.ranges)
         if len(found) < there:
-            self._tell(f"{there - len(found)} ranges of the commitlog have changed; they are read anew")
+            self._tell(f"{there - len(found)} ranges of the commitlog have changed; they are read again")
         delays = self._progress.delays_ms
         known = [part for part in found if kept.is_same_table(part, before.delays_ms, delays)]
         if len(known) < len(found):
-            self._tell("the table of delay levels has changed; what was read with the old one is read anew")
+            self._tell("the table of delay levels has changed; what was read with the old one is read again")
         return known
 
-    def find(self, step_ms: int, shuffle: Callable[[], Shuffle]) -> Found:
-        """Return what `cases.find` finds in all ranges. `step_ms`: step of curves over time. `shuffle`: returns a
-        shuffle for ranges too large for this process."""
+    def find(self, step_ms: int) -> StoreFindings:
+        """Return what `cases.find` finds in all ranges. `step_ms`: step of curves over time."""
         begin, end = self._store.segments[0].first_offset, self._store.readable_end
         self._matching = Matching(
             begin,
@@ -362,7 +364,6 @@ class Kept:
             begin_ms_of(self._store),
             compacted_to(self._store),
         )
-        self._shuffle = shuffle
         complete, last = self.ranges[:-1], self.ranges[-1:]
         matches = self._still_matched(complete)
         missing = complete[len(self._before.ranges) :] if matches is not None and self._before is not None else []
@@ -377,9 +378,9 @@ class Kept:
             return self._all()
         reads = [part.read for part in ended.parts] + [part.read for part in tail]
         usage = ended.state.usage + [RangeUsage.decode(part.usage) for part in tail if part.usage is not None]
-        return self._asked(Found(reads, ended.figures, usage, ended.duplicates))
+        return self._asked(StoreFindings(reads, ended.figures, usage, ended.duplicates))
 
-    def _asked(self, found: Found) -> Found:
+    def _asked(self, found: StoreFindings) -> StoreFindings:
         """Return the result without parts that were not asked for."""
         if not self._check:
             found = found._replace(reads=[read | {"corrupt": None, "corruptions": []} for read in found.reads])
@@ -402,7 +403,7 @@ class Kept:
             since = int(found[0].read["start"]) if found else complete[-1].end if complete else 0
             figures, duplicates = self._advance(state, found, tail, since)
         except NotKept as error:
-            self._tell_not_kept(error, "all is matched anew")
+            self._tell_not_kept(error, "everything is matched again")
             return None
         except _Touched:
             return None
@@ -529,7 +530,7 @@ class Kept:
         """Match all whole ranges, reading those that are not kept; None if the result cannot be kept."""
         path = self._folder.path
 
-        def leave(left: Left) -> bytes:
+        def leave(left: KeptBucket) -> bytes:
             try:
                 rows = msgspec.msgpack.encode([left.waits, left.done, left.named])
                 files = _LeftFiles(
@@ -577,7 +578,7 @@ class Kept:
             return None
         return _Ended(state, [parts[part] for part in complete], figures, duplicates, is_new=True)
 
-    def _all(self) -> Found:
+    def _all(self) -> StoreFindings:
         """Match all ranges, read or kept, without keeping anything."""
         done = find(
             self._shuffle_for(self.ranges), self._load(self.ranges, is_kept=False), len(self.ranges), self._matching
@@ -649,7 +650,7 @@ class Kept:
             else:
                 matches = msgspec.structs.replace(before, levels=kept.runs_of(self._progress))
             self._folder.write(
-                Manifest(
+                KeptManifest(
                     rules=kept.rules(),
                     with_usage=self._with_usage,
                     delays_ms=self._progress.delays_ms,

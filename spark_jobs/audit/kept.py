@@ -1,6 +1,6 @@
 """The results that a run keeps for the next one, in a directory of their own.
 
-    <directory>/manifest        what there is, and of what: `Manifest`, with its checksum
+    <directory>/manifest        what there is, and of what: `KeptManifest`, with its checksum
                 range-XXXX      the contents of a range of the commitlog (`encode_range`)
                 open-XXXX       WAITS, DONE and CLOSED of groups in which a message has no delivery, of a bucket
                 matched-XXXX stray-XXXX keys-XXXX unique-XXXX    hashes, ascending
@@ -127,7 +127,7 @@ class Matches(msgspec.Struct, kw_only=True):
     duplicates: int
 
 
-class Manifest(msgspec.Struct, kw_only=True):
+class KeptManifest(msgspec.Struct, kw_only=True):
     """The kept files, and what they were made of."""
 
     format: int = _FORMAT
@@ -220,7 +220,7 @@ class Folder:
         """Release the directory."""
         os.close(self._lock)
 
-    def read(self) -> Manifest | None:
+    def read(self) -> KeptManifest | None:
         """Return the manifest; None if there is none. Raises NotKept if it is of another version, or not whole."""
         try:
             with open(os.path.join(self.path, _MANIFEST), "rb") as file:
@@ -236,11 +236,11 @@ class Folder:
             head_of = msgspec.msgpack.decode(text, type=_Head)
             if head_of.format != _FORMAT or head_of.rules != rules():
                 raise NotKept("it is of another version of duemq")
-            return msgspec.msgpack.decode(text, type=Manifest)
+            return msgspec.msgpack.decode(text, type=KeptManifest)
         except msgspec.DecodeError:
             raise NotKept("the manifest is not as it was written") from None
 
-    def write(self, manifest: Manifest) -> None:
+    def write(self, manifest: KeptManifest) -> None:
         """Replace the manifest, and remove files that it does not name. Raises OSError."""
         text = msgspec.msgpack.encode(manifest)
         files = OsFiles()
@@ -357,7 +357,7 @@ def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int)
     return found
 
 
-def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
+def trusted(store: StoreFiles, manifest: KeptManifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
     """Return the kept ranges whose bytes in the commitlog are unchanged. A file with the same inode, size and times
     proves that; for others, usually only the file that was the last one, all bytes of the range are read and compared
     by hash."""

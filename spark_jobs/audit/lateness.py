@@ -23,7 +23,7 @@ _EXACT: Final = 256
 _PARTS: Final = 128
 
 
-class Stats(NamedTuple):
+class LatenessStats(NamedTuple):
     """Statistics of the deliveries of one key. Times in ms; a percentile is the greatest value of its bin."""
 
     number: int
@@ -73,7 +73,7 @@ def added(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return result
 
 
-def stats(rows: NDArray[Any], percents: Sequence[float]) -> Iterator[tuple[int, Stats]]:
+def stats(rows: NDArray[Any], percents: Sequence[float]) -> Iterator[tuple[int, LatenessStats]]:
     """Yield each key of a histogram with the statistics of its deliveries, in order of the keys."""
     if not len(rows):
         return
@@ -85,4 +85,4 @@ def stats(rows: NDArray[Any], percents: Sequence[float]) -> Iterator[tuple[int, 
         at = np.searchsorted(up_to, np.ceil(np.array(percents) / 100 * total).clip(1))
         values = np.minimum(value_of(part["bin"][at]), greatest).tolist()
         early = int(part["count"][part["bin"] < 0].sum())
-        yield key, Stats(total, early, float(part["sum"].sum() / total), values, greatest)
+        yield key, LatenessStats(total, early, float(part["sum"].sum() / total), values, greatest)

@@ -60,7 +60,7 @@ _NONE: Final = np.empty(0, np.int64)
 _OF_5: Final = ("config/timercheck", "config/topicQueueMapping.json", "config/lmqConsumerOffset.json")
 
 
-class Start(msgspec.Struct, omit_defaults=True):
+class StartOutcome(msgspec.Struct, omit_defaults=True):
     """What a broker that starts on the store would do with the waiting messages."""
 
     broker: str
@@ -98,7 +98,7 @@ class _Queue(NamedTuple):
     """The queue offset behind its last message."""
 
 
-def starts(store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> list[Start]:
+def starts(store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> list[StartOutcome]:
     """Return what each broker would do. `damages`: stretches of the commitlog, as physical offset, bytes and reason.
     Raises OSError."""
     if store.is_running:  # it has read its files, and works from memory
@@ -206,8 +206,8 @@ class _Judge:
         self._misses = 0
         self._redelivered = 0
 
-    def judge(self) -> Start:
-        """Return the broker's `Start`."""
+    def judge(self) -> StartOutcome:
+        """Return the broker's `StartOutcome`."""
         known = self._known
         waiting = sum(len(each.physical) for each in known.levels.values()) + len(known.timers.physical)
         is_ours = self._broker == self._wrote == OURS
@@ -217,7 +217,7 @@ class _Judge:
         elif not is_ours:
             self._judge_levels()
             self._judge_timers()
-        return Start(
+        return StartOutcome(
             self._broker,
             self._broker == self._wrote,
             waiting - self._misses,

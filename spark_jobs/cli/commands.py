@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
 import click
 
 import duemq
-from duemq.spark_jobs.analyse.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
+from duemq.spark_jobs.analyse.limits import FAILED, LatenessLimit, Limits, exit_code, parse_late, tell, worst
 from duemq.spark_jobs.cli.output import (
     print_appended,
     print_archived,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from duemq.spark_jobs.analyse.analyse import Analysed
     from duemq.spark_jobs.analyse.comparison import Comparison
-    from duemq.spark_jobs.analyse.nights import Place
+    from duemq.spark_jobs.analyse.nights import RunOutput
     from duemq.spark_jobs.archive.table import Table
     from duemq.spark_jobs.audit.audit import Summary
 
@@ -64,8 +64,6 @@ _UNDECODABLE: Final = re.compile("[\udc80-\udcff]")
 """Characters by which Python stands for bytes of a name that are none in its encoding."""
 KEPT: Final = ".kept"
 """Directory in a folder of nights with the results that its runs keep of the stores."""
-PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
-"""duemq's packages that tasks on a cluster need."""
 
 
 def _fail(text: str) -> NoReturn:
@@ -105,7 +103,7 @@ def _line_of(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, UnicodeEncodeError) and _UNDECODABLE.search(error.object):
         return (
-            f"{error.object!a}: a name on this disk is no text in {error.encoding}: rename it, or set LC_ALL to a "
+            f"{error.object!a}: a name on this disk is not text in {error.encoding}: rename it, or set LC_ALL to a "
             "locale in which it is, such as C.UTF-8"
         )
     found = summary_of(error)
@@ -125,7 +123,7 @@ def spark_options(command: Callable[P, None]) -> Callable[P, None]:
 def state_options(command: Callable[P, None]) -> Callable[P, None]:
     """Add the options of commands that continue from their last run."""
     state = click.option("--state", metavar="DIR", help="Keep there what was read, and read only what came since.")
-    full = click.option("--full", is_flag=True, help="Read everything, and keep it anew.")
+    full = click.option("--full", is_flag=True, help="Read everything, and replace the kept results.")
     return state(full(command))
 
 
@@ -144,18 +142,18 @@ class _Time(click.ParamType[int]):
         try:
             return int(datetime.fromisoformat(value).astimezone().timestamp() * 1000)
         except (ValueError, OverflowError):
-            raise click.BadParameter(f"{value!r} is no time; write it as 2030-01-31T08:30+02:00") from None
+            raise click.BadParameter(f"{value!r} is not a time; write it as 2030-01-31T08:30+02:00") from None
 
 
 TIME = _Time()
 
 
-class _Late(click.ParamType[Late]):
+class _LatenessLimit(click.ParamType[LatenessLimit]):
     """A limit of lateness."""
 
     name = "LIMIT"
 
-    def convert(self, value: str, _: click.Parameter | None, __: click.Context | None) -> Late:
+    def convert(self, value: str, _: click.Parameter | None, __: click.Context | None) -> LatenessLimit:
         try:
             return parse_late(value)
         except ValueError as error:
@@ -167,7 +165,7 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(
-        fail_late: tuple[Late, ...],
+        fail_late: tuple[LatenessLimit, ...],
         fail_twice: int | None,
         fail_damaged: int | None,
         fail_unclaimed: int | None,
@@ -191,7 +189,7 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--fail-late",
             metavar="LIMIT",
-            type=_Late(),
+            type=_LatenessLimit(),
             multiple=True,
             help="Exit code 3 where the latest is later, such as 1s; or a percentile, p99=200ms. Repeatable.",
         ),
@@ -424,7 +422,7 @@ def analyse(
     key = Path(sign_key).read_bytes() if sign_key else None
     sessions: list[SparkSession] = []
 
-    def run(path: str, place: Place) -> Analysed:
+    def run(path: str, place: RunOutput) -> Analysed:
         from duemq.spark_jobs.analyse.analyse import analyse_for_cluster
         from duemq.spark_jobs.cli.progress_bar import spark_tasks
 
@@ -452,12 +450,12 @@ def analyse(
 
     def one(path: str) -> int:
         _check(path, out, nights, state)
-        from duemq.spark_jobs.analyse.nights import Place
+        from duemq.spark_jobs.analyse.nights import RunOutput
         from duemq.spark_jobs.store.published import published
 
         with (
             published(out) as written,
-            Place(shown(path), out=written, folder=nights, previous=previous) as place,
+            RunOutput(shown(path), out=written, folder=nights, previous=previous) as place,
         ):
             analysis = run(path, place).analysis
             report, comparison, left = place.finish(analysis, keep=keep_nights)
@@ -485,7 +483,7 @@ def _analyse_cluster(
     pattern: str,
     stores: list[str],
     gone: list[str],
-    run: Callable[[str, Place], Analysed],
+    run: Callable[[str, RunOutput], Analysed],
     out: str | None,
     nights: str | None,
     state: str | None,
@@ -500,7 +498,7 @@ def _analyse_cluster(
     from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join, missing_of, none_of
     from duemq.spark_jobs.analyse.comparison import Compared
     from duemq.spark_jobs.analyse.history import run_of
-    from duemq.spark_jobs.analyse.nights import Place
+    from duemq.spark_jobs.analyse.nights import RunOutput
     from duemq.spark_jobs.audit.audit import Missing
     from duemq.spark_jobs.store.published import published
 
@@ -512,7 +510,7 @@ def _analyse_cluster(
         def one(path: str, folder: str) -> StoreRun:
             _check(path)
             into = os.path.join(local_path(written), "stores", folder) if written is not None else None
-            with Place(shown(path), out=into, folder=nights) as place:
+            with RunOutput(shown(path), out=into, folder=nights) as place:
                 analysed = run(path, place)
                 report, comparison, lines = place.finish(analysed.analysis, keep=keep_nights)
                 compared = None
@@ -543,7 +541,7 @@ def _analyse_cluster(
             _say(f"{path}: {_GONE}")
         if not runs:
             raise none_of(pattern, missing)
-        with Place(shown(pattern), out=written, folder=nights) as place:
+        with RunOutput(shown(pattern), out=written, folder=nights) as place:
             analysis = join(shown(pattern), [each.analysed for each in runs], stores=names, missing=missing)
             finish(analysis, runs, place.out, key)
             compared = [each.compared for each in runs if each.compared is not None]
@@ -924,8 +922,8 @@ def sql(
 @click.argument("path", metavar="ZIP")
 @one_line_errors
 def package(path: str) -> None:
-    """Write the packages that Spark's tasks import to ZIP. The cluster's Python needs numpy, pandas, pyarrow, msgspec,
-    structlog and zlib-ng.
+    """Write duemq to ZIP, for Spark's tasks. The cluster's Python needs numpy, pandas, pyarrow, msgspec, structlog and
+    zlib-ng.
 
     \b
     duemq spark package duemq-spark.zip
@@ -934,10 +932,12 @@ def package(path: str) -> None:
     """
     root = Path(duemq.__file__).parent
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive_file:
-        archive_file.write(root / "__init__.py", "duemq/__init__.py")
-        for name in PACKAGES:
-            for file in sorted((root / name).rglob("*")):
-                if file.is_file() and "__pycache__" not in file.parts:
-                    archive_file.write(file, Path("duemq") / file.relative_to(root))
+        # The whole package: the archive hides an installed duemq, also from a program that sends messages. In the
+        # source tree some folders are links.
+        for folder, folders, files in os.walk(root, followlinks=True):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                file = Path(folder, name)
+                archive_file.write(file, Path("duemq") / file.relative_to(root))
         archive_file.writestr("__main__.py", (root / "spark_jobs" / "__main__.py").read_text())
     click.echo(path)

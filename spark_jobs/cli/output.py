@@ -48,7 +48,7 @@ def print_summary(summary: Summary) -> None:
             for reason in start.reasons:
                 click.echo(f"  {reason}")
         if start.misses or start.again:
-            click.echo(f"  to have the files made anew: duemq store repair {start.store or summary.store}")
+            click.echo(f"  to rebuild the files: duemq store repair {start.store or summary.store}")
     late = summary.lateness
     if late.count:
         shown = "  ".join(f"{name} {value:,}" for name, value in late.percentiles_ms.items())

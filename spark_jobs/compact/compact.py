@@ -7,7 +7,7 @@
     3. lay out   their new offsets                       from sums alone     `writers.layout`
     4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
                  timer files, checkpoint, config         queues, files       `timers`
-    5. finish    sync, and rename                        at once             `writers.place`
+    5. finish    sync, and rename                        at once             `writers.new_directory`
 
 The old store is only read. Records keep their bytes except the physical offset and the origin; queues keep their queue
 offsets. `writers.queues` describes what brokers make of the units of removed records.
@@ -30,12 +30,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from duemq.scheduler.levels import runs, service
-from duemq.scheduler.timers.files.formats import Found
+from duemq.scheduler.timers.files.formats import StartFacts
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.audit.cases import BUCKET_BYTES
 from duemq.spark_jobs.compact import decide, deleted, scan, state
@@ -44,7 +44,7 @@ from duemq.spark_jobs.compact.decide import Decided, DecideTask, MapTask
 from duemq.spark_jobs.compact.deleted import Owners
 from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
 from duemq.spark_jobs.compact.scan import Scanned, ScanTask
-from duemq.spark_jobs.compact.state import Books, Rules
+from duemq.spark_jobs.compact.state import Rules, StoreState
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import reason, refuse_within
 from duemq.spark_jobs.store.progress import read_progress
@@ -54,14 +54,14 @@ from duemq.spark_jobs.store.walks import Range
 from duemq.spark_jobs.writers import commitlog, index, layout, queues, spill, timers
 from duemq.spark_jobs.writers.commitlog import CopyTask
 from duemq.spark_jobs.writers.layout import Layout
-from duemq.spark_jobs.writers.place import Place, held
+from duemq.spark_jobs.writers.new_directory import NewDirectory, held
 from duemq.spark_jobs.writers.queues import QueueTask
 from duemq.spark_jobs.writers.tasks import Runner, runner
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues import check, index_file
+from duemq.storage.queues import check, extension, index_file
 from duemq.storage.queues.consume_queue import TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ Progress = Callable[[int, int], None]
 _HOUR_MS: Final = 3_600_000
 _QUEUE_BYTES_A_TASK: Final = 24 << 20
 _WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
-_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", check.FILE_NAME}
+_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", check.FILE_NAME, extension.DIRECTORY}
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 
 
@@ -150,7 +150,7 @@ def compact(
     """
     store = open_at_rest(store_path)
     refuse_within(store_path, out_path)
-    place = Place(out_path)
+    place = NewDirectory(out_path)
     tasks = None
     try:
         place.begin()
@@ -188,18 +188,11 @@ def refuse_unknown_queues(store: StoreFiles) -> None:
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
 
-class _Part(NamedTuple):
-    """A range with the results of its steps."""
-
-    scanned: Scanned
-    decided: Decided
-
-
 class _Compaction:
     """One run of a compaction."""
 
     def __init__(
-        self, store: StoreFiles, place: Place, tasks: Runner, options: CompactOptions, progress: Progress
+        self, store: StoreFiles, place: NewDirectory, tasks: Runner, options: CompactOptions, progress: Progress
     ) -> None:
         self._store = store
         self._place = place
@@ -295,7 +288,7 @@ class _Compaction:
         self._result.damaged = len(damages) + len(gaps)
         return scanned
 
-    def _decide(self, books: Books, owners: Owners, scanned: list[Scanned]) -> list[Decided]:
+    def _decide(self, books: StoreState, owners: Owners, scanned: list[Scanned]) -> list[Decided]:
         scratch = self._place.scratch
         numbers = range(len(scanned))
         state.leave_for_tasks(books, scratch)
@@ -328,7 +321,7 @@ class _Compaction:
             self._result.lost = sum(found.kept for found in decided) - kept
         return self._keep_anchors(books, decided)
 
-    def _find_undelivered(self, books: Books) -> NDArray[np.int64]:
+    def _find_undelivered(self, books: StoreState) -> NDArray[np.int64]:
         """Return the physical offsets, ascending, of messages that neither wait by the books nor were delivered or
         cancelled by the records. Sets `_delivered` and `_deliveries` for the records that must stay."""
         store, scratch, count = self._store, self._place.scratch, len(self._ranges)
@@ -346,7 +339,7 @@ class _Compaction:
         self._deliveries = np.concatenate([part.deliveries for part in found])
         return np.sort(np.concatenate([part.undelivered for part in found]))
 
-    def _keep_anchors(self, books: Books, decided: list[Decided]) -> list[Decided]:
+    def _keep_anchors(self, books: StoreState, decided: list[Decided]) -> list[Decided]:
         """Keep the last record of each queue of the schedule topic of which any record stays. For all records that must
         stay though they are done, also keep the records that say so, which may be done themselves: a message may have
         replaced another."""
@@ -478,7 +471,7 @@ class _Compaction:
         return int(spill.load(scratch, f"{with_items[-1]}.items")["store_ms"][-1]) if with_items else 0
 
     def _write_small(
-        self, books: Books, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
+        self, books: StoreState, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
     ) -> None:
         root, place = self._store.local_path, self._place
         for name in self._store.names(""):
@@ -503,7 +496,7 @@ class _Compaction:
         if books.timers is not None:
             newest = self._newest_timer(books, offsets)
             done, withdrawn = (self._kept(self._kept_done, name, offsets) for name in ("delivered", "withdrawn"))
-            found = Found(done=done, withdrawn=withdrawn)
+            found = StartFacts(done=done, withdrawn=withdrawn)
             note = timers.write(place.path, books.timers, offsets, newest, laid_out.end, found)
             if note is not None:
                 notes["timers"] = note.encode()
@@ -529,7 +522,7 @@ class _Compaction:
         places = offsets.new(physical[is_among(physical, spill.load(self._place.scratch, what))])
         return np.unique(places[places >= 0])
 
-    def _newest_timer(self, books: Books, offsets: spill.OffsetMap) -> tuple[int, int]:
+    def _newest_timer(self, books: StoreState, offsets: spill.OffsetMap) -> tuple[int, int]:
         """Return the new physical offset and the size of the record that was put into the wheel last; (-1, 0) without
         one."""
         assert books.timers is not None

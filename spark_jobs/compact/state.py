@@ -45,7 +45,7 @@ COMPACTED: Final = "compacted.json"
 _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 
-class Timers(NamedTuple):
+class TimerProgress(NamedTuple):
     """The books of the timer wheel. `enqueued`: queue offset in rmq_sys_wheel_timer up to which messages are in the
     wheel. `second`: slots before it are past. `live`: the units (UNIT) that are still to be done, in the log's order.
     `check`, `note`: timercheck and the checkpoint's note; `segment_size`: that of the timer log's files."""
@@ -58,7 +58,7 @@ class Timers(NamedTuple):
     segment_size: int
 
 
-class Books(NamedTuple):
+class StoreState(NamedTuple):
     """What is done. `levels`: the runs of each delay level. `half_offset`, `op_offset`: messages below have ended.
     `forced`: physical offsets, ascending, of records that must stay. `anchors`: the physical offset of the last record
     of each queue of the schedule topic, which stays if anything of the queue does, so that the queue ends where it did.
@@ -67,7 +67,7 @@ class Books(NamedTuple):
 
     checkpoint: Checkpoint
     levels: dict[int, list[Run]]
-    timers: Timers | None
+    timers: TimerProgress | None
     half_offset: int
     op_offset: int
     forced: Integers
@@ -87,7 +87,7 @@ class Rules(NamedTuple):
     """Records of messages before this physical offset have expired."""
 
 
-def read_books(store: StoreFiles) -> Books:
+def read_books(store: StoreFiles) -> StoreState:
     """Read the books of a store at rest. Raises JobError if the files of the timer log differ in size."""
     books = progress.read_books(store)
     queues: dict[tuple[str, int], list[QueueFile]] = {}
@@ -116,7 +116,7 @@ def read_books(store: StoreFiles) -> Books:
             if cancelled.any():
                 withdrawn.append(units["physical_offset"][cancelled].astype(np.int64))
     half, op = _transactions(store)
-    return Books(
+    return StoreState(
         books.checkpoint,
         books.levels,
         timers,
@@ -169,7 +169,7 @@ def _transactions(store: StoreFiles) -> tuple[int, int]:
     return (offsets[0], offsets[1]) if min(offsets) > 0 else (0, 0)
 
 
-def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
+def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress | None:
     names = [(name, size) for name, size in store.sizes("timerlog") if size]
     if not names or not books.has_log or (books.check is None and books.note is None):
         return None
@@ -177,7 +177,7 @@ def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
     for name, size in names:
         if size != segment_size:
             raise JobError(f"{store.path}/timerlog/{name}: has {size} bytes, the first file has {segment_size}")
-    note, second, found = books.note, books.second, formats.Found()
+    note, second, found = books.note, books.second, formats.StartFacts()
     log_end = progress.EVERYTHING
     if note is not None:
         log_end = note.log_end
@@ -194,7 +194,7 @@ def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
         if note is not None:
             live &= waiting.is_live(units, seconds, second)  # duemq's marks for deletions have done their work
         parts.append(units[live])
-    return Timers(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
+    return TimerProgress(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
 
 
 def compacted_to(store: StoreFiles) -> int:
@@ -204,7 +204,7 @@ def compacted_to(store: StoreFiles) -> int:
     return end if isinstance(end, int) else 0
 
 
-def leave_for_tasks(books: Books, scratch: str) -> None:
+def leave_for_tasks(books: StoreState, scratch: str) -> None:
     """Save the arrays for the tasks."""
     save(scratch, "forced", books.forced)
     save(scratch, "withdrawn.units", books.withdrawn)

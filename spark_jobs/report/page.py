@@ -17,9 +17,9 @@ from duemq.spark_jobs.report import formats, plots
 from duemq.spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
 
 if TYPE_CHECKING:
-    from duemq.spark_jobs.analyse.analysis import Analysis, Late
+    from duemq.spark_jobs.analyse.analysis import Analysis, LatenessFigures
     from duemq.spark_jobs.analyse.comparison import Comparison
-    from duemq.spark_jobs.analyse.history import Listed, Run
+    from duemq.spark_jobs.analyse.history import Listed, RunFigures
 
 T = TypeVar("T")
 OPEN: Final = 10
@@ -32,7 +32,7 @@ _SCRIPTS: Final = ("uPlot.iife.min.js", "page.js")
 
 
 def render(
-    analysis: Analysis, history: Sequence[Run], comparison: Comparison | None = None, *, index: str | None = None
+    analysis: Analysis, history: Sequence[RunFigures], comparison: Comparison | None = None, *, index: str | None = None
 ) -> str:
     """Return the report as HTML. `history`: the runs so far, including this one, oldest first; curves over the runs
     need at least two. `comparison`: with the run before. `index`: the address of a page of all reports."""
@@ -163,7 +163,7 @@ def _groups(analysis: Analysis) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda row: (-(row["lag"] or 0), row["group"], row["topic"]))
 
 
-def _scale(late: list[Late]) -> float:
+def _scale(late: list[LatenessFigures]) -> float:
     """Return the end of the scale of lateness in tables, ms."""
     return float(max((row.max_ms for row in late), default=0))
 

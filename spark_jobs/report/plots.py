@@ -20,7 +20,7 @@ from duemq.spark_jobs.report import formats
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Ahead, Analysis, LatePoint, Traffic
-    from duemq.spark_jobs.analyse.history import Run
+    from duemq.spark_jobs.analyse.history import RunFigures
 
 T = TypeVar("T")
 Plot = dict[str, Any]
@@ -35,7 +35,7 @@ _LOG_FROM: Final = 50
 """The scale is logarithmic if the greatest value is more than this many times the median."""
 
 
-def plots_of(analysis: Analysis, history: Sequence[Run]) -> dict[str, Plot]:
+def plots_of(analysis: Analysis, history: Sequence[RunFigures]) -> dict[str, Plot]:
     """Return the plots of a report that have something to show, by name."""
     found = {
         "lateness": _lateness(analysis.lateness, analysis.lateness_step_ms),
@@ -191,7 +191,7 @@ def _forecast(analysis: Analysis) -> Plot | None:
     return {"x": list(worst), "step": step, "unit": "ms", "style": "bar", "series": series}
 
 
-def _history(history: Sequence[Run]) -> dict[str, Plot | None]:
+def _history(history: Sequence[RunFigures]) -> dict[str, Plot | None]:
     runs = sorted({run.made_ms: run for run in _drawable(history, lambda run: run.made_ms)}.items())
     if len(runs) < 2:
         return {}

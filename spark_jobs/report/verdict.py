@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from duemq.spark_jobs.analyse.comparison import Comparison
     from duemq.spark_jobs.audit.audit import Offender, Summary
-    from duemq.spark_jobs.audit.starts import Start
+    from duemq.spark_jobs.audit.starts import StartOutcome
 
 OURS: Final = "duemq"
 GOOD: Final = "good"
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     command: str | None = None
 
 
-class Verdict(NamedTuple):
+class AuditVerdict(NamedTuple):
     """The verdict of an audit. `mood`: GOOD, WARN or BAD. `notes`: sentences, those that need action first."""
 
     mood: str
@@ -40,11 +40,11 @@ class Verdict(NamedTuple):
     steps: list[Step]
 
 
-def verdict_of(summary: Summary, new: Sequence[Offender] = ()) -> Verdict:
+def verdict_of(summary: Summary, new: Sequence[Offender] = ()) -> AuditVerdict:
     """Return the verdict of an audit. `new`: offenders that the run before did not have; the commands ask for these
     first."""
     mood, headline = _headline(summary)
-    return Verdict(mood, headline, [*_troubles(summary), *_facts(summary)], _steps(summary, new))
+    return AuditVerdict(mood, headline, [*_troubles(summary), *_facts(summary)], _steps(summary, new))
 
 
 def _number(number: int, one: str = "message", more: str = "messages") -> str:
@@ -112,17 +112,17 @@ def _found(summary: Summary) -> tuple[str, str]:
     return GOOD, f"Every scheduled message that the {brokers} came to was delivered exactly once, or cancelled in time."
 
 
-def coming_again(starts: Sequence[Start]) -> list[Start]:
+def coming_again(starts: Sequence[StartOutcome]) -> list[StartOutcome]:
     """Return for each store the start that delivers delivered messages again: that of the broker that had it last, else
     duemq's."""
-    found: dict[str | None, Start] = {}
+    found: dict[str | None, StartOutcome] = {}
     for start in starts:
         if start.again and (start.wrote_it or (start.broker == OURS and start.store not in found)):
             found[start.store] = start
     return list(found.values())
 
 
-def since_of(comparison: Comparison, store: str) -> Verdict:
+def since_of(comparison: Comparison, store: str) -> AuditVerdict:
     """Return the verdict on what changed since the run before. `store`: the store of this run."""
     new = [_describe_offenders(status, number, "new") for status, number in comparison.new.items()]
     notes = []
@@ -142,10 +142,10 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
         notes.append(f"Gone since, expired or delivered after all: {gone}.")
     if new:
         is_bad = bool(comparison.new.get("lost") or comparison.new.get("destroyed"))
-        return Verdict(BAD if is_bad else WARN, f"{', '.join(new)}.", notes, [])
+        return AuditVerdict(BAD if is_bad else WARN, f"{', '.join(new)}.", notes, [])
     if comparison.worse:
-        return Verdict(WARN, "No further message was lost or delivered twice, but some figures grew.", notes, [])
-    return Verdict(GOOD, "Nothing new is wrong.", notes, [])
+        return AuditVerdict(WARN, "No further message was lost or delivered twice, but some figures grew.", notes, [])
+    return AuditVerdict(GOOD, "Nothing new is wrong.", notes, [])
 
 
 def _describe_offenders(status: str, number: int, new: str) -> str:
@@ -180,7 +180,7 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     if summary.unreachable:
         found += [
             Step(
-                "With the broker stopped, have the files made anew from the commitlog. What is wrong with them, "
+                "With the broker stopped, rebuild the files from the commitlog. What is wrong with them, "
                 "without a byte written (leave --dry-run out to repair them):",
                 f"duemq store repair {shlex.quote(start.store or summary.store)} --dry-run",
             )
@@ -190,7 +190,7 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     mended = {start.store for start in summary.starts if start.wrote_it and start.misses}
     found += [
         Step(
-            "With the broker stopped, have the files made anew from the commitlog, which says what was delivered "
+            "With the broker stopped, rebuild the files from the commitlog, which says what was delivered "
             "(leave --dry-run out to repair them):",
             f"duemq store repair {shlex.quote(start.store or summary.store)} --dry-run",
         )
@@ -280,7 +280,7 @@ def _troubles(summary: Summary) -> list[str]:
     return found
 
 
-def _files_of(start: Start) -> str:
+def _files_of(start: StartOutcome) -> str:
     return f"the files of {name(start.store)}" if start.store is not None else "these files"
 
 

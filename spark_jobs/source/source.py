@@ -59,7 +59,7 @@ from duemq.spark_jobs.source.queue_offsets import EARLIEST, LATEST, Asked, parse
 from duemq.spark_jobs.spark_errors import with_short_errors, with_short_errors_each
 from duemq.spark_jobs.store.known_again import tail_of, why_not
 from duemq.spark_jobs.store.local_files import each_once, expand, real_path
-from duemq.spark_jobs.store.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
+from duemq.spark_jobs.store.progress import Progress, WaitingRecords, read_progress, timer_columns, timer_units, waiting
 from duemq.spark_jobs.store.ranges import RANGE_SIZE, at_offsets, first_store_ms, plan
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import Range, damages_of, walks
@@ -228,9 +228,8 @@ def _number(options: Mapping[str, str], name: str, default: int, *, besides: tup
         return default
     if not (text.isascii() and text.isdecimal()) or int(text) >= 1 << 63:
         hint = f"; {name}s takes queue offsets" if name in ("startingOffset", "endingOffset") and "{" in text else ""
-        raise JobError(
-            f"the option {name}={text} is " + " and ".join((*(f"not {word}" for word in besides), "no number")) + hint
-        )
+        why = f"neither {' nor '.join(besides)} nor a number" if besides else "not a number"
+        raise JobError(f"the option {name}={text} is {why}{hint}")
     return int(text)
 
 
@@ -285,7 +284,7 @@ class RocketmqSource(DataSource):
         settle()
         options = Options(self.options)
         if options.table not in ("messages", "schedules"):
-            raise JobError(f"the table {options.table} is no stream; messages and schedules are")
+            raise JobError(f"the table {options.table} cannot be read as a stream; messages and schedules can")
         for name in _OPTIONS:
             if name.startswith("ending") and name in self.options:
                 raise JobError(f"a stream has no option {name}: it goes on until it is stopped")
@@ -336,7 +335,7 @@ class StreamPart(RangePart):
 class WaitingPart(InputPartition):
     """Waiting messages."""
 
-    def __init__(self, found: Waiting) -> None:
+    def __init__(self, found: WaitingRecords) -> None:
         super().__init__(None)
         self.found = found
 
@@ -585,7 +584,7 @@ class _TableReading(_Reading):
             waits = waiting(store)
             step = _WAITING_PART
             found = [
-                WaitingPart(Waiting(waits.offsets[at : at + step], waits.sizes[at : at + step]))
+                WaitingPart(WaitingRecords(waits.offsets[at : at + step], waits.sizes[at : at + step]))
                 for at in range(0, len(waits.offsets), step)
             ]
         elif table == "consume_queue":

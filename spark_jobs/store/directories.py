@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, reason, shown
-from duemq.spark_jobs.writers.place import sync
+from duemq.spark_jobs.writers.new_directory import sync
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.formats import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.scheduler.timers.files.superseded import marked, positions_of
@@ -97,7 +97,7 @@ class Progress(NamedTuple):
         return done
 
 
-class Books(NamedTuple):
+class ProgressFiles(NamedTuple):
     """The contents of the files by which a broker that opens the store would decide what waits."""
 
     checkpoint: Checkpoint
@@ -119,7 +119,7 @@ class Books(NamedTuple):
     """Records from this physical offset on may say that more is done than the books."""
 
 
-def read_books(store: StoreFiles) -> Books:
+def read_books(store: StoreFiles) -> ProgressFiles:
     """Read the books of a store. Raises OSError."""
     known = checkpoint.load(cast(Files, store), "checkpoint")
     check = formats.load_check(cast(Files, store), "config/timercheck")
@@ -134,7 +134,7 @@ def read_books(store: StoreFiles) -> Books:
         elif any(file.topic == TIMER_TOPIC for file in store.queue_files()):
             since = begin  # then only records that name their origins tell
         levels = waits.runs_of_table(_offset_table(store))
-        return Books(known, levels, _NONE, None, check, has_log, second, queue_offset, EVERYTHING, since)
+        return ProgressFiles(known, levels, _NONE, None, check, has_log, second, queue_offset, EVERYTHING, since)
     level_note = runs.decode(known.notes.get("levels", b""))
     levels, delivered = waits.runs_of_table(_offset_table(store)), _NONE
     if level_note is not None:
@@ -144,7 +144,7 @@ def read_books(store: StoreFiles) -> Books:
     queues_to = min(recovery, end) if recovery is not None and is_whole else begin
     note = formats.decode_note(known.notes.get("timers", b""))
     if note is None or recovery is None or not _is_as_noted(store, note, recovery):
-        return Books(
+        return ProgressFiles(
             known,
             levels,
             delivered,
@@ -157,7 +157,7 @@ def read_books(store: StoreFiles) -> Books:
             since=begin,
         )
     since = min(note.since, queues_to)
-    return Books(known, levels, delivered, note, check, True, note.second, note.queue_offset, queues_to, since)
+    return ProgressFiles(known, levels, delivered, note, check, True, note.second, note.queue_offset, queues_to, since)
 
 
 def _is_covering(store: StoreFiles, check: TimerCheck) -> bool:
@@ -196,7 +196,7 @@ def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progres
     return Progress(books.levels, books.second, books.queue_offset, delays, _in_later_slots(store, books))
 
 
-def _in_later_slots(store: StoreFiles, books: Books) -> Integers:
+def _in_later_slots(store: StoreFiles, books: ProgressFiles) -> Integers:
     found = [_NONE]
     if books.note is not None:
         for _, units in timer_units(store, 0, books.note.log_end):
@@ -360,7 +360,7 @@ def _read(store: StoreFiles, units: Any, begin: int, end: int) -> list[_Read]:
 # --- waiting messages
 
 
-class Waiting(NamedTuple):
+class WaitingRecords(NamedTuple):
     """Waiting messages: the physical offsets of their records, ascending, and their sizes in bytes."""
 
     offsets: Integers
@@ -387,20 +387,20 @@ class _Queued(NamedTuple):
     sizes: Integers
 
 
-def waiting(store: StoreFiles) -> Waiting:
+def waiting(store: StoreFiles) -> WaitingRecords:
     """Return the messages that a broker that opens the store would still deliver. Needs 16 bytes of memory for each."""
     found = _listed(store, read_books(store))
     # Records that expired, or were lost with the end of the log, cannot be read.
     there = (found.offsets >= store.segments[0].first_offset) & (found.offsets < store.readable_end)
-    return Waiting(found.offsets[there], found.sizes[there])
+    return WaitingRecords(found.offsets[there], found.sizes[there])
 
 
-def _listed(store: StoreFiles, books: Books) -> Waiting:
+def _listed(store: StoreFiles, books: ProgressFiles) -> WaitingRecords:
     """Return the messages that wait by the books, wherever their records lie."""
     said = _read_outcomes(store, books.since)
     found = [*_waiting_levels(store, books, said), *_waiting_timers(store, books, said)]
     offsets, first = np.unique(np.concatenate([_NONE, *(each.offsets for each in found)]), return_index=True)
-    return Waiting(offsets, np.concatenate([_NONE, *(each.sizes for each in found)])[first])
+    return WaitingRecords(offsets, np.concatenate([_NONE, *(each.sizes for each in found)])[first])
 
 
 DESTROYED: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2"), ("due_ms", "<i8")])
@@ -419,7 +419,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
     count as delivered: retention leaves such entries behind for all of them."""
     begin = store.segments[0].first_offset
     bounds = np.array(sorted([*stretches, *([(0, begin)] if begin else [])]), np.int64).reshape(-1, 2)
-    gone = Waiting(_NONE, _NONE)
+    gone = WaitingRecords(_NONE, _NONE)
     known, has_log = set[int](), True
     if len(bounds):
         books = read_books(store)
@@ -427,7 +427,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
         found = _listed(store, books)
         before = np.searchsorted(bounds[:, 0], found.offsets, "right") - 1
         inside = (before >= 0) & (found.offsets < np.maximum.accumulate(bounds[:, 1])[before])
-        gone = Waiting(found.offsets[inside], found.sizes[inside])
+        gone = WaitingRecords(found.offsets[inside], found.sizes[inside])
     end = store.records_end(since) if not store.is_running else EVERYTHING
     rows = [np.empty(0, DESTROYED)]
     for file in store.queue_files():
@@ -479,14 +479,14 @@ def _queued(records: Records, rows: Mask) -> _Queued:
     )
 
 
-def _units(store: StoreFiles, file: QueueFile, books: Books) -> tuple[Any, Integers]:
+def _units(store: StoreFiles, file: QueueFile, books: ProgressFiles) -> tuple[Any, Integers]:
     """Return the good units of a file of a consume queue, and their queue offsets."""
     units = store.units(file)
     good = units["physical_offset"] < books.queues_to
     return units[good], np.flatnonzero(good) + file.first_unit
 
 
-def _waiting_levels(store: StoreFiles, books: Books, said: _Outcomes) -> Iterator[Waiting]:
+def _waiting_levels(store: StoreFiles, books: ProgressFiles, said: _Outcomes) -> Iterator[WaitingRecords]:
     done = joined([books.level_delivered, said.delivered, said.withdrawn])
     queued = [each for each in said.levels if len(each.physical)]
     for file in store.queue_files():
@@ -501,14 +501,14 @@ def _waiting_levels(store: StoreFiles, books: Books, said: _Outcomes) -> Iterato
         for level in np.unique(each.level).tolist():
             mine = each.level == level
             left[mine] &= ~waits.is_passed(books.levels.get(level, []), each.queue_offset[mine])
-        yield Waiting(each.physical[left], each.sizes[left])
+        yield WaitingRecords(each.physical[left], each.sizes[left])
 
 
-def _waiting_timers(store: StoreFiles, books: Books, said: _Outcomes) -> list[Waiting]:
+def _waiting_timers(store: StoreFiles, books: ProgressFiles, said: _Outcomes) -> list[WaitingRecords]:
     note, second = books.note, books.second
     found = waits.found_since(
         second,
-        note.found if note is not None else Found(),
+        note.found if note is not None else StartFacts(),
         [said.delivered],
         [said.withdrawn],
         said.newest_ms,
@@ -517,7 +517,7 @@ def _waiting_timers(store: StoreFiles, books: Books, said: _Outcomes) -> list[Wa
     log_end = note.log_end if note is not None else EVERYTHING
     if note is not None:
         found = waits.with_moved(found, second, note.found, timer_units(store, note.log_since, log_end))
-    result: list[Waiting] = []
+    result: list[WaitingRecords] = []
     deletions: list[tuple[Integers, Integers]] = []
     for position, part in timer_units(store, 0, log_end) if books.has_log else ():
         seconds = seconds_of(part)
@@ -529,13 +529,13 @@ def _waiting_timers(store: StoreFiles, books: Books, said: _Outcomes) -> list[Wa
         kept &= ~is_among(physical, found.withdrawn)
         kept &= ~waits.is_brought_back(units, seconds[at], second, said.delivered)
         live = kept & waits.is_live(units, seconds[at], second)
-        result.append(Waiting(physical[live], sizes[live]))
+        result.append(WaitingRecords(physical[live], sizes[live]))
         deletes = kept & waits.is_deletion(units["magic"])
         deletions.append((physical[deletes], sizes[deletes]))
     queued, more = _behind(store, books, found)
     result += queued
     result += [
-        Waiting(each.physical[left], each.sizes[left])
+        WaitingRecords(each.physical[left], each.sizes[left])
         for each in said.timers
         for left in [
             (each.queue_offset >= books.queue_offset)
@@ -544,10 +544,14 @@ def _waiting_timers(store: StoreFiles, books: Books, said: _Outcomes) -> list[Wa
         ]
     ]
     cancelled = _cancelled(store, result, [*deletions, *more])
-    return [Waiting(w.offsets[keep], w.sizes[keep]) for w in result for keep in [~is_among(w.offsets, cancelled)]]
+    return [
+        WaitingRecords(w.offsets[keep], w.sizes[keep]) for w in result for keep in [~is_among(w.offsets, cancelled)]
+    ]
 
 
-def _behind(store: StoreFiles, books: Books, found: Found) -> tuple[list[Waiting], list[tuple[Integers, Integers]]]:
+def _behind(
+    store: StoreFiles, books: ProgressFiles, found: StartFacts
+) -> tuple[list[WaitingRecords], list[tuple[Integers, Integers]]]:
     """Return the messages of the timer topic that are not in the wheel yet, by its queue, and RocketMQ's records that
     delete others, as (physical offsets, sizes)."""
     result, deletions = [], []
@@ -557,19 +561,19 @@ def _behind(store: StoreFiles, books: Books, found: Found) -> tuple[list[Waiting
         units, numbers = _units(store, file, books)
         units = units[numbers >= books.queue_offset]
         left = units[waits.is_behind(units, found)]
-        result.append(Waiting(left["physical_offset"].astype(np.int64), left["size"].astype(np.int64)))
+        result.append(WaitingRecords(left["physical_offset"].astype(np.int64), left["size"].astype(np.int64)))
         unknown = units[waits.is_told_by_record(units)]
         for records in at_offsets(store, unknown["physical_offset"].astype(np.int64), unknown["size"].astype(np.int64)):
             roles = Roles(records)
             rows = (roles.role == TIMER) & ~is_among(records.physical_offset, found.done)
             rows &= ~is_among(records.physical_offset, found.withdrawn)
-            result.append(Waiting(records.physical_offset[rows], records.sizes[rows].astype(np.int64)))
+            result.append(WaitingRecords(records.physical_offset[rows], records.sizes[rows].astype(np.int64)))
             rows = (roles.role == CANCEL) & (roles.origin == NO_ORIGIN)
             deletions.append((records.physical_offset[rows], records.sizes[rows].astype(np.int64)))
     return result, deletions
 
 
-def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[Integers, Integers]]) -> Integers:
+def _cancelled(store: StoreFiles, found: list[WaitingRecords], deletions: list[tuple[Integers, Integers]]) -> Integers:
     """Return the physical offsets of messages that RocketMQ's deletions remove when the turn of their slot comes. A
     deletion names a message of its own topic, see `timer_properties.deleted_key`."""
     named: set[tuple[int, str, str]] = set()

@@ -27,18 +27,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE
+from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, Summary, summarize
+from duemq.scheduler.levels.table import DelayLevels
 from duemq.spark_jobs.columns.records import PADDING, walk
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
 from duemq.spark_jobs.store.walks import Range, Segment, walks
 from duemq.storage.durability import checkpoint
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import PADDING_SIZE
+from duemq.storage.queues import extension
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
+from duemq.storage.queues.tags_codes import tags_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -52,6 +55,12 @@ _TABLES: Final = {
 }
 """Files of config/ that jobs read, each with the field that holds its table."""
 _LOCAL: Final = threading.local()
+_TABLE: Final = DelayLevels()
+"""RocketMQ's table of delay levels: jobs do not know that of the broker."""
+_NOT_KNOWN: Final = -1
+"""In place of a deliver time."""
+_GAP: Final = 65_536
+"""Largest distance, in bytes, of records that are read together."""
 _MAX_EXTENTS: Final = 4096
 _READ_SIZE: Final = 4 << 20
 """Bytes of a file that are read at a time to find one that is not zero."""
@@ -77,7 +86,7 @@ def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
     if is_file and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), entry.path)
     if is_file and not stat.S_ISREG(status.st_mode):  # reading a pipe would block
-        raise OSError(errno.EINVAL, "is no regular file", entry.path)
+        raise OSError(errno.EINVAL, "is not a regular file", entry.path)
     return status.st_size
 
 
@@ -180,9 +189,11 @@ class StoreFiles:
             if any(_SEGMENT_NAME.fullmatch(name) for name in names):
                 raise NoStore(self.path, "holds commitlog files; give the directory above it")
             if "store" in names:
-                raise NoStore(self.path, f"is no store; did you mean {self.path.rstrip('/')}/store?")
+                raise NoStore(self.path, f"is not a store; did you mean {self.path.rstrip('/')}/store?")
             why = (
-                "has no commitlog/: it is no store of duemq or RocketMQ" if names else "is empty: no broker wrote here"
+                "has no commitlog/, so it is not a duemq or RocketMQ store"
+                if names
+                else "is empty: no broker wrote here"
             )
             raise NoStore(self.path, why)
         found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name)]
@@ -220,7 +231,7 @@ class StoreFiles:
         head = self.read(first.path, 0, 8)
         magic = struct.unpack(">iI", head)[1] if len(head) == 8 else 0
         if magic not in (0, MAGIC_V1, MAGIC_V2, MAGIC_END) and not self._is_any_record(first):
-            raise NoStore(self.path, f"{first.path} starts with {head.hex()}: this is no commitlog of RocketMQ's")
+            raise NoStore(self.path, f"{first.path} starts with {head.hex()}: this is not a RocketMQ commitlog")
 
     def _is_any_record(self, segment: Segment) -> bool:
         size = min(segment.size, 4 << 20)
@@ -459,7 +470,8 @@ class StoreFiles:
 
     def units_at(self, topic: str, queue_id: int, first: int, count: int) -> NDArray[Any]:
         """Return `count` units of a consume queue from a queue offset on, as UNITS; zeros where there are none. The
-        topic may be any text, even one that cannot name a directory."""
+        topic may be any text, even one that cannot name a directory. Addresses in consumequeue_ext are looked up, see
+        `storage.queues.extension`."""
         if not _can_be_topic(topic):
             return np.zeros(count, UNITS)
         file_size, size = self._queue_file_size, UNITS.itemsize
@@ -476,7 +488,79 @@ class StoreFiles:
                 data = b""
             parts.append(data.ljust(stop - at, b"\0"))
             at = stop
-        return np.frombuffer(b"".join(parts), UNITS)
+        return self._looked_up(topic, queue_id, np.frombuffer(b"".join(parts), UNITS), _TABLE.deliver_time)
+
+    def _looked_up(
+        self, topic: str, queue_id: int, units: NDArray[Any], deliver_time: Callable[[int, int], int]
+    ) -> NDArray[Any]:
+        """Return units of a queue with tags codes in place of addresses. `deliver_time`: returns the deliver time of
+        a record that nothing else tells, or _NOT_KNOWN: then the address stays."""
+        codes = units["tags_code"].astype(np.int64)
+        is_address = codes <= extension.EXT_ADDRESS_MAX
+        if not is_address.any():
+            return units
+        folder = f"{extension.DIRECTORY}/{topic}/{queue_id}"
+        files = [(int(name), f"{folder}/{name}") for name, size in self.sizes(folder) if is_segment(name) and size]
+
+        def read_file(path: str, at: int, size: int) -> bytes:
+            try:
+                return self.read(path, at, size)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                return b""  # a running broker has removed the file
+
+        def read(offset: int, size: int) -> bytes:
+            return extension.read_of(files, read_file, offset, size)
+
+        is_level = topic == SCHEDULE_TOPIC
+
+        def own_code(told: Summary) -> int | None:
+            code = tags_code(topic, told, deliver_time)
+            return None if is_level and code == _NOT_KNOWN else code
+
+        found = extension.codes_of(units, self._summaries, own_code, read, is_level=is_level)
+        return extension.with_codes(units, found)
+
+    def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
+        """Return what the records of units tell; None for those that have none. Neighbours are read together. Raises
+        CannotRead."""
+        places = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
+        found = list[Summary | None]([None]) * len(units)
+        group: list[tuple[int, int, int]] = []
+        begin = end = 0
+        for offset, noted, row in sorted(places):
+            size = noted
+            if size in MARK_SIZES or size > _READ_SIZE:  # it is marked, or large, or the unit is damaged
+                size = int.from_bytes(self._bytes_at(offset, 4), "big", signed=True)
+            if not end <= offset <= end + _GAP or offset + size > begin + _READ_SIZE:
+                self._summarize(group, found)
+                group, begin = [], offset
+            group.append((offset, size, row))
+            end = offset + max(size, 0)
+        self._summarize(group, found)
+        return found
+
+    def _summarize(self, group: list[tuple[int, int, int]], found: list[Summary | None]) -> None:
+        """Note the summaries of neighbouring records: physical offset, size and row of each, in ascending order."""
+        if group:
+            begin, end = group[0][0], group[-1][0] + group[-1][1]
+            data = self._bytes_at(begin, end - begin)
+            for offset, size, row in group:
+                found[row] = summarize(data[offset - begin : offset - begin + size], offset) if size > 0 else None
+
+    def _bytes_at(self, offset: int, size: int) -> bytes:
+        """Return bytes of the commitlog, fewer where there is none. Raises CannotRead."""
+        parts = list[bytes]()
+        for segment in self.segments:
+            start, stop = max(offset, segment.first_offset), min(offset + size, segment.end)
+            if start < stop:
+                try:
+                    parts.append(self.read(segment.path, start - segment.first_offset, stop - start))
+                except OSError as error:
+                    if error.errno not in _ABSENT:
+                        raise
+        return b"".join(parts)
 
     @cached_property
     def _queue_file_size(self) -> int:
@@ -484,7 +568,17 @@ class StoreFiles:
         return max((file.size for file in self.queue_files()), default=DEFAULT_QUEUE_FILE_SIZE)
 
     def units(self, file: QueueFile) -> NDArray[Any]:
-        """Return the units of a file of a consume queue, as UNITS, without the zeros behind the last one."""
+        """Return the units of a file of a consume queue, as UNITS, without the zeros behind the last one. Addresses in
+        consumequeue_ext are looked up, see `storage.queues.extension`."""
+        return self._looked_up(file.topic, file.queue_id, self.stored_units(file), _TABLE.deliver_time)
+
+    def units_to_copy(self, file: QueueFile) -> NDArray[Any]:
+        """As `units`, for another store; where only the broker's table of delay levels tells a deliver time, the
+        address stays, and the broker finds the time."""
+        return self._looked_up(file.topic, file.queue_id, self.stored_units(file), lambda level, stored: _NOT_KNOWN)
+
+    def stored_units(self, file: QueueFile) -> NDArray[Any]:
+        """Return the units of a file of a consume queue as they are stored, else as `units` does."""
         size = file.size
         if self.is_local:
             size = min(size, self._written(Segment(0, file.path, file.size)))
@@ -598,7 +692,7 @@ class StoreFiles:
                 except BodyError as error:
                     why = why or f"{self.path.rstrip('/')}/{path}: {error}"
         if why:
-            raise CannotRead(f"{why}; put back one that is whole, or move it away")
+            raise CannotRead(f"{why}; restore an intact copy, or move it away")
         return None
 
     def table(self, name: str, content: str) -> dict[str, Any]:
@@ -607,7 +701,7 @@ class StoreFiles:
         found = (self.json(name) or {}).get(content) or {}
         if not isinstance(found, dict):
             where = f"{self.path.rstrip('/')}/{name}"
-            raise CannotRead(f"{where}: its {content} is no table; put back one that is whole, or move it away")
+            raise CannotRead(f"{where}: its {content} is not a table; restore an intact copy, or move it away")
         return found
 
     def check_files(self) -> None:

@@ -4,6 +4,8 @@ file                                       string, of the store: consumequeue/<t
 file_size                                  int64, in bytes
 topic, queue_id, queue_offset              string, int32, int64
 physical_offset, record_size, tags_code    int64, int32, int64
+
+An address in consumequeue_ext stays one: the archive has the files of that directory, too.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def archive(task: QueuesTask) -> int:
     """Archive some files; return the number of units. Raises JobError, OSError."""
     tables = []
     for file in task.files:
-        units = task.store.units(file)
+        units = task.store.stored_units(file)
         count = len(units)
         columns = {
             "file": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([file.path])),
@@ -66,7 +68,7 @@ def restore(task: tuple[Directory, str, str]) -> int:
         rows = table.filter(pa.array(indices == code))
         target = os.path.normpath(os.path.join(directory, os.path.relpath(name, "consumequeue")))
         if not target.startswith(os.path.join(os.path.normpath(directory), "")):
-            raise JobError(f"{path}: names the file {name}, which is no consume queue's")
+            raise JobError(f"{path}: names the file {name}, which is not part of a consume queue")
         units = np.zeros(rows.num_rows, UNITS)
         units["physical_offset"] = rows["physical_offset"].to_numpy()
         units["size"] = rows["record_size"].to_numpy()

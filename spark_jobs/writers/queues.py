@@ -112,7 +112,7 @@ def _file_of(
     offset of the first record in the files behind, -1 without one, and its tags code; `end`: the end of the queue's
     last record."""
     following, code = behind
-    old = task.store.units(file)
+    old = task.store.units_to_copy(file)
     units = np.empty(len(old), UNITS)
     is_there = new >= 0
     next_there = _next(new, following, is_there)

@@ -10,7 +10,7 @@ from typing import Final
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
-from duemq.spark_jobs.writers.place import SCRATCH
+from duemq.spark_jobs.writers.new_directory import SCRATCH
 
 _BEGUN: Final = f"{SCRATCH}/begun"
 

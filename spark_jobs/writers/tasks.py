@@ -15,7 +15,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
 from duemq.spark_jobs.store.local_files import reason
 from duemq.spark_jobs.worker import settle
-from duemq.spark_jobs.writers.place import Place
+from duemq.spark_jobs.writers.new_directory import NewDirectory
 from duemq.spark_jobs.writers.processes import Worker
 
 Item = TypeVar("Item")
@@ -93,7 +93,7 @@ class Processes:
 class SparkTasks:
     """Runs tasks in Spark, each as a job of its own, so that results arrive while other tasks run."""
 
-    def __init__(self, spark: Any, place: Place | Anywhere) -> None:
+    def __init__(self, spark: Any, place: NewDirectory | Anywhere) -> None:
         self._context = spark.sparkContext
         self._place = place
         self._threads = ThreadPoolExecutor(max(1, int(self._context.defaultParallelism)))
@@ -122,7 +122,7 @@ class Anywhere(NamedTuple):
     mark: str | None = None
 
 
-def runner(place: Place | Anywhere, spark: Any = None, workers: int | None = None) -> Runner:
+def runner(place: NewDirectory | Anywhere, spark: Any = None, workers: int | None = None) -> Runner:
     """Return a runner for tasks that write into a place: Spark's if a session is given, else one with `workers`
     processes (by default as many as there are cores; 1: none)."""
     if spark is not None:

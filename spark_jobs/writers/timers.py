@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import Found
+from duemq.scheduler.timers.files.formats import StartFacts
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
@@ -20,7 +20,7 @@ from duemq.storage.files import OsFiles
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.spark_jobs.compact.state import Timers
+    from duemq.spark_jobs.compact.state import TimerProgress
     from duemq.spark_jobs.writers.spill import OffsetMap
 
     Integers = NDArray[np.int64]
@@ -29,7 +29,7 @@ _AT_ONCE: Final = 1 << 16
 
 
 def write(
-    root: str, timers: Timers, offsets: OffsetMap, newest: tuple[int, int], log_end: int, found: Found
+    root: str, timers: TimerProgress, offsets: OffsetMap, newest: tuple[int, int], log_end: int, found: StartFacts
 ) -> formats.TimerNote | None:
     """Write the timers' files into a store. `newest`: new physical offset and size of the message that was put into the
     wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends; `found`: records that stay though their
@@ -90,7 +90,7 @@ def write(
     return note
 
 
-def _mark_newest(log: TimerLog, timers: Timers, newest: tuple[int, int]) -> None:
+def _mark_newest(log: TimerLog, timers: TimerProgress, newest: tuple[int, int]) -> None:
     """Make the log's last unit that of the message put into the wheel last, since Apache's broker goes on behind that
     one: a unit that stands for no message, in a slot of the past. duemq does the same at each clean stop."""
     physical, size = newest

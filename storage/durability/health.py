@@ -38,7 +38,8 @@ _ERRORS: dict[Verdict, type[StoreError]] = {
 
 
 class Health:
-    """The verdict on one store. `on_change` is called after each change, in the thread that made it."""
+    """The verdict on one store. `on_change` is called after each change, in the thread that made it, except for those
+    within `making_room`, which takes its own change back."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change

@@ -3,17 +3,16 @@ a worker, so that waiting for the disk holds up nothing else."""
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Protocol
 
 from duemq.storage.durability.checkpoint import Checkpoint, save
-from duemq.storage.errors import NotDurable
 from duemq.storage.files import File, Files
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.queues.consume_queue import ConsumeQueue
+from duemq.storage.queues.extension import extension_of
 
 
 class Lane(Enum):
@@ -29,7 +28,7 @@ class Lane(Enum):
     """Disk space ahead of the commitlog's end."""
 
 
-class Workers(Protocol):
+class JobWorkers(Protocol):
     """Runs jobs in worker threads."""
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
@@ -83,16 +82,21 @@ class CheckpointJob:
         self._queue_files: list[File] = []
         self.names: list[tuple[ConsumeQueue, int]] = []
         """By queue with new files: the number of files whose names are durable when the job has run."""
+        self._extensions: list[str] = []
         for queue, start in queues:
             self._queue_files += queue.files_between(start, queue.written_offset)
             if queue.has_unsynced_names:
                 self.names.append((queue, queue.names_made))
+                if (directory := queue.extension_directory) is not None:
+                    self._extensions.append(directory)
 
     def run(self) -> None:
         """Sync the files, and write the checkpoint. Raises NotDurable if a sync failed, and OSError if a write did."""
         for file in self._queue_files:
             file.sync()
         for directory in _with_parents([queue.directory for queue, _ in self.names], self._queue_directory):
+            self._files.sync_directory(directory)
+        for directory in _with_parents(self._extensions, extension_of(self._queue_directory)):
             self._files.sync_directory(directory)
         for other in self._others:
             other()
@@ -129,13 +133,6 @@ class RemoveJob:
             self._files.sync_directory(os.path.dirname(directory))
         for first in stuck.values():
             raise first
-
-
-def has_no_room(error: BaseException) -> bool:
-    """Whether an error says that a disk is full, which casts no doubt on the bytes on it."""
-    if isinstance(error, NotDurable):
-        return False
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _with_parents(directories: list[str], root: str) -> list[str]:

@@ -43,9 +43,9 @@ from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import Moment
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.health import Verdict
-from duemq.storage.durability.jobs import CheckpointJob, FlushJob, Lane, RemoveJob, Workers, has_no_room
+from duemq.storage.durability.jobs import CheckpointJob, FlushJob, JobWorkers, Lane, RemoveJob
 from duemq.storage.durability.retention import Retention
-from duemq.storage.errors import NotDurable, NotInMemory, StoreError, StoreFull
+from duemq.storage.errors import NotDurable, NotInMemory, StoreError, StoreFull, has_no_room
 from duemq.storage.queues import check
 from duemq.storage.queues.consume_queue import UNIT, ConsumeQueue
 from duemq.storage.store import MessageStore
@@ -86,7 +86,7 @@ class DurabilityConfig:
     """Seconds between the times when units are put into the files of the consume queues."""
 
 
-class Part(Protocol):
+class CheckpointPart(Protocol):
     """A component whose state must be made durable with every checkpoint. Positions are physical offsets."""
 
     @property
@@ -183,9 +183,9 @@ class Durability:
     def __init__(
         self,
         store: MessageStore,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, CheckpointPart],
         retention: Retention,
-        workers: Workers,
+        workers: JobWorkers,
         config: DurabilityConfig,
         watcher: Watcher,
         now: Moment,
@@ -617,7 +617,7 @@ class Durability:
             self._expires_at_any_hour = False
         return _Steps(steps)
 
-    def _keep(self, part: Part, limit: int, now: Moment) -> bool:
+    def _keep(self, part: CheckpointPart, limit: int, now: Moment) -> bool:
         # Beyond the watermark nothing else would make room again. A disk that is really full takes nothing more.
         is_watermark = self._no_room.keys() == {_DISK}
         with self._store.health.making_room() if is_watermark else nullcontext():
@@ -639,7 +639,7 @@ class Durability:
             self._remove(queue.advance_min(self._store.log.begin))
         return queue is not None
 
-    def _expire_part(self, part: Part, _: Moment) -> bool:
+    def _expire_part(self, part: CheckpointPart, _: Moment) -> bool:
         paths = part.expire_some()
         self._remove(paths or [])
         return paths is not None
@@ -688,10 +688,13 @@ class Durability:
 
     def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
         """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
+        extension = self._store.extension_directory_of(topic)
+        # That of the queues goes last: the next start removes what is left of both.
+        directories = [directory] if extension is None else [extension, directory]
         # Files of a new topic may have these names.
-        for path in [path for path in self._expired if path.startswith(f"{directory}/")]:
+        for path in [path for path in self._expired if path.startswith(tuple(f"{each}/" for each in directories))]:
             del self._expired[path]
-        job = RemoveJob(self._store.files, (), (directory,))
+        job = RemoveJob(self._store.files, (), directories)
 
         def remove() -> None:
             # First, so that no start takes the records for messages if a part of the directory is left.

@@ -32,10 +32,9 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, Summary
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
-from duemq.storage.durability.jobs import has_no_room
-from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
+from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.origins import Origins
@@ -53,6 +52,7 @@ from duemq.storage.queues.consume_queue import (
     hole,
     place_of,
 )
+from duemq.storage.queues.extension import extension_of
 
 log = structlog.get_logger(__name__)
 
@@ -70,8 +70,8 @@ _CHECKED_FILES: Final = 3
 """Number of files at the end of the commitlog that RocketMQ reads at a start after a clean stop."""
 _PROGRESS_RECORDS: Final = 1 << 14
 
-TagsCode = Callable[[str, str, int, int], int]
-"""Returns the tags code of a record from its topic, property text, store time and prepared-transaction offset."""
+TagsCode = Callable[[str, Summary], int]
+"""Returns the tags code of a record of a topic."""
 
 
 @dataclass
@@ -245,7 +245,7 @@ class Recovery:
                 raise StoreFileSize(
                     error.path,
                     f"{error.why}. If all files of consume queues are of another size, set mappedFileSizeConsumeQueue "
-                    "to that, or make them anew with `duemq store repair` and the size that is set",
+                    "to that, or rebuild them with `duemq store repair` and the size that is set",
                 )
             else:
                 self._missing = error
@@ -262,6 +262,8 @@ class Recovery:
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
         for path in self._to_go:
+            extension = extension_of(self._queue_directory)
+            self._files.remove_tree(os.path.join(extension, os.path.relpath(path, self._queue_directory)))
             self._files.remove_tree(path)
         try:
             if self._missing is not None:
@@ -670,12 +672,8 @@ class Recovery:
         return max(log.segment_end(physical) - 2 * log.segment_size, log.begin, 1)
 
     def _code(self, queue: ConsumeQueue, record: ScannedRecord) -> int:
-        return self._tags_code(
-            queue.topic,
-            record.properties.decode("utf-8", "replace"),
-            record.store_timestamp,
-            record.prepared_transaction_offset,
-        )
+        text = record.properties.decode("utf-8", "replace")
+        return self._tags_code(queue.topic, Summary(record.store_timestamp, record.prepared_transaction_offset, text))
 
     def _timestamp_before(self, start: int) -> int:
         """Return the store time of the last record that ends at or before a position, according to the consume queues;

@@ -36,7 +36,7 @@ from duemq.protocol.records.record import (
 from duemq.storage.durability.health import Health, Verdict
 from duemq.storage.errors import RecordIllegal, RecordTooLarge, StoreError, StoreFull
 from duemq.storage.log.commitlog import Commitlog
-from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, Records
+from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, PackedRecords
 from duemq.storage.queues.consume_queue import UNIT, UNIT_SIZE, ConsumeQueue
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Appender:
         """Whether `add_copies` may be used: it writes IPv4 store hosts only, and no checksums."""
         return not self._store_flag and not self._with_checksums
 
-    def add_copies(self, records: Records, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
+    def add_copies(self, records: PackedRecords, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
         """Stage a copy of each record; all records must be of the usual kind. `which` has the number of each copy's
         queue in `queues`, `codes` has its tags code. `begin` comes before, `commit` after."""
         try:
@@ -210,7 +210,7 @@ class Appender:
             self._is_torn = True
             raise
 
-    def _add_copies(self, records: Records, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
+    def _add_copies(self, records: PackedRecords, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
         field_sizes = np.array([len(queue.topic_field) for queue in queues])
         sizes = records.sizes - (records.texts - records.topics) + field_sizes[which]
         ends = self._position + np.cumsum(sizes)

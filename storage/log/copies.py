@@ -58,7 +58,7 @@ def origin_of(prepared_transaction_offset: int) -> int | None:
     return prepared_transaction_offset or None
 
 
-class Records:
+class PackedRecords:
     """Whole records of given sizes, one after the other in `data`, which the caller keeps."""
 
     def __init__(self, data: Body, physical_offsets: Integers, sizes: Integers) -> None:
@@ -119,15 +119,15 @@ class Records:
             return None
         return self._rows()[:, int(self.texts[0] - self.starts[0]) + 2 :]
 
-    def part(self, which: slice | NDArray[np.int64]) -> Records:
+    def part(self, which: slice | NDArray[np.int64]) -> PackedRecords:
         """Return some of the records."""
-        result = Records.__new__(Records)
+        result = PackedRecords.__new__(PackedRecords)
         result.data, result._bytes = self.data, self._bytes
         for name in ("sizes", "starts", "heads", "topics", "texts", "ends", "is_usual"):
             setattr(result, name, getattr(self, name)[which])
         return result
 
-    def reordered(self, order: NDArray[np.int64]) -> Records:
+    def reordered(self, order: NDArray[np.int64]) -> PackedRecords:
         """Return all records in another order, before any is left out. Records of one size are moved, so that they stay
         the rows of a matrix: moving costs less than the slower code for records that are no matrix."""
         result = self.part(order)

@@ -21,7 +21,9 @@ NAME_DIGITS: Final = 20
 class Segments:
     """The files of one directory. Offsets are absolute: `begin` is the offset of the first file's first byte."""
 
-    def __init__(self, files: Files, directory: str, segment_size: int) -> None:
+    def __init__(self, files: Files, directory: str, segment_size: int, *, for_reading: bool = False) -> None:
+        """`for_reading`: nothing is to be written, so that the files need not be writable."""
+        self._for_reading = for_reading
         self.directory = directory
         self.segment_size = segment_size
         self._files = files
@@ -53,7 +55,7 @@ class Segments:
             path = os.path.join(self.directory, name)
             if int(name) % self.segment_size:
                 raise StoreFormatError(path, f"is not named by a multiple of the file size {self.segment_size}")
-            file = self._files.open(path)
+            file = self._files.open(path, for_reading=self._for_reading)
             size, base = file.size(), int(name)
             if size == 0 and name == names[-1]:
                 self._empty = path

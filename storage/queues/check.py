@@ -72,7 +72,7 @@ SizeOf = Callable[[int], int | None]
 """Returns the size of the record at a physical offset, None where that cannot be read; called by any thread."""
 
 
-class Segment(NamedTuple):
+class SegmentSummary(NamedTuple):
     """The noted facts of one file; see the module."""
 
     units: int
@@ -81,7 +81,7 @@ class Segment(NamedTuple):
     sizes: int
 
 
-_EMPTY: Final = Segment(0, 0, 0, 0)
+_EMPTY: Final = SegmentSummary(0, 0, 0, 0)
 
 
 class _Planned(NamedTuple):
@@ -120,7 +120,7 @@ class QueueCheck:
         self._path = path
         self._queue_directory = queue_directory
         self._segment_size = segment_size
-        self.segments: dict[Key, dict[int, Segment]] = {}
+        self.segments: dict[Key, dict[int, SegmentSummary]] = {}
         """The noted files of each queue, by the offset of a file's first byte."""
         self.removed: dict[str, int] = {}
         """Removed topics, and the physical offset before which their records belong to no queue."""
@@ -171,7 +171,7 @@ class QueueCheck:
             at += 2 + size
             if kind == _SEGMENT:
                 queue_id, base, *segment = _SEGMENT_ITEM.unpack_from(items, at)
-                self.segments.setdefault((topic, queue_id), {})[base] = Segment(*segment)
+                self.segments.setdefault((topic, queue_id), {})[base] = SegmentSummary(*segment)
                 self.unknown.discard((topic, queue_id))
                 at += _SEGMENT_ITEM.size
             elif kind == _FORGOTTEN:
@@ -227,7 +227,7 @@ class QueueCheck:
         return {path: self._files.open(path) for path in paths}
 
     @staticmethod
-    def _summed(topic: str, units: int, file: File, size_of: SizeOf) -> Segment:
+    def _summed(topic: str, units: int, file: File, size_of: SizeOf) -> SegmentSummary:
         found = _EMPTY
         for start in range(0, units * UNIT_SIZE, _READ_SIZE):
             data = file.read(start, min(_READ_SIZE, units * UNIT_SIZE - start))
@@ -265,7 +265,7 @@ class QueueCheck:
                 for queue in queues
                 if queue in offsets
             ]
-            changed: dict[Key, dict[int, Segment]] = {}
+            changed: dict[Key, dict[int, SegmentSummary]] = {}
             unread: dict[Key, _Planned] = {}
             items = bytearray()
             for queue in {**self._unread, **{queue.key: queue for queue in planned}}.values():
@@ -314,7 +314,7 @@ class QueueCheck:
         self._outdated = {key for key in self._outdated if key[0] != topic}
         self.unknown = {key for key in self.unknown if key[0] != topic}
 
-    def _read_on(self, queue: _Planned, known: dict[int, Segment]) -> Iterator[bytes]:
+    def _read_on(self, queue: _Planned, known: dict[int, SegmentSummary]) -> Iterator[bytes]:
         """Add the units that are to be noted to the known facts of a queue; yield the items that note them."""
         is_level = queue.topic == SCHEDULE_TOPIC
         start = max((base + segment.units * UNIT_SIZE for base, segment in known.items()), default=queue.files_begin)
@@ -332,7 +332,7 @@ class QueueCheck:
             yield _segment_item(queue.topic, queue.queue_id, base, segment)
             start = stop
 
-    def _append(self, items: bytes, recovery_offset: int, changed: dict[Key, dict[int, Segment]]) -> None:
+    def _append(self, items: bytes, recovery_offset: int, changed: dict[Key, dict[int, SegmentSummary]]) -> None:
         block = _block(items, recovery_offset)
         if self._at and self._at + len(block) <= self._capacity and self._files.exists(self._path):
             self._files.open(self._path).write_apart([(self._at, block)])
@@ -389,7 +389,7 @@ def _block(items: bytes, recovery_offset: int) -> bytes:
     return data + _CRC.pack(zlib.crc32(data))
 
 
-def _segment_item(topic: str, queue_id: int, base: int, segment: Segment) -> bytes:
+def _segment_item(topic: str, queue_id: int, base: int, segment: SegmentSummary) -> bytes:
     name = topic.encode()
     return bytes((_SEGMENT, len(name))) + name + _SEGMENT_ITEM.pack(queue_id, base, *segment)
 
@@ -407,16 +407,18 @@ def _forgotten_item(topic: str, queue_id: int) -> bytes:
 # --- sums
 
 
-def _add(segment: Segment, units: bytes, *, is_level: bool, size_of: SizeOf = lambda physical: None) -> Segment:
+def _add(
+    segment: SegmentSummary, units: bytes, *, is_level: bool, size_of: SizeOf = lambda physical: None
+) -> SegmentSummary:
     """Return the known facts of a file, with more units added."""
     count = len(units) // UNIT_SIZE
     if not is_level:
         last = int.from_bytes(units[-UNIT_SIZE : -UNIT_SIZE + 8], "big", signed=True) if count else segment.last
-        return Segment(segment.units + count, last, zlib.crc32(units, segment.crc), 0)
+        return SegmentSummary(segment.units + count, last, zlib.crc32(units, segment.crc), 0)
     array = np.frombuffer(units[: count * UNIT_SIZE], UNITS).copy()
     sizes = _sum_of_sizes(array, size_of)
     array["size"] = 0
-    return Segment(
+    return SegmentSummary(
         segment.units + count,
         int(array["physical_offset"][-1]) if count else segment.last,
         zlib.crc32(array.tobytes(), segment.crc),
@@ -434,6 +436,6 @@ def _sum_of_sizes(units: NDArray[np.void], size_of: SizeOf) -> int:
     return int(units["size"][~is_marked].astype(np.int64).sum()) + sum(known)
 
 
-def _agree(noted: Segment, found: Segment) -> bool:
+def _agree(noted: SegmentSummary, found: SegmentSummary) -> bool:
     is_same_size = _UNKNOWN in (noted.sizes, found.sizes) or noted.sizes == found.sizes
     return is_same_size and (noted.units, noted.crc) == (found.units, found.crc)

@@ -8,6 +8,9 @@
                                                     rmq_sys_wheel_timer as well, where RocketMQ does not read it
     all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
 
+Where RocketMQ has enableConsumeQueueExt, or duemq, the files have addresses in place of tags codes; readers of this
+class do not see that, except for an address that leads nowhere (see `extension`).
+
 A message of a delay level that was withdrawn (cancelled, or appended once more to wait on) has the size 1 in its unit:
 RocketMQ, finding no record of that size, goes on to the next. It does the same where the size is 2: in a stopped store
 that is a message that was delivered before others in front of it.
@@ -35,9 +38,11 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from duemq.storage.errors import has_no_room
 from duemq.storage.files import File, Files
 from duemq.storage.log.marks import Marks
 from duemq.storage.log.segments import Segments
+from duemq.storage.queues.extension import Extension, addresses_in, has_addresses
 from duemq.storage.queues.tag_blocks import TagBlocks
 
 UNIT: Final = struct.Struct(">qiq")
@@ -59,8 +64,13 @@ FOLLOWING: Final = 1 << 62
 """Value added, in the tags code of a unit that stands for no record, to the physical offset where the following records
 begin. No hash is as large."""
 _PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
+_LOOKED_AT: Final = 1 << 16
+"""Units that are searched for addresses at a time."""
 
 Watcher = Callable[["ConsumeQueue"], None]
+LookUp = Callable[[str, bytes], bytes]
+"""Returns units of a topic's queue with the tags codes of their records in place of addresses. Raises NotInMemory,
+OSError."""
 
 
 def hole(physical: int, following: int) -> bytes:
@@ -79,8 +89,12 @@ class ConsumeQueue:
     """Units of one queue. Queue offsets count units."""
 
     __slots__ = (
+        "_extension",
         "_is_padded",
+        "_look_up",
+        "_looked_to",
         "_marks",
+        "_names_synced",
         "_segments",
         "is_held",
         "min_offset",
@@ -96,7 +110,19 @@ class ConsumeQueue:
         "watchers",
     )
 
-    def __init__(self, files: Files, directory: str, segment_size: int, topic: str, queue_id: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        segment_size: int,
+        topic: str,
+        queue_id: int,
+        extension: Extension | None = None,
+        look_up: LookUp | None = None,
+    ) -> None:
+        """Make a queue without units; `load` finds those in its files. `extension`: None where the store has none for
+        this queue, and none is to be written: then `look_up` finds the tags codes of units that have addresses
+        nevertheless."""
         self.topic = topic
         self.queue_id = queue_id
         encoded = topic.encode()
@@ -125,6 +151,12 @@ class ConsumeQueue:
         self.watchers: tuple[Watcher, ...] = ()
         """Functions called once after each append to this queue; they must not raise."""
         self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
+        self._extension = extension
+        self._look_up = look_up
+        self._looked_to = 0
+        """Queue offset before which no unit has an address, as far as `advance_min` has looked."""
+        self._names_synced = 0
+        """Number of files made whose names are durable."""
 
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.topic!r}, {self.queue_id}, {self.min_offset}..{self.next_offset})"
@@ -146,6 +178,14 @@ class ConsumeQueue:
 
     def read(self, offset: int, count: int) -> bytes:
         """Return up to `count` units from a queue offset on, as bytes; none outside the queue."""
+        return self._read(offset, count, is_stored=False)
+
+    def read_stored(self, offset: int, count: int) -> bytes:
+        """As `read`, with addresses as they are stored: for readers that do not look at tags codes."""
+        return self._read(offset, count, is_stored=True)
+
+    def _read(self, offset: int, count: int, *, is_stored: bool) -> bytes:
+        """Read units; `is_stored`: with addresses as they are stored."""
         count = min(count, self.next_offset - offset)
         if count <= 0:
             return b""
@@ -155,13 +195,23 @@ class ConsumeQueue:
             units = bytes(self.tail[at : at + count * UNIT_SIZE])
         else:
             units = self._segments.read(offset * UNIT_SIZE, min(count, written - offset) * UNIT_SIZE)
+            if not is_stored:
+                if self._extension is not None:
+                    units = self._extension.translate(units)
+                elif self._look_up is not None and has_addresses(units):
+                    units = self._look_up(self.topic, units)
             if offset + count > written:
                 units += self.tail[: (offset + count - written) * UNIT_SIZE]
         return units if self._marks is None else self._marks.over(offset * UNIT_SIZE, units)
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
         """Return the physical offset, size and tags code of one unit, or None outside the queue."""
-        units = self.read(offset, 1)
+        units = self._read(offset, 1, is_stored=False)
+        return UNIT.unpack(units) if units else None
+
+    def _stored_unit(self, offset: int) -> tuple[int, int, int] | None:
+        """As `unit`, with an address as it is stored."""
+        units = self._read(offset, 1, is_stored=True)
         return UNIT.unpack(units) if units else None
 
     def mark(self, offset: int, size: int) -> None:
@@ -190,10 +240,10 @@ class ConsumeQueue:
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
         """Return the first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true
-        along the queue; `high` if there is none."""
+        along the queue; `high` if there is none. `holds` gets addresses as they are stored."""
         while low < high:
             middle = (low + high) // 2
-            unit = self.unit(middle)
+            unit = self._stored_unit(middle)
             if unit is not None and holds(*unit):
                 high = middle
             else:
@@ -208,6 +258,10 @@ class ConsumeQueue:
             return
         position = self.written_offset * UNIT_SIZE
         data = bytes(self.tail)
+        extension = self._extension
+        is_extended = extension is not None and extension.is_written
+        if extension is not None and is_extended:
+            data = self._extended(extension, data)
         if not len(self._segments):
             self._is_padded = False
             self._segments.ensure(position)
@@ -218,16 +272,56 @@ class ConsumeQueue:
         while self._segments.end < end:
             self._segments.ensure(self._segments.end)
         self._segments.write(position, data)
+        if extension is not None and is_extended:
+            extension.wrote()
         self.tail.clear()
 
+    def _extended(self, extension: Extension, units: bytes) -> bytes:
+        """Return units with addresses in place of the tags codes that are now in the extension. Where it cannot be
+        written, the units stay as they are: these ones if there is no room, else also all further ones."""
+        try:
+            if not extension.is_end_known:
+                extension.go_on_behind(self._last_address)
+            return extension.write(units) if extension.is_written else units
+        except OSError as error:
+            if not has_no_room(error):
+                extension.write_no_more(error)
+            return units
+
+    def _last_address(self) -> int | None:
+        """Return the last address in the files; None without one. Raises OSError."""
+        end = self.written_offset
+        first = self._segments.begin // UNIT_SIZE
+        while end > first:
+            start = max(first, end - _LOOKED_AT)
+            addresses = addresses_in(self._segments.read(start * UNIT_SIZE, (end - start) * UNIT_SIZE))
+            if len(addresses):
+                return int(addresses.max())  # a damaged last one may be lower
+            end = start
+        return None
+
     def files_between(self, start: int, end: int) -> list[File]:
-        """Return the files with the units of a range of queue offsets."""
-        return self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
+        """Return the files with the units of a range of queue offsets, those of the extension first."""
+        files = self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
+        extension = self._extension
+        if extension is None or not extension.is_written:
+            return files
+        for at in range(start, end, _LOOKED_AT):
+            count = min(end - at, _LOOKED_AT)
+            addresses = addresses_in(self._segments.read(at * UNIT_SIZE, count * UNIT_SIZE))
+            if len(addresses):
+                return extension.files_from(int(addresses.min())) + files
+        return files
 
     @property
     def directory(self) -> str:
         """The directory of the files."""
         return self._segments.directory
+
+    @property
+    def extension_directory(self) -> str | None:
+        """The directory of the extension's files; None where there are no files: then it may be missing, too."""
+        return self._extension.directory if self._extension is not None and self._extension.has_files else None
 
     def files(self) -> list[File]:
         """Return all files, oldest first."""
@@ -245,17 +339,17 @@ class ConsumeQueue:
 
     @property
     def names_made(self) -> int:
-        """Number of files made so far."""
-        return self._segments.names_made
+        """Number of files made so far, with those of the extension."""
+        return self._segments.names_made + (self._extension.names_made if self._extension is not None else 0)
 
     @property
     def has_unsynced_names(self) -> bool:
         """Whether a file's name in the directory is not durable yet."""
-        return self._segments.names_made != self._segments.names_synced
+        return self.names_made != self._names_synced
 
     def note_names_synced(self, names: int) -> None:
         """Note that the names of the first `names` files made are durable."""
-        self._segments.names_synced = max(self._segments.names_synced, names)
+        self._names_synced = max(self._names_synced, names)
 
     def start_at(self, offset: int) -> None:
         """Set the first offset of an empty queue."""
@@ -273,10 +367,23 @@ class ConsumeQueue:
         """Find the files, changing nothing. The end of the units in them is not known until `cut`: `next_offset` is the
         end of the last file. Raises StoreFormatError."""
         self._segments.load()
+        self._load_extension()
         self.tail.clear()
         self.tags = TagBlocks()
         self.min_offset = self._segments.begin // UNIT_SIZE
         self.next_offset = self._segments.end // UNIT_SIZE
+
+    def _load_extension(self) -> None:
+        if self._extension is not None:
+            self._extension.load()
+        self._looked_to = 0
+
+    def _note_cut(self) -> None:
+        """Note that units were removed at the end: the next units of the extension follow the last one that is used."""
+        self.tags = TagBlocks()
+        self._looked_to = 0
+        if self._extension is not None:
+            self._extension.is_end_known = False
 
     def cut(self, before: int) -> None:
         """Remove the units whose records do not end at or before a physical offset."""
@@ -287,7 +394,7 @@ class ConsumeQueue:
 
         first = self._segments.begin // UNIT_SIZE
         self.next_offset = self.first_where(first, self.next_offset, beyond)
-        self.tags = TagBlocks()
+        self._note_cut()
         self._segments.clear_from(self.next_offset * UNIT_SIZE)
         self.min_offset = min(self.min_offset, self.next_offset)
 
@@ -295,7 +402,7 @@ class ConsumeQueue:
         """Remove the units from a queue offset on."""
         self.write_tail()
         self.next_offset = offset
-        self.tags = TagBlocks()
+        self._note_cut()
         self.min_offset = min(self.min_offset, offset)
         self._segments.clear_from(offset * UNIT_SIZE)
 
@@ -306,10 +413,26 @@ class ConsumeQueue:
         def is_left(physical: int, size: int, code: int) -> bool:
             return place_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
 
-        first = self.unit(self.min_offset)
+        first = self._stored_unit(self.min_offset)
         if first is None or not is_left(*first):
             self.min_offset = self.first_where(self.min_offset, self.next_offset, is_left)
-        return self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
+        paths = self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
+        return paths + self._drop_extension()
+
+    def _drop_extension(self) -> list[str]:
+        """Forget the files of the extension that no unit needs any more, looking at the next _LOOKED_AT units. Returns
+        their paths."""
+        extension = self._extension
+        if extension is None or not extension.has_files:
+            return []
+        start = max(self._looked_to, self.min_offset)
+        count = max(0, min(_LOOKED_AT, self.written_offset - start))
+        addresses = addresses_in(self._segments.read(start * UNIT_SIZE, count * UNIT_SIZE) if count else b"")
+        if len(addresses):
+            return extension.drop_before(int(addresses.min()))
+        self._looked_to = start + count
+        is_needed = self._looked_to < self.written_offset or extension.is_written
+        return [] if is_needed else extension.drop_before(None)
 
     def keep_before(self, base: int, offset: int) -> None:
         """Remove the files from one on, given by the offset of its first byte, and all units from a queue offset on;
@@ -326,6 +449,8 @@ class ConsumeQueue:
     def close(self) -> None:
         """Close the descriptors."""
         self._segments.close()
+        if self._extension is not None:
+            self._extension.close()
 
     def forget(self) -> None:
         """Forget the files of a queue that no longer exists, and close them; the caller removes them. Users that still
@@ -334,11 +459,15 @@ class ConsumeQueue:
         self._marks = None
         self.is_held = True
         self._segments.forget_all()
+        if self._extension is not None:
+            self._extension.forget()
 
     def remove(self) -> None:
         """Remove the files, and start anew from 0. Raises OSError."""
         self.tail.clear()
         self._marks = None
         self.next_offset = self.min_offset = 0
-        self.tags = TagBlocks()
+        self._note_cut()
         self._segments.remove_all()
+        if self._extension is not None:
+            self._extension.remove()

@@ -19,6 +19,7 @@ from duemq.storage.files import File
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
+from duemq.storage.queues.extension import EXT_ADDRESS_MAX
 from duemq.storage.queues.tag_blocks import BLOCK, hashes
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ _AHEAD_BYTES: Final = 512 << 20
 """Most bytes that one job reads ahead: a queue with more to read is late for other reasons."""
 _AHEAD_GAP: Final = 16 << 10
 """Largest gap, in bytes, between records that are read with one request to the disk."""
-
-EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""The largest tags code that is an address in RocketMQ's consumequeue_ext: the consumer looks at the tags itself."""
 
 _NO_RECORD: Final = (PADDING_SIZE, *MARK_SIZES)
 _units = UNIT.iter_unpack
@@ -85,7 +83,8 @@ def find(
     queue: ConsumeQueue | None, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
 ) -> Pulled:
     """Look for messages from a queue offset on: at most `max_count`, together at most `max_size` bytes unless the first
-    one alone is larger, with one of the tags codes (None: all). `begin` is the commitlog's oldest offset."""
+    one alone is larger, with one of the tags codes (None: all), or with an address in place of the tags code: then the
+    consumer looks at the tags itself. `begin` is the commitlog's oldest offset."""
     if queue is None:
         return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0)
     low, high = queue.min_offset, queue.next_offset
@@ -97,7 +96,7 @@ def find(
         return Pulled(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
     if offset > high:
         return Pulled(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
-    data = queue.read(offset, MAX_UNITS if codes is not None else max_count)
+    data = queue.read(offset, MAX_UNITS) if codes is not None else queue.read_stored(offset, max_count)
     if codes is not None and high - offset > _LOOKED_ONE_BY_ONE and len(codes) <= _MAX_SOUGHT:
         candidate = _first_candidate(queue, offset, data, codes)
         if candidate < offset + MAX_UNITS:
@@ -126,7 +125,7 @@ def _first_candidate(queue: ConsumeQueue, offset: int, data: bytes, codes: froze
     for _ in range(_MAX_CHUNKS):
         offset = min(max(offset, tags.next_block(offset // BLOCK, wanted) * BLOCK), queue.next_offset)
         try:
-            data = queue.read(offset, _CHUNK - offset % BLOCK)
+            data = queue.read_stored(offset, _CHUNK - offset % BLOCK)  # an address may be anything
         except NotInMemory:
             break  # what is passed over already is known now, however long the reads take
         found, at = _search(data, codes)

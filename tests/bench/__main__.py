@@ -1,7 +1,7 @@
 """Benchmarks of duemq's broker and Apache's 4.9.7. Both are started in turn on this machine, with the same clients. The
 cases of timers (figures whose names begin with `timers`, `beside` and `mix`) and of ACL 2.0 (`users`) use Apache's
 5.3.3, since 4.9.7 has neither. The cases of the Spark jobs (`spark`) are compared only with naive programs for the same
-tasks, and those of the MQTT bridge (`mqtt`) with Mosquitto alone.
+tasks, those of the MQTT bridge (`mqtt`) with Mosquitto alone, and `python_shape` with aiokafka and Apache Kafka.
 
     python -m tests.bench [--rounds 2] [--tiny] [--big] [--only CASE ...]      (make bench)
 
@@ -28,6 +28,7 @@ from tests.bench import (
     acl_cases,
     cases,
     client_cases,
+    kafka_cases,
     level_cases,
     mqtt_cases,
     pressure_cases,
@@ -43,6 +44,7 @@ from tests.bench.figures import Figures, median, table
 NAMES = (
     *cases.NAMES,
     *client_cases.NAMES,
+    *kafka_cases.NAMES,
     *acl_cases.NAMES,
     *tls_cases.NAMES,
     *tag_cases.NAMES,
@@ -82,6 +84,7 @@ def main() -> None:
     )
     of_5 = {**acl_cases.FIGURES_OF_USERS, **timer_cases.FIGURES, **pressure_cases.FIGURES}
     print(table(of_5, theirs, mine, "Apache 5.3.3"))
+    print(table(kafka_cases.FIGURES, theirs, mine, "aiokafka"))
     print(table(spark_cases.FIGURES, theirs, mine, "nothing like it"))
     print(table(mqtt_cases.FIGURES, theirs, mine, "Mosquitto only"))
     if not arguments.tiny and not arguments.only:
@@ -109,6 +112,7 @@ async def one_broker(
     """Return the figures of some cases for one broker."""
     figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
     figures |= await client_cases.run(make, directory, client_cases.TINY if tiny else client_cases.REAL, only, say)
+    figures |= await kafka_cases.run(make, directory, kafka_cases.TINY if tiny else kafka_cases.REAL, only, say)
     figures |= await acl_cases.run(make, directory, acl_cases.TINY if tiny else acl_cases.REAL, only, say)
     figures |= await tls_cases.run(make, directory, tls_cases.TINY if tiny else tls_cases.REAL, only, say)
     figures |= await tag_cases.run(make, directory, tag_cases.TINY if tiny else tag_cases.REAL, only, say)

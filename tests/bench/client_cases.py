@@ -106,14 +106,13 @@ async def _start(times: int, *arguments: str) -> float:
 
 
 async def _measure(broker: Broker, count: int, kind: str) -> dict[str, Any]:
+    return await measure("tests.bench.python_client", broker.nameserver, count, kind)
+
+
+async def measure(program: str, address: str, count: int, kind: str) -> dict[str, Any]:
+    """Run a client program, `python_client` or `kafka_client`, in a process of its own and return what it printed."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.bench.python_client",
-        broker.nameserver,
-        str(count),
-        kind,
-        stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", program, address, str(count), kind, stdout=asyncio.subprocess.PIPE
     )
     out, _ = await child.communicate()
     if child.returncode != 0:

@@ -1,14 +1,15 @@
 """A program that sends or receives with duemq's client, in a process of its own, and prints what it measured as a line
 of JSON.
 
-    python -m tests.bench.python_client HOST:PORT COUNT many|each|single|handle|take
+    python -m tests.bench.python_client HOST:PORT COUNT many|each|single|handle|iterate|take
 
 `many`: send_many. `each`: send_each, which keeps no results, with the growth of this process's memory. `single`: one
 `send` for each message, IN_FLIGHT of them at a time. Messages of 1 KiB; the loop is asyncio's own, as most users have
 it. A warm-up of a fifth of the messages comes before; the results are checked.
 
-`handle`: a consumer with a handler takes a backlog of COUNT messages, which this program has sent before; `take`: one
-without a handler does, with receive_many and ack. The first fifth is the warm-up. Each message has to come once.
+`handle`: a consumer with a handler takes a backlog of COUNT messages, which this program has sent before; `iterate` and
+`take`: one without a handler does, with `async for` or receive_many, and ack. The first fifth is the warm-up. Each
+message has to come once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from tests.bench.measure import memory
 TOPIC = "python"
 BODY = b"x" * 1024
 IN_FLIGHT = 256
+TAKEN = 256
+"""Messages that `take` asks for at a time."""
 
 
 async def many(producer: Producer, count: int) -> None:
@@ -83,13 +86,12 @@ class Received:
         self.figures: dict[str, float] = {}
         self.is_all = asyncio.Event()
 
-    def note(self, message: ReceivedMessage) -> None:
+    def note(self, queue_id: int, queue_offset: int, body: bytes) -> None:
         """Count a message."""
         self._seen += 1
-        queue_id = message.queue.queue_id
-        self._offsets[queue_id] = self._offsets.get(queue_id, 0) + message.queue_offset + 1
-        if len(message.body) != len(BODY):
-            raise RuntimeError(f"a body of {len(message.body)} bytes")
+        self._offsets[queue_id] = self._offsets.get(queue_id, 0) + queue_offset + 1
+        if len(body) != len(BODY):
+            raise RuntimeError(f"a body of {len(body)} bytes")
         if self._seen == self._warm:
             self._measurement = Measurement()
         if self._seen == self._count and self._measurement is not None:
@@ -108,18 +110,29 @@ async def handle(consumer: Consumer, received: Received) -> None:
     await received.is_all.wait()
 
 
+async def iterate(consumer: Consumer, received: Received) -> None:
+    async for message in consumer:
+        received.note(message.queue.queue_id, message.queue_offset, message.body)
+        await message.ack()
+        if received.is_all.is_set():
+            break
+
+
 async def take(consumer: Consumer, received: Received) -> None:
     while not received.is_all.is_set():
-        for message in await consumer.receive_many(256):
-            received.note(message)
+        for message in await consumer.receive_many(TAKEN):
+            received.note(message.queue.queue_id, message.queue_offset, message.body)
             await message.ack()
+
+
+_RECEIVE = {"handle": handle, "iterate": iterate, "take": take}
 
 
 async def receive(nameserver: str, count: int, kind: str) -> dict[str, float]:
     received = Received(count)
 
     async def on_message(message: ReceivedMessage) -> None:
-        received.note(message)
+        received.note(message.queue.queue_id, message.queue_offset, message.body)
 
     async with Producer(nameserver) as producer:
         results = await producer.send_many(Message(f"python-{kind}", BODY) for _ in range(count))
@@ -131,7 +144,7 @@ async def receive(nameserver: str, count: int, kind: str) -> dict[str, float]:
     consumer = Consumer(f"readers-{kind}", on_message if kind == "handle" else None, **options)
     consumer.subscribe(f"python-{kind}")
     async with consumer:
-        await (handle if kind == "handle" else take)(consumer, received)
+        await _RECEIVE[kind](consumer, received)
     received.check(ends)
     return received.figures
 
@@ -146,7 +159,7 @@ async def send(nameserver: str, count: int, kind: str) -> dict[str, float]:
 
 
 async def main(nameserver: str, count: int, kind: str) -> None:
-    measure = receive if kind in ("handle", "take") else send
+    measure = receive if kind in _RECEIVE else send
     print(json.dumps(await measure(nameserver, count, kind)))
 
 

@@ -1,10 +1,10 @@
 """What it takes to find the few messages of a rare tag in a long queue: three groups walk the whole queue, one after
-the other, over numbers of other tags and rarities."""
+the other, over numbers of other tags and rarities, and once with the tags codes in consumequeue_ext."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,40 +33,59 @@ class Sizes:
 
 
 _KINDS: Final = ((4, 100), (4, 10_000), (4, 100_000), (64, 100_000))
+_EXTENDED: Final = (4, 10_000)
 REAL = Sizes(300_000, _KINDS)
 TINY = Sizes(3000, ((4, 1000),))
 
 
-def _name(others: int, every: int, walk: str) -> str:
-    return f"tag_{others}_{every}_{walk}"
+def _rows(case: str, others: int, every: int, title: str) -> dict[str, Figure]:
+    return {
+        f"{case}_{others}_{every}_{walk}": Figure(title if walk == "first" else f"  {walk} group", "ms", False)
+        for walk in _WALKS
+    }
 
 
 FIGURES: Mapping[str, Figure] = {
-    _name(others, every, walk): Figure(
-        f"1 in {every:,} beside {others} tags, walk of 300,000: CPU" if walk == "first" else f"  {walk} group",
-        "ms",
-        False,
-    )
+    name: figure
     for others, every in _KINDS
-    for walk in _WALKS
-}
+    for name, figure in _rows(
+        "tag", others, every, f"1 in {every:,} beside {others} tags, walk of 300,000: CPU"
+    ).items()
+} | _rows("tag_extended", *_EXTENDED, "1 in 10,000, enableConsumeQueueExt, 300,000: CPU")
 
 
 async def rare_tag(make: MakeBroker, directory: Path, sizes: Sizes) -> Figures:
     """The broker's CPU, in ms, for the pulls of a group that reads a queue from its begin for one tag."""
+    return await _walks(make, directory / "tags", {}, "tag", sizes.messages, sizes.kinds)
+
+
+async def rare_tag_extended(make: MakeBroker, directory: Path, sizes: Sizes) -> Figures:
+    """The same with enableConsumeQueueExt, from the first message on."""
+    properties = {"enableConsumeQueueExt": "true"}
+    return await _walks(make, directory / "extended", properties, "tag_extended", sizes.messages, [_EXTENDED])
+
+
+async def _walks(
+    make: MakeBroker,
+    directory: Path,
+    properties: Mapping[str, object],
+    case: str,
+    messages: int,
+    kinds: Iterable[tuple[int, int]],
+) -> Figures:
     figures: Figures = {}
-    async with running(make, directory, {}) as broker:
-        for others, every in sizes.kinds:
+    async with running(make, directory, properties) as broker:
+        for others, every in kinds:
             topic = f"tags_{others}_{every}"
-            queue_id = await _fill(broker, topic, sizes.messages, others, every)
+            queue_id = await _fill(broker, topic, messages, others, every)
             connection = await connect(f"{HOST}:{broker.port}", codec="json", on_request=lambda _: None, timeout=10)
-            await _walk(connection, (topic, queue_id), "warm", f"tag{others - 1}", sizes.messages)
+            await _walk(connection, (topic, queue_id), "warm", f"tag{others - 1}", messages)
             for walk in _WALKS:
                 before = cpu_seconds(broker.pid)
-                found = await _walk(connection, (topic, queue_id), walk, RARE, sizes.messages)
-                figures[_name(others, every, walk)] = (cpu_seconds(broker.pid) - before) * 1e3
-                if found != sizes.messages // every:
-                    raise RuntimeError(f"{found} messages with the tag, sent were {sizes.messages // every}")
+                found = await _walk(connection, (topic, queue_id), walk, RARE, messages)
+                figures[f"{case}_{others}_{every}_{walk}"] = (cpu_seconds(broker.pid) - before) * 1e3
+                if found != messages // every:
+                    raise RuntimeError(f"{found} messages with the tag, sent were {messages // every}")
             connection.close()
     return figures
 
@@ -101,14 +120,17 @@ async def _walk(connection: Connection, queue: tuple[str, int], group: str, tag:
     return found
 
 
-NAMES = (rare_tag.__name__,)
+_CASES: Final = (rare_tag, rare_tag_extended)
+NAMES = tuple(case.__name__ for case in _CASES)
 
 
 async def run(
     make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
 ) -> Figures:
     """Return the figures of the cases whose names are in `only`, for one broker."""
-    if rare_tag.__name__ not in only:
-        return {}
-    say(rare_tag.__name__)
-    return await rare_tag(make, directory / "tags", sizes)
+    figures: Figures = {}
+    for case in _CASES:
+        if case.__name__ in only:
+            say(case.__name__)
+            figures |= await case(make, directory, sizes)
+    return figures

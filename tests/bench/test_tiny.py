@@ -15,6 +15,7 @@ import pytest
 from tests.bench import (
     acl_cases,
     client_cases,
+    kafka_cases,
     level_cases,
     mqtt_cases,
     pressure_cases,
@@ -74,7 +75,7 @@ async def test_the_case_of_tags_gives_its_figures(tmp_path: Path) -> None:
     said: list[str] = []
     figures = await tag_cases.run(ours, tmp_path, tag_cases.TINY, tag_cases.NAMES, said.append)
     assert tuple(said) == tag_cases.NAMES
-    assert len(figures) == 3
+    assert len(figures) == 6
 
 
 async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:
@@ -91,6 +92,15 @@ async def test_the_cases_of_pressure_give_their_figures(tmp_path: Path) -> None:
     assert tuple(said) == pressure_cases.NAMES
     assert set(figures) == set(pressure_cases.FIGURES)
     assert all(value >= 0 for value in figures.values()), figures
+
+
+@pytest.mark.parametrize("make", [ours, pytest.param(apache, marks=pytest.mark.soak)], ids=["duemq", "aiokafka"])
+async def test_the_case_of_asyncio_clients_gives_its_figures(make: MakeBroker, tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await kafka_cases.run(make, tmp_path, kafka_cases.TINY, kafka_cases.NAMES, said.append)
+    assert tuple(said) == kafka_cases.NAMES
+    assert set(figures) == set(kafka_cases.FIGURES)
+    assert all(value > 0 for value in figures.values()), figures
 
 
 @pytest.mark.parametrize("make", [ours, apache], ids=["with the bridge", "Mosquitto alone"])

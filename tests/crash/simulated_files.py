@@ -145,7 +145,7 @@ class SimulatedFiles:
         self._name(path, Node(size))
         return SimulatedFile(self, path)
 
-    def open(self, path: str) -> SimulatedFile:
+    def open(self, path: str, *, for_reading: bool = False) -> SimulatedFile:
         return SimulatedFile(self, path)
 
     def exists(self, path: str) -> bool:

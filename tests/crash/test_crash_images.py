@@ -10,7 +10,7 @@ scheduled message is lost or delivered twice, whatever the state of delayOffset.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -32,7 +32,14 @@ from tests.support.store_problems import problems
 pytestmark = pytest.mark.crash
 
 ROOT = "/store"
-CONFIG = StoreConfig(ROOT, commitlog_segment_size=8192, queue_segment_size=20 * 16, max_message_size=4096)
+CONFIG = StoreConfig(
+    ROOT,
+    commitlog_segment_size=8192,
+    queue_segment_size=20 * 16,
+    extension_segment_size=1024,
+    max_message_size=4096,
+)
+EXTENSIONS = f"{ROOT}/consumequeue_ext"
 LEVELS = DelayLevels("1s 5s")
 
 
@@ -117,7 +124,8 @@ class World:
 
 
 def open_store(files: SimulatedFiles) -> tuple[MessageStore, Recovered]:
-    store = MessageStore(CONFIG, files, ("127.0.0.1", 10911), LEVELS.deliver_time)
+    config = replace(CONFIG, is_extended=files.exists(EXTENSIONS))
+    store = MessageStore(config, files, ("127.0.0.1", 10911), LEVELS.deliver_time)
     return store, store.open()
 
 
@@ -136,6 +144,8 @@ def run_scenario(seed: int, steps: int) -> World:
         is_async=seed % 2 == 1, batch_size=chance.choice((1, 2, 512)), save_interval=chance.choice((0.0, 3.0))
     )
     world = World(SimulatedFiles(), ManualClock(), chance, delivery)
+    if seed % 3 == 0:  # with enableConsumeQueueExt
+        world.files.make_directories(EXTENSIONS, durable=True)
     world.open()
     for _ in range(steps):
         action = chance.random()

@@ -4,6 +4,7 @@ a connection for single requests."""
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,9 +16,9 @@ from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.peers.admin import Admin
 from tests.peers.broker import HOST, Broker
 from tests.peers.capabilities import Can, gap
-from tests.peers.clients import Client, Producer, PushConsumer, until
+from tests.peers.clients import Client, JavaClient, Producer, PushConsumer, until
 from tests.peers.errors import CallError
-from tests.peers.messages import Outgoing
+from tests.peers.messages import Outgoing, Received, Sent
 
 T = TypeVar("T")
 
@@ -62,6 +63,16 @@ async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], b
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise TimeoutError(f"still not so after {timeout:.0f} s: {problem!r}") from None
+
+
+async def waiting_record(java: JavaClient, broker: Broker, topic: str, queue_id: int, result: Sent) -> Received:
+    """Return the record that waits in a queue of SCHEDULE_TOPIC_XXXX or of the timer topic, found by the offset in the
+    send result. Apache's broker answers a send before the record is in its consume queue.
+    """
+    assert result.queue_offset is not None
+    ask = partial(java.pull, broker.nameserver, topic, queue_id, result.queue_offset, count=1)
+    (record,) = (await eventually(ask, lambda pulled: bool(pulled.messages))).messages
+    return record
 
 
 async def refused_soon(attempt: Callable[[], Awaitable[object]], timeout: float = 20) -> CallError:

@@ -7,7 +7,7 @@ in SCHEDULE_TOPIC_XXXX.
 from collections.abc import Awaitable, Callable
 
 from tests.interop.environment import LEVEL_MS
-from tests.interop.support import need
+from tests.interop.support import need, waiting_record
 from tests.peers.broker import Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
@@ -18,9 +18,7 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 
 async def _waiting_since(java: JavaClient, broker: Broker, level: int, result: Sent, body: bytes) -> int:
     """Return the store time of the record that waits for its level, found by the offset in the send result."""
-    assert result.queue_offset is not None
-    pulled = await java.pull(broker.nameserver, SCHEDULE, level - 1, result.queue_offset, count=1)
-    (record,) = pulled.messages
+    record = await waiting_record(java, broker, SCHEDULE, level - 1, result)
     assert record.body == body
     return record.store_time
 

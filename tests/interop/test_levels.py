@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from tests.interop.environment import LEVEL_MS, BrokerFactory
-from tests.interop.support import eventually, not_on
+from tests.interop.support import eventually, not_on, waiting_record
 from tests.peers.apache import mqadmin
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
@@ -168,10 +168,9 @@ async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: 
     found = {message.body: message for queue in await _stored(broker, java, topic) for message in queue}
     assert found.keys() == promised.keys()
     for message, result in zip(messages, results, strict=True):
-        assert result.queue_offset is not None
         level = int(found[message.body].properties["DELAY"])
         assert LEVEL_MS[level - 1] == promised[message.body], "the level of the broker's table with that delay"
-        (waited,) = (await java.pull(broker.nameserver, SCHEDULE, level - 1, result.queue_offset, count=1)).messages
+        waited = await waiting_record(java, broker, SCHEDULE, level - 1, result)
         assert waited.body == message.body
         assert found[message.body].store_time >= waited.store_time + promised[message.body]
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
 from duemq.spark_jobs.audit.figures import Figures
-from duemq.spark_jobs.audit.starts import Start, starts
+from duemq.spark_jobs.audit.starts import StartOutcome, starts
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
@@ -54,7 +54,7 @@ async def stores(
     shutil.rmtree(directory)
 
 
-def told(path: Path) -> Start:
+def told(path: Path) -> StartOutcome:
     """The audit's statement about the broker that wrote the store."""
     store = StoreFiles.open(path)
     progress = read_progress(store, str(PROPERTIES["messageDelayLevel"]))

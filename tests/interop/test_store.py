@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.interop.environment import BrokerFactory
-from tests.interop.support import delivered_offset, each_once, eventually, numbered, stored_offset
+from tests.interop.support import delivered_offset, each_once, eventually, numbered, stored_offset, waiting_record
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
@@ -64,9 +64,7 @@ async def _fill(broker: Broker, java: JavaClient) -> Content:
         )
         (waiting,) = await producer.send(content.topic, [Outgoing(b"waiting", level=WAITING)])
         await producer.send(content.topic, [Outgoing(b"overdue", level=OVERDUE)])
-    assert waiting.queue_offset is not None
-    (record,) = (await java.pull(broker.nameserver, SCHEDULE, WAITING - 1, waiting.queue_offset, count=1)).messages
-    content.waiting_since = record.store_time
+    content.waiting_since = (await waiting_record(java, broker, SCHEDULE, WAITING - 1, waiting)).store_time
     content.queues = [await java.pull_all(broker.nameserver, content.topic, queue) for queue in range(QUEUES)]
     assert sum(len(queue) for queue in content.queues) == OLD + 1 + NEW
     return content

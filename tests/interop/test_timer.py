@@ -21,13 +21,13 @@ import pytest
 
 from tests.bench.remote import Remote
 from tests.interop.environment import LEVEL_MS, BrokerFactory, ClientPool, Together
-from tests.interop.support import each_once, eventually, need, not_on
+from tests.interop.support import each_once, eventually, need, not_on, waiting_record
 from tests.peers.admin import Admin
 from tests.peers.broker import HOST, Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import JavaClient, Producer, PushConsumer, unique
 from tests.peers.errors import CallError
-from tests.peers.messages import Outgoing, Received, Sent
+from tests.peers.messages import Outgoing
 
 TIMER = "rmq_sys_wheel_timer"
 QUEUES = 4
@@ -51,13 +51,6 @@ def _now_ms() -> int:
 
 def _timed(body: bytes, at: int, **fields: str) -> Outgoing:
     return Outgoing(body, properties={"TIMER_DELIVER_MS": str(at)}, **fields)  # type: ignore[arg-type]
-
-
-async def _waiting(java: JavaClient, broker: Broker, result: Sent) -> Received:
-    """Return the record that waits for its time, found by the offset in the send result."""
-    assert result.queue_offset is not None
-    (record,) = (await java.pull(broker.nameserver, TIMER, 0, result.queue_offset, count=1)).messages
-    return record
 
 
 async def test_message_is_delivered_at_its_time_and_not_before(
@@ -95,7 +88,7 @@ async def test_message_is_delivered_at_its_time_and_not_before(
             assert (received[body].topic, received[body].tags, received[body].keys) == (topic, "t", "k")
             assert received[body].reconsume_times == 0
         for result, message in zip(results, messages, strict=True):
-            waited, got = await _waiting(java, broker, result), received[message.body]
+            waited, got = await waiting_record(java, broker, TIMER, 0, result), received[message.body]
             assert (waited.topic, waited.body, waited.properties["REAL_TOPIC"]) == (TIMER, message.body, topic)
             assert got.msg_id == result.msg_id
             assert got.born_time == waited.born_time

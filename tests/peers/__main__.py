@@ -1,4 +1,5 @@
-"""Command line: `python -m tests.peers install` builds missing or stale peers; `path` prints their directory."""
+"""Command line: `python -m tests.peers install` builds missing or stale peers, with `--bench` also those that only the
+benchmarks need; `path` prints their directory."""
 
 import argparse
 import sys
@@ -13,12 +14,14 @@ def main() -> int:
     """Run the command line; return the exit code: 0, or 1 with one message on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
     parser.add_argument("command", choices=["install", "path"])
-    if parser.parse_args().command == "path":
+    parser.add_argument("--bench", action="store_true", help="also what only the benchmarks need")
+    arguments = parser.parse_args()
+    if arguments.command == "path":
         print(cache_directory())
         return 0
     try:
         with install_lock():
-            for artefact in install.everything():
+            for artefact in [*install.for_tests(), *([install.kafka()] if arguments.bench else [])]:
                 if not artefact.is_current():
                     print(f"peers: building {artefact.name} ...", flush=True)
                     start = time.monotonic()

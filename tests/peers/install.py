@@ -4,6 +4,7 @@ apache-<version>   the jars of Apache's broker, name server, client and tools
 java-<version>     tests/peers/java compiled against them
 go                 tests/peers/go as a binary, with the Go client library
 cpp                the C++ client: a wheel with librocketmq.so and a ctypes binding; no Debian package needed
+kafka              the jars of Apache Kafka's broker, for the benchmarks alone
 chromium           only a note that the browser is installed and runs: it opens the report of the Spark jobs;
                    Debian's package
 """
@@ -20,6 +21,7 @@ from tests.peers.cache import Artefact, key_of
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("4.9.7", "5.3.3")
 CPP_WHEEL = "rocketmq==0.4.4"
+KAFKA = "3.9.1"
 
 # 5.3.3 starts its broker without the proxy and the controller, but its tools refer to classes of both.
 _MODULES = {
@@ -28,35 +30,41 @@ _MODULES = {
 }
 
 
-def _pom(version: str) -> str:
-    def dependency(group: str, artifact: str, number: str) -> str:
-        return (
-            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-            f"<version>{number}</version></dependency>"
-        )
-
-    wanted = [dependency("org.apache.rocketmq", f"rocketmq-{module}", version) for module in _MODULES[version]]
-    # The command lines of both versions need it and their poms leave it out.
-    wanted.append(dependency("commons-cli", "commons-cli", "1.5.0"))
-    return (
+def _jars(name: str, title: str, *wanted: tuple[str, str, str]) -> Artefact:
+    """Jars and all that they depend on, in `lib/`. `wanted`: group, artifact and version of each."""
+    dependencies = (
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version></dependency>"
+        for group, artifact, version in wanted
+    )
+    pom = (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
         "<groupId>duemq</groupId><artifactId>peers</artifactId><version>1</version>"
-        f"<dependencies>{''.join(wanted)}</dependencies></project>\n"
+        f"<dependencies>{''.join(dependencies)}</dependencies></project>\n"
     )
-
-
-def apache(version: str) -> Artefact:
-    """The jars of one version of RocketMQ, in `lib/`."""
-    pom = _pom(version)
 
     def build(target: Path) -> None:
         mvn = tools.find("mvn")
         tools.find("java")
         (target / "pom.xml").write_text(pom)
         command = [mvn, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={target / 'lib'}"]
-        tools.run(f"Apache RocketMQ {version}", command, cwd=target)
+        tools.run(title, command, cwd=target)
 
-    return Artefact(f"apache-{version}", key_of(pom), build)
+    return Artefact(name, key_of(pom), build)
+
+
+def apache(version: str) -> Artefact:
+    """The jars of one version of RocketMQ, in `lib/`."""
+    modules = [("org.apache.rocketmq", f"rocketmq-{module}", version) for module in _MODULES[version]]
+    # The command lines of both versions need commons-cli and their poms leave it out.
+    return _jars(f"apache-{version}", f"Apache RocketMQ {version}", *modules, ("commons-cli", "commons-cli", "1.5.0"))
+
+
+def kafka() -> Artefact:
+    """The jars of Apache Kafka's broker, in `lib/`."""
+    # Without a logger the broker does not say when it is up.
+    logger = ("org.slf4j", "slf4j-simple", "1.7.36")
+    return _jars("kafka", "Apache Kafka", ("org.apache.kafka", "kafka_2.13", KAFKA), logger)
 
 
 def java_program(version: str) -> Artefact:
@@ -125,8 +133,8 @@ def mqtt_broker() -> Artefact:
     return Artefact("mosquitto", key_of(platform.machine(), tools.which("mosquitto") or ""), build)
 
 
-def everything() -> list[Artefact]:
-    """All artefacts, each after those it depends on."""
+def for_tests() -> list[Artefact]:
+    """The artefacts that the tests need, each after those it depends on."""
     artefacts: list[Artefact] = []
     for version in VERSIONS:
         artefacts += [apache(version), java_program(version)]

@@ -14,6 +14,7 @@ _PACKAGES = {
     "chromium": "Chromium (Debian: chromium; as root on Debian this is done for you)",
     "mosquitto": "Mosquitto (Debian: mosquitto; as root on Debian this is done for you)",
     "mosquitto_pub": "Mosquitto's clients (Debian: mosquitto-clients; as root on Debian this is done for you)",
+    "ssh-keygen": "OpenSSH's clients (Debian: openssh-client; as root on Debian this is done for you)",
     "go": "Go, 1.22 or newer (Debian: golang-go)",
 }
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from duemq import ArgumentError, ClosedError, ConnectError, Message, SendManyError, sync
+from duemq import (
+    ArgumentError,
+    ClosedError,
+    ConnectError,
+    ConsumerInterceptor,
+    Message,
+    ProducerInterceptor,
+    SendManyError,
+    sync,
+)
 from duemq.pending import ChangeResult
 from duemq.testing import BrokerClock, TestBroker
 
@@ -93,6 +106,43 @@ def failing() -> Iterator[Message]:
     raise RuntimeError("the source")
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before it could begin
+def test_an_interrupt_of_a_source_leaves_the_event_loop_free(duemq_broker: TestBroker) -> None:
+    """Ctrl-C may come at each line of the thread that gives messages; all others go on."""
+
+    def interrupted(at: int) -> bool:
+        """Send, and be interrupted at the event with this number, if there are as many."""
+        events = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal events
+            if not frame.f_code.co_filename.endswith(("/duemq/sync.py", "/threading.py")):
+                return None
+            events += frame.f_code.co_name != "send_each"
+            if events == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        outcomes = producer.send_each(Message("t", b"x") for _ in range(3))
+        sys.settrace(trace)
+        try:
+            for _ in outcomes:
+                pass
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+            outcomes.close()  # type: ignore[attr-defined]
+        return False
+
+    with sync.Producer(duemq_broker.nameserver) as producer:
+        producer.send("t", b"x")
+        number = next(number for number in itertools.count(1) if not interrupted(number))
+        assert number > 10
+        producer.send("t", b"y", timeout=30)
+
+
 def test_handlers_are_ordinary_functions_in_threads(duemq_broker: TestBroker) -> None:
     address = duemq_broker.nameserver
     together, seen, lock = threading.Barrier(3), set[tuple[bytes, str]](), threading.Lock()
@@ -102,8 +152,8 @@ def test_handlers_are_ordinary_functions_in_threads(duemq_broker: TestBroker) ->
         with lock:
             seen.add((message.body, threading.current_thread().name))
 
-    handling = sync.Consumer("g", handle, nameserver=address, from_="first", concurrency=3)
-    with sync.Producer(address) as producer, handling as consumer:
+    threaded = sync.Consumer("g", handle, nameserver=address, from_="first", concurrency=3)
+    with sync.Producer(address) as producer, threaded as consumer:
         consumer.subscribe("t")
         for body in (b"1", b"2", b"3"):
             producer.send("t", body)
@@ -113,6 +163,163 @@ def test_handlers_are_ordinary_functions_in_threads(duemq_broker: TestBroker) ->
     assert len({thread for _, thread in seen}) == 3
     with pytest.raises(ArgumentError, match="no function"):
         sync.Consumer("g", "handler")  # type: ignore[arg-type]
+
+
+def handling(broker: TestBroker, on_message: sync.Handler, **options: Any) -> sync.Consumer:
+    """A consumer of the topic t with a handler."""
+    consumer = sync.Consumer("g", on_message, nameserver=broker.nameserver, from_="first", **options)
+    consumer.subscribe("t")
+    return consumer
+
+
+def test_no_message_is_handed_out_while_all_threads_are_busy(
+    duemq_broker: TestBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages behind a handler that hangs would be given up although nobody handled them."""
+    hangs, let_go, handled = threading.Event(), threading.Event(), SimpleQueue[tuple[bytes, int]]()
+
+    def handle(message: sync.ReceivedMessage) -> None:
+        if message.body == b"hangs":
+            hangs.set()
+            let_go.wait(60)
+            raise RuntimeError("too late")
+        handled.put((message.body, message.reconsume_times))
+
+    options = {"concurrency": 1, "handler_timeout": 0.05, "max_reconsume_times": 0}
+    with sync.Producer(duemq_broker.nameserver) as producer, handling(duemq_broker, handle, **options) as consumer:
+        producer.send("t", b"hangs")
+        assert hangs.wait(30)
+        for number in range(3):
+            producer.send("t", b"%d" % number)
+        with sync.Consumer("dead", nameserver=duemq_broker.nameserver, from_="first") as dead:
+            dead.subscribe("%DLQ%g")
+            given_up = dead.receive(30)  # its time is over, and many times its time has passed
+            assert given_up.body == b"hangs"
+            given_up.ack()
+            with pytest.raises(TimeoutError):
+                dead.receive(0.3)
+        assert handled.empty()
+        let_go.set()
+        assert sorted(handled.get(timeout=30) for _ in range(3)) == [(b"0", 0), (b"1", 0), (b"2", 0)]
+        consumer.caught_up()
+    assert "failed after its time was over" in caplog.text
+
+
+def test_a_handler_that_hangs_does_not_hold_up_the_close(duemq_broker: TestBroker) -> None:
+    """Its message was sent back: nothing is lost by leaving it alone."""
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def handle(message: sync.ReceivedMessage) -> None:
+        hangs.set()
+        let_go.wait(60)
+
+    with sync.Producer(duemq_broker.nameserver) as producer:
+        producer.send("t", b"hangs")
+        with handling(duemq_broker, handle, handler_timeout=0.05, close_timeout=3600) as consumer:
+            assert hangs.wait(30)
+            consumer.caught_up()
+    let_go.set()
+
+
+def test_handlers_may_close_their_consumer(duemq_broker: TestBroker) -> None:
+    together, closed = threading.Barrier(2), SimpleQueue[bytes]()
+
+    def handle(message: sync.ReceivedMessage) -> None:
+        together.wait(30)
+        message.ack()
+        consumer.close()
+        closed.put(message.body)
+
+    with sync.Producer(duemq_broker.nameserver) as producer:
+        for body in (b"1", b"2"):
+            producer.send("t", body)
+        consumer = handling(duemq_broker, handle, close_timeout=3600)
+        consumer.start()
+        assert sorted(closed.get(timeout=30) for _ in range(2)) == [b"1", b"2"]
+        with sync.Consumer("g", nameserver=duemq_broker.nameserver) as other:
+            other.subscribe("t")
+            other.caught_up()  # nothing is left to be finished
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(), GeneratorExit()], ids=repr)
+def test_whatever_a_handler_a_listener_or_an_interceptor_raises_the_rest_goes_on(
+    duemq_broker: TestBroker, duemq_clock: BrokerClock, error: BaseException
+) -> None:
+    tries = SimpleQueue[int]()
+
+    def handle(message: sync.ReceivedMessage) -> None:
+        tries.put(message.reconsume_times)
+        if message.reconsume_times == 0:
+            raise error
+
+    def listen(_: object) -> None:
+        raise error
+
+    def raise_it(*_: object) -> None:
+        raise error
+
+    fail: Any = raise_it
+
+    class Failing(ProducerInterceptor, ConsumerInterceptor):
+        before_send = before_handling = fail
+
+    interceptors = [Failing()]
+    options = {"on_assigned": listen, "on_revoked": listen, "interceptors": interceptors, "concurrency": 1}
+    with (
+        sync.Producer(duemq_broker.nameserver, interceptors=interceptors) as producer,
+        handling(duemq_broker, handle, **options) as consumer,
+    ):
+        producer.send("t", b"x")
+        assert tries.get(timeout=30) == 0
+        consumer.caught_up()  # it was sent back
+        duemq_clock.advance("1m")
+        assert tries.get(timeout=30) == 1
+        assert len(producer.send_many([Message("t", b"y")])) == 1
+
+
+def test_nothing_ends_the_event_loop_that_all_share(duemq_broker: TestBroker, caplog: pytest.LogCaptureFixture) -> None:
+    with sync.Producer(duemq_broker.nameserver) as producer:
+
+        def end() -> None:
+            raise SystemExit(3)
+
+        loop = producer._worker().loop
+        loop.call_soon_threadsafe(end)
+        loop.call_soon_threadsafe(loop.stop)
+        producer.send("t", b"x")
+    assert "which goes on" in caplog.text
+
+
+def test_a_script_that_ends_hands_out_nothing_more(duemq_broker: TestBroker) -> None:
+    """Its consumer is closed: what was not handled is not sent back, and what was is stored."""
+    program = f"""
+import logging, threading, time
+from duemq import sync
+logging.basicConfig()
+began = threading.Semaphore(0)
+def handle(message):
+    began.release()
+    time.sleep(0.2)
+    print("handled")
+consumer = sync.Consumer("g", handle, nameserver={duemq_broker.nameserver!r}, from_="first", concurrency=2)
+consumer.subscribe("t")
+consumer.start()
+began.acquire()
+began.acquire()
+"""
+    with sync.Producer(duemq_broker.nameserver) as producer:
+        producer.send_many(Message("t", b"%d" % number) for number in range(20))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    handled = done.stdout.count("handled")
+    assert 2 <= handled < 10
+    with sync.Consumer("g", nameserver=duemq_broker.nameserver) as consumer:
+        consumer.subscribe("t")
+        again = [consumer.receive(30) for _ in range(20 - handled)]
+        assert {each.reconsume_times for each in again} == {0}
+        for each in again:
+            each.ack()
+        consumer.caught_up()
 
 
 def test_any_thread_and_any_loop_may_call(duemq_broker: TestBroker) -> None:
@@ -134,10 +341,25 @@ def test_errors_are_those_of_the_client() -> None:
 def test_a_forked_process_begins_anew(duemq_broker: TestBroker) -> None:
     program = f"""
 import os
-from duemq import sync
+from duemq import ArgumentError, sync
 with sync.Producer({duemq_broker.nameserver!r}) as producer:
     producer.send("t", b"parent")
-child = os.fork()
+    consumer = sync.Consumer("g", nameserver={duemq_broker.nameserver!r}, from_="first")
+    consumer.subscribe("t")
+    consumer.start()
+    message = consumer.receive(30)
+    child = os.fork()
+    if child == 0:
+        for call in (consumer.receive, message.ack, lambda: producer.send("t", b"x"), consumer.start):
+            try:
+                call()
+            except ArgumentError as error:
+                assert "forked" in str(error)
+            else:
+                raise AssertionError(call)
+    else:
+        message.ack()
+    consumer.close()
 with sync.Producer({duemq_broker.nameserver!r}) as producer:
     producer.send("t", b"child" if child == 0 else b"parent")
 if child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,27 @@ def test_a_retry_after_a_delay_is_never_early(duemq_broker: TestBroker, duemq_cl
         again = consumer.receive(timeout=30)
         assert (again.body, again.reconsume_times) == (b"x", 1)
         again.ack()
+
+
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
+def test_a_listener_may_close_its_consumer(duemq_broker: TestBroker, name: str) -> None:
+    closed = threading.Event()
+
+    def closes(_: frozenset[MessageQueue]) -> None:
+        consumer.close()
+        closed.set()
+
+    with sync.Producer(duemq_broker.nameserver) as producer:
+        producer.send("t", b"x")
+    assigned = threading.Event()
+    listeners: dict[str, Any] = {"on_assigned": lambda _: assigned.set(), name: closes}
+    consumer = sync.Consumer("closing", nameserver=duemq_broker.nameserver, close_timeout=600, **listeners)
+    consumer.subscribe("t")
+    consumer.start()
+    if name == "on_revoked":
+        assert assigned.wait(30)
+        consumer.close()
+    assert closed.wait(30)
 
 
 def test_listeners_are_functions() -> None:

@@ -213,7 +213,7 @@ class Disk:
         self._name(path, Node(size))
         return DiskFile(self, path)
 
-    def open(self, path: str) -> DiskFile:
+    def open(self, path: str, *, for_reading: bool = False) -> DiskFile:
         return DiskFile(self, path)
 
     def exists(self, path: str) -> bool:

@@ -16,7 +16,7 @@ from duemq.spark_jobs.analyse.analysis import TABLES, Analysis, figures
 from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join
 from duemq.spark_jobs.analyse.comparison import Comparison
 from duemq.spark_jobs.analyse.history import read_history
-from duemq.spark_jobs.analyse.nights import Place
+from duemq.spark_jobs.analyse.nights import RunOutput
 from duemq.spark_jobs.analyse.usage import KEYS_KEPT
 from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
@@ -227,7 +227,7 @@ def test_a_night_is_compared_with_the_one_before(spark: SparkSession, writable: 
     faults.remove_delivery(writable.path, delivered[3])
 
     def night() -> Comparison | None:
-        with Place(store, folder=str(folder)) as place:
+        with RunOutput(store, folder=str(folder)) as place:
             found = analyse(spark, store, out=place.out)
             _, comparison, left = place.finish(found, keep=1)
         assert left == []

@@ -14,7 +14,7 @@ import pytest
 from duemq.spark_jobs.archive.archive import archive, restore
 from duemq.spark_jobs.compact.compact import CompactOptions, compact
 from duemq.spark_jobs.errors import JobError
-from duemq.spark_jobs.writers.place import Place
+from duemq.spark_jobs.writers.new_directory import NewDirectory
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.spark import oracle
@@ -73,13 +73,13 @@ def test_a_directory_that_tasks_do_not_see_is_told(
 ) -> None:
     """The job refuses a directory that its tasks do not see, such as one with executors on other machines, which would
     write into a directory of the same name there."""
-    begin = Place.begin
+    begin = NewDirectory.begin
 
-    def begin_elsewhere(place: Place) -> None:
+    def begin_elsewhere(place: NewDirectory) -> None:
         begin(place)
         os.unlink(place.mark)
 
-    monkeypatch.setattr(Place, "begin", begin_elsewhere)
+    monkeypatch.setattr(NewDirectory, "begin", begin_elsewhere)
     with pytest.raises(JobError, match=f"^{tmp_path}/new: .* does not see this directory of the driver's; give one"):
         job(str(duemq_store.path), str(tmp_path / "new"), spark=spark)
     assert not list(tmp_path.iterdir())

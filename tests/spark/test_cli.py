@@ -236,7 +236,7 @@ def test_sql_of_a_part(duemq_store: WrittenStore) -> None:
     ]
     assert {row["t"] for row in found} == {len(oracle.timer_units(duemq_store.path))}
     wrong = CliRunner().invoke(main, ["sql", str(duemq_store.path), query, "--since", "yesterday"])
-    assert (wrong.exit_code, "'yesterday' is no time" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "'yesterday' is not a time" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("shared")

@@ -130,7 +130,7 @@ def test_an_archive_there_is_the_same_as_here(world: World, served: ObjectStore,
     next((bucket / "archive/messages").rglob("*.parquet")).unlink()
     with pytest.raises(JobError, match=r"^s3://stores/archive: messages/.*\.parquet is missing$"):
         restore(served.uri("archive"), str(tmp_path / "back"), workers=1)
-    with pytest.raises(JobError, match=r"^s3://stores/nothing: has no manifest\.json, so it is no archive"):
+    with pytest.raises(JobError, match=r"^s3://stores/nothing: has no manifest\.json, so it is not an archive"):
         restore(served.uri("nothing"), str(tmp_path / "back"), workers=1)
     with pytest.raises(JobError, match=r"^s3://stores/archive: exists and is not empty"):
         archive(str(world.root), served.uri("archive"), workers=1)

@@ -253,9 +253,11 @@ def test_what_has_expired_is_an_error_unless_that_is_allowed(
 
 
 def test_only_messages_and_schedules_are_streams(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
-    with pytest.raises(PySparkException, match="the table pending is no stream; messages and schedules are"):
+    with pytest.raises(
+        PySparkException, match="the table pending cannot be read as a stream; messages and schedules can"
+    ):
         Stream(spark, growing.root, tmp_path, table="pending").run()
-    with pytest.raises(PySparkException, match="startingOffset=now is not earliest and not latest and no number"):
+    with pytest.raises(PySparkException, match="startingOffset=now is neither earliest nor latest nor a number"):
         Stream(spark, growing.root, tmp_path, startingOffset="now").run()
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from duemq.storage.budget import UNLIMITED, Budget, Pieces
 from duemq.storage.clock import ManualClock, Moment, look
 from duemq.storage.durability.jobs import Lane
-from duemq.storage.durability.owner import EXPIRE_SECONDS, Durability, DurabilityConfig, Part
+from duemq.storage.durability.owner import EXPIRE_SECONDS, CheckpointPart, Durability, DurabilityConfig
 from duemq.storage.durability.retention import Retention, RetentionConfig
 from duemq.storage.store import MessageStore
 
@@ -22,7 +22,7 @@ _NOTES = count()
 
 
 class HeldWorkers:
-    """Implements storage.durability.jobs.Workers: jobs wait until the test runs them."""
+    """Implements storage.durability.jobs.JobWorkers: jobs wait until the test runs them."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -57,7 +57,8 @@ class HeldWorkers:
 
 
 class Urgent:
-    """Implements storage.durability.owner.Part: has no state, and wants a checkpoint when the test asks for one."""
+    """Implements storage.durability.owner.CheckpointPart: has no state, and wants a checkpoint when the test asks for
+    one."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False
@@ -100,7 +101,7 @@ class OwnedStore:
         self,
         store: MessageStore,
         clock: ManualClock | None = None,
-        parts: Mapping[str, Part] | None = None,
+        parts: Mapping[str, CheckpointPart] | None = None,
         *,
         config: DurabilityConfig | None = None,
         retention: RetentionConfig = NOTHING_GOES,

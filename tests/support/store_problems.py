@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Container, Iterator
 
 from duemq.protocol.records import properties
-from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, Summary
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import Scanner
-from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, WITHDRAWN_SIZE
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.store import MessageStore
 
 
@@ -32,7 +34,7 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
         text = record.properties.decode("utf-8", "replace")
         if properties.get(text, properties.REAL_TOPIC) in deleted:
             given_up.add(record.physical_offset)
-        code = store.tags_code(topic, text, record.store_timestamp, record.prepared_transaction_offset)
+        code = store.tags_code(topic, Summary(record.store_timestamp, record.prepared_transaction_offset, text))
         units = expected.setdefault((topic, record.queue_id), {})
         if units and record.queue_offset <= next(reversed(units)):
             # The topic was deleted, and made again. Its first messages may have expired since.
@@ -54,10 +56,24 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
         if units and (queue.min_offset, queue.next_offset) != (min(units), max(units) + 1):
             yield f"{queue} should have the messages {min(units)} to {max(units)}"
         for offset in range(queue.min_offset, queue.next_offset):
-            unit, right = queue.unit(offset), units.get(offset)
+            unit, right = _unit(store, queue, offset), units.get(offset)
             if unit == right or (unit is not None and unit[1] == PADDING_SIZE):
                 continue
             is_marked = unit is not None and unit[0] in marked.get(unit[1], ())
             if unit is not None and is_marked and right is not None and unit == (right[0], unit[1], right[2]):
                 continue
             yield f"unit {offset} of {queue} is {unit}, but the commitlog says {right}"
+
+
+def _unit(store: MessageStore, queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
+    """A unit, with its tags code from consumequeue_ext, credible or not."""
+    unit = queue.unit(offset)
+    if unit is None or unit[2] >= -(2**31):
+        return unit
+    size = store.config.extension_segment_size
+    number, at = divmod(unit[2] + 2**63, size)
+    path = os.path.join(store.extension_directory, queue.topic, str(queue.queue_id), f"{number * size:020}")
+    if not store.files.exists(path):
+        return unit
+    found = struct.unpack(">hqqh", store.files.open(path).read(at, 20).ljust(20, b"\0"))
+    return (*unit[:2], found[1]) if found[0] == 20 + found[3] else unit

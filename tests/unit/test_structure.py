@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"broker", "protocol", "scheduler", "spark_jobs", "storage"}
-"""Folders of the source tree that are packages of duemq, see ARCHITECTURE.md."""
+"""Folders of the source tree that are packages of duemq, see ARCHITECTURE.md. Releases have them in duemq/."""
 OURS = {*PARTS, "duemq", "tests"}
 ALLOWED = {
     "protocol": set(),
@@ -23,14 +23,19 @@ ALLOWED = {
     "duemq": {"protocol"},
     "spark_jobs": {"protocol", "storage", "scheduler"},
 }
-_NO_NETWORK = {"asyncio", "concurrent", "select", "selectors", "socket", "socketserver", "ssl", "threading", "uvloop"}
+_NO_NETWORK = {
+    *("_socket", "_ssl", "_thread", "asyncio", "concurrent", "ftplib", "http", "multiprocessing", "select"),
+    *("selectors", "smtplib", "socket", "socketserver", "ssl", "subprocess", "threading", "urllib", "uvloop", "xmlrpc"),
+}
 FORBIDDEN_LIBRARIES = {
     "protocol": _NO_NETWORK,
     "storage": _NO_NETWORK,
     "scheduler": _NO_NETWORK,
-    "spark_jobs": {"asyncio", "socketserver", "ssl", "uvloop"},
-    "duemq": {"numpy", "pandas", "pyarrow", "pyspark", "structlog"},
+    "spark_jobs": {"_socket", "_ssl", "_thread", "asyncio", "http", "multiprocessing", "socketserver", "ssl", "uvloop"},
+    "duemq": {"click", "multiprocessing", "numpy", "pandas", "pyarrow", "pyspark", "structlog", "subprocess"},
 }
+HAS_COMMANDS = ("duemq/cli/", "duemq/mqtt_bridge/cli.py")
+"""Modules of the client's package that may import click."""
 MAY_IMPORT = {
     "duemq/cli/__init__.py": {"broker", "spark_jobs"},  # the command line may start them
     "duemq/cli/users.py": {"broker"},  # the settings of one, which a command writes
@@ -43,6 +48,12 @@ MAX_MODULES = 15
 """Most modules of a folder."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "now", "utcnow", "today"}
 
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
+LOADERS = ("exec", "eval", "compile", "__import__", "importlib", "pkgutil", "runpy", "sys.modules", "zipimport")
+"""What imports modules by names that a test cannot read, or gets them without an import."""
+NO_LOADERS = ("importlib.metadata", "importlib.resources", "importlib.util.find_spec", "pkgutil.get_data")
+"""Names of the same modules that import nothing."""
+
 BUILTIN_ERRORS = {
     name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, BaseException)
 }
@@ -51,9 +62,20 @@ BUILTIN_ERRORS = {
 def modules(package: str) -> list[Path]:
     """The modules of a package; those of duemq itself without the packages that are linked into it."""
     folder = ROOT / package
-    return sorted(
+    if not folder.is_dir():
+        folder = ROOT / "duemq" / package
+    found = sorted(
         path for path in folder.rglob("*.py") if not (package == "duemq" and path.relative_to(folder).parts[0] in PARTS)
     )
+    assert found
+    return found
+
+
+def place(path: Path) -> str:
+    """The path of a module below the root of the source tree."""
+    relative = path.relative_to(ROOT)
+    is_part = relative.parts[0] == "duemq" and relative.parts[1] in PARTS
+    return str(relative.relative_to("duemq") if is_part else relative)
 
 
 @cache
@@ -79,6 +101,33 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "computed"
 
 
+@cache
+def used(path: Path) -> list[tuple[int, str]]:
+    """Line and full name of what a module uses of others, whatever it calls them: `import time as t; t.time()` uses
+    `time.time`. Only the longest form of each name is returned, and of builtins those among LOADERS."""
+    names = {name: name for name in LOADERS if hasattr(builtins, name)}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    inner = {id(node.value) for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
+    found = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner:
+            first, dot, rest = ast.unparse(node).partition(".")
+            if first in names:
+                found.append((node.lineno, names[first] + dot + rest))
+    return found
+
+
+def is_of(name: str, modules: Iterable[str]) -> bool:
+    """Whether a full name is one of some modules, functions or attributes, or belongs to one."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
 def package_of(module: str) -> str:
     """The package of this project that contains a module, or else the module's library."""
     first, _, rest = module.partition(".")
@@ -93,13 +142,27 @@ def test_imports_point_one_way(package: str) -> None:
         for line, module in imports(path):
             top = package_of(module)
             may = ALLOWED[package] | {package} | ({"duemq"} if module == "duemq" and package == "spark_jobs" else set())
-            may |= MAY_IMPORT.get(str(path.relative_to(ROOT)), set())
+            may |= MAY_IMPORT.get(place(path), set())
             is_forbidden = top in OURS - may or top in FORBIDDEN_LIBRARIES.get(package, set())
+            is_forbidden &= not (top == "click" and place(path).startswith(HAS_COMMANDS))
+            is_forbidden &= not module.startswith("urllib.parse.")
             if is_forbidden or module.split(".")[0] in PARTS or module.startswith("."):
-                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
-            if module == "computed" and str(path.relative_to(ROOT)) not in COMPUTED:
-                wrong.append(f"{path.relative_to(ROOT)}:{line} computes the name of what it imports")
+                wrong.append(f"{place(path)}:{line} imports {module}")
+            if module == "computed" and place(path) not in COMPUTED:
+                wrong.append(f"{place(path)}:{line} computes the name of what it imports")
     assert wrong == []
+
+
+def test_nothing_is_imported_by_a_computed_name() -> None:
+    computed = [
+        f"{place(path)}:{line} {name}"
+        for package in ALLOWED
+        for path in modules(package)
+        if place(path) not in COMPUTED
+        for line, name in used(path)
+        if is_of(name, LOADERS) and not is_of(name, NO_LOADERS)
+    ]
+    assert computed == []
 
 
 def needed(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -113,7 +176,7 @@ def needed(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def test_no_module_imports_one_that_imports_it() -> None:
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for name in ALLOWED for path in modules(name)}
+    paths = {place(path).removesuffix(".py").replace("/", "."): path for name in ALLOWED for path in modules(name)}
     known = {name if name.startswith("duemq.") else f"duemq.{name}": path for name, path in paths.items()}
     known = {name.removesuffix(".__init__"): path for name, path in known.items()}
     left = {}
@@ -166,7 +229,7 @@ def test_each_package_has_one_tree_of_errors(package: str) -> None:
                 if isinstance(node, ast.ClassDef):
                     classes.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
                     if each == package:
-                        places[node.name] = str(path.relative_to(ROOT))
+                        places[node.name] = place(path)
     errors = {name for name in places if any(is_error(base, classes) for base in classes[name])}
     own_trees = {
         name for name in errors if places[name] == f"{package}/errors.py" and not classes[name] & (errors | set(places))
@@ -181,26 +244,56 @@ def test_each_package_has_one_tree_of_errors(package: str) -> None:
     assert stray == set()
 
 
-def test_nothing_reads_the_environment_below_the_broker() -> None:
-    for package in ("protocol", "storage", "scheduler"):
-        for path in modules(package):
-            assert "environ" not in path.read_text(), path
-            assert "getenv" not in path.read_text(), path
+@pytest.mark.parametrize("package", ["protocol", "storage", "scheduler"])
+def test_nothing_reads_the_environment_below_the_broker(package: str) -> None:
+    for path in modules(package):
+        assert [f"{line} {name}" for line, name in used(path) if is_of(name, ENVIRONMENT)] == [], path
+        assert "environ" not in path.read_text(), path
+        assert "getenv" not in path.read_text(), path
 
 
 def test_nothing_reads_a_clock_below_the_broker() -> None:
     """Times are handed to storage and scheduler, so that a simulation decides them; storage/clock.py has the clocks."""
-    read = []
-    for package in ("protocol", "storage", "scheduler"):
+    read = [
+        f"{place(path)}:{line} {name}"
+        for package in ("protocol", "storage", "scheduler")
+        for path in modules(package)
+        if place(path) != "storage/clock.py"
+        for line, name in used(path)
+        if name == "os.times" or (is_of(name, ("time", "datetime")) and name.rpartition(".")[2] in CLOCKS)
+    ]
+    assert read == []
+
+
+def given_later(of: ast.ClassDef) -> Iterator[str]:
+    """Yield the methods of a class that keep a function which they were given, and the lines."""
+    for method in of.body:
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name in ("__init__", "__new__"):
+            continue
+        arguments = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
+        functions = {each.arg for each in arguments if each.annotation and "Callable" in ast.unparse(each.annotation)}
+        for node in ast.walk(method):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Name):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                is_kept = any(isinstance(each, ast.Attribute) for each in targets)
+                if is_kept and (node.value.id in functions or node.value.id.startswith("on_")):
+                    yield f"{of.name}.{method.name}, line {node.lineno}"
+
+
+def test_no_object_is_given_its_callbacks_later() -> None:
+    """A constructor receives what its object calls: neither a method keeps it, nor is it set from outside."""
+    later = []
+    for package in ALLOWED:
         for path in modules(package):
             for node in ast.walk(parsed(path)):
-                if isinstance(node, ast.Attribute) and node.attr in CLOCKS:
-                    owner = ast.unparse(node.value)
-                    if owner in ("time", "datetime", "datetime.datetime", "date"):
-                        read.append(f"{path.relative_to(ROOT)}:{node.lineno} {owner}.{node.attr}")
-                elif isinstance(node, ast.ImportFrom) and node.module == "time":
-                    read.append(f"{path.relative_to(ROOT)}:{node.lineno} from time")
-    assert [each for each in read if not each.startswith("storage/clock.py:")] == []
+                if isinstance(node, ast.ClassDef):
+                    later += [f"{place(path)}: {each}" for each in given_later(node)]
+                elif isinstance(node, ast.Assign):
+                    for target in node.targets:
+                        if isinstance(target, ast.Attribute) and target.attr.lstrip("_").startswith("on_"):
+                            owner = ast.unparse(target.value)
+                            later += [f"{place(path)}:{node.lineno} {owner}.{target.attr}"] if owner != "self" else []
+    assert later == []
 
 
 def test_each_invariant_is_cited_by_the_code_that_keeps_it() -> None:
@@ -208,10 +301,16 @@ def test_each_invariant_is_cited_by_the_code_that_keeps_it() -> None:
     numbers_of_text = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
     numbered = set(numbers_of_text)
     cited = set[int]()
+    unclear = []
     for package in ALLOWED:
         for path in modules(package):
-            for numbers in re.findall(r"[Ii]nvariants? ([\d, and]+) of ARCHITECTURE", path.read_text()):
-                cited |= {int(number) for number in re.findall(r"\d+", numbers)}
+            text = path.read_text()
+            for found in re.finditer(r"\b[Ii]nvariants?\s+(\d+(?:(?:, | and |, and )\d+)*)( of\s+ARCHITECTURE)?", text):
+                numbers = {int(number) for number in re.findall(r"\d+", found[1])}
+                cited |= numbers
+                if found[2] is None or not numbers <= numbered:
+                    unclear.append(f"{place(path)}: {found[0]}")
+    assert unclear == []
     assert cited == numbered
     assert sorted(numbers_of_text) == list(range(1, len(numbers_of_text) + 1))
 

@@ -276,7 +276,7 @@ def _optional(kind: type[E], text: str | None, name: str) -> E | None:
     found = _by_name(kind, text)
     if found is None and text:
         words = ", ".join(word(value) for value in kind)
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"The {name} is none of {words}")
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"The {name} is not one of {words}")
     return found
 
 

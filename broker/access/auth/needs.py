@@ -21,10 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from duemq.broker.access import permission as plain
 from duemq.broker.access.auth.model import Action, ResourceType
 from duemq.broker.access.auth.rules import bits
-from duemq.broker.access.permission import Permission, Role
+from duemq.broker.access.permission import Permission, PlainAction, Role
 from duemq.broker.tables.topics import RETRY_PREFIX
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies
@@ -41,12 +40,12 @@ SUB_OR_GET: Final = SUB | GET
 SUB_OR_UPDATE: Final = SUB | UPDATE
 GET_OR_LIST: Final = bits([Action.GET, Action.LIST])
 
-OF_ACTION: Final = {plain.Action.PUB: PUB, plain.Action.SUB: SUB, plain.Action.ANY: SUB_OR_GET}
+OF_ACTION: Final = {PlainAction.PUB: PUB, PlainAction.SUB: SUB, PlainAction.ANY: SUB_OR_GET}
 """The actions that stand for one of 4.9's."""
 _OF_ROLE: Final = {Role.NONE: 0, Role.LOOK: GET_OR_LIST, Role.OPERATE: UPDATE, Role.ADMINISTER: UPDATE}
 
 
-class Need(NamedTuple):
+class NeededActions(NamedTuple):
     """A resource and actions, any of which will do, see `rules.bits`."""
 
     kind: ResourceType
@@ -54,16 +53,16 @@ class Need(NamedTuple):
     actions: int
 
 
-def of_topic(name: str, actions: int) -> Need:
+def of_topic(name: str, actions: int) -> NeededActions:
     """Return what is needed for a topic, or for the group that it stands for."""
     if name.startswith(RETRY_PREFIX):
-        return Need(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX), SUB if actions == PUB else actions)
-    return Need(ResourceType.TOPIC, name, actions)
+        return NeededActions(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX), SUB if actions == PUB else actions)
+    return NeededActions(ResourceType.TOPIC, name, actions)
 
 
-def of_group(name: str, actions: int) -> Need:
+def of_group(name: str, actions: int) -> NeededActions:
     """Return what is needed for a group."""
-    return Need(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX), actions)
+    return NeededActions(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX), actions)
 
 
 class Needs:
@@ -72,45 +71,45 @@ class Needs:
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
 
-    def of_request(self, permission: Permission, request: Request[Any]) -> Iterable[Need]:
+    def of_request(self, permission: Permission, request: Request[Any]) -> Iterable[NeededActions]:
         """Yield what a request needs, except for a record's topic. Raises ProtocolError for a body that does not
         parse."""
         special = _SPECIAL.get(request.code)
         if special is not None:
             yield from special(request)
         else:
-            for name, action, is_group in permission.resources(request):
+            for name, action, is_group in permission.accesses(request):
                 if name is not None:
                     yield (of_group if is_group else of_topic)(name, OF_ACTION[action])
         yield from self.of_role(request.code, permission)
 
-    def of_role(self, code: int, permission: Permission) -> Iterator[Need]:
+    def of_role(self, code: int, permission: Permission) -> Iterator[NeededActions]:
         """Yield what is needed beside what a request is about."""
         actions = _OF_CLUSTER.get(code)
         if actions is None:
             actions = _OF_ROLE[permission.role] if code not in _SPECIAL else 0
         if actions:
-            yield Need(ResourceType.CLUSTER, self._cluster, actions)
+            yield NeededActions(ResourceType.CLUSTER, self._cluster, actions)
 
-    def of_record(self, code: int, topic: str) -> Need:
+    def of_record(self, code: int, topic: str) -> NeededActions:
         """Return what is needed for the topic of a record."""
         return of_topic(topic, SUB_OR_GET if code == RequestCode.VIEW_MESSAGE_BY_ID else SUB)
 
 
-def _topic(actions: int) -> Callable[[Request[Any]], Iterable[Need]]:
+def _topic(actions: int) -> Callable[[Request[Any]], Iterable[NeededActions]]:
     return lambda request: (of_topic(request.header.topic, actions),)
 
 
-def _group(actions: int, name: str = "consumer_group") -> Callable[[Request[Any]], Iterable[Need]]:
+def _group(actions: int, name: str = "consumer_group") -> Callable[[Request[Any]], Iterable[NeededActions]]:
     return lambda request: (of_group(getattr(request.header, name), actions),)
 
 
 def _both(
     actions: int, name: str = "consumer_group", *, group_first: bool = False
-) -> Callable[[Request[Any]], Iterable[Need]]:
+) -> Callable[[Request[Any]], Iterable[NeededActions]]:
     """Of the group and of the topic, if there is one. `group_first`: what is refused first, as RocketMQ has it."""
 
-    def find(request: Request[Any]) -> Iterable[Need]:
+    def find(request: Request[Any]) -> Iterable[NeededActions]:
         needs = [of_group(getattr(request.header, name), actions)]
         if request.header.topic:
             needs.append(of_topic(request.header.topic, actions))
@@ -119,26 +118,26 @@ def _both(
     return find
 
 
-def _topic_or_all(request: Request[Any]) -> Iterable[Need]:
+def _topic_or_all(request: Request[Any]) -> Iterable[NeededActions]:
     """The name of all topics is empty: only an entry for all of them is about it."""
-    return (Need(ResourceType.TOPIC, request.header.topic or "", SUB_OR_GET),)
+    return (NeededActions(ResourceType.TOPIC, request.header.topic or "", SUB_OR_GET),)
 
 
-def _created_group(request: Request[Any]) -> Iterable[Need]:
+def _created_group(request: Request[Any]) -> Iterable[NeededActions]:
     return (of_group(bodies.decode_request(request.body, SubscriptionGroupConfig).group_name, CREATE),)
 
 
-def _created_groups(request: Request[Any]) -> Iterable[Need]:
+def _created_groups(request: Request[Any]) -> Iterable[NeededActions]:
     groups = bodies.decode_request(request.body, bodies.GroupConfigList).group_config_list
     return (of_group(group.group_name, CREATE) for group in groups)
 
 
-def _created_topics(request: Request[Any]) -> Iterable[Need]:
+def _created_topics(request: Request[Any]) -> Iterable[NeededActions]:
     topics = bodies.decode_request(request.body, bodies.TopicConfigList).topic_config_list
     return (of_topic(topic.topic_name, CREATE) for topic in topics)
 
 
-_SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[Need]]]] = {
+_SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[NeededActions]]]] = {
     RequestCode.QUERY_CONSUMER_OFFSET: _both(SUB_OR_GET),
     RequestCode.UPDATE_CONSUMER_OFFSET: _both(SUB_OR_UPDATE),
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group(SUB_OR_GET),

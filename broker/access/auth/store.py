@@ -222,10 +222,10 @@ def _decoded(key: object, value: object, kind: type[T], database: str) -> T:
     try:
         decoded = msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise AuthStoreError(f"config/{database}: what is kept of {name!r} is none of RocketMQ 5.3's") from None
+        raise AuthStoreError(f"config/{database}: the value of {name!r} is not one that RocketMQ 5.3 writes") from None
     owner = decoded.username if isinstance(decoded, User) else f"{USER_PREFIX}{decoded.subject.username}"  # type: ignore[attr-defined]
     if owner != name:
-        raise AuthStoreError(f"config/{database}: the key {name!r} has the value of another")
+        raise AuthStoreError(f"config/{database}: the key {name!r} holds the value of a different key")
     return decoded
 
 

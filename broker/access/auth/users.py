@@ -32,10 +32,10 @@ from duemq.broker.access.auth.model import (
     read_policies,
     word,
 )
-from duemq.broker.access.auth.needs import OF_ACTION, Need, Needs, of_topic
+from duemq.broker.access.auth.needs import OF_ACTION, NeededActions, Needs, of_topic
 from duemq.broker.access.auth.rules import Rules
 from duemq.broker.access.auth.store import AuthStore
-from duemq.broker.access.permission import Action, Permission
+from duemq.broker.access.permission import Permission, PlainAction
 from duemq.broker.errors import AuthStoreError, Refused
 from duemq.broker.limits import MAX_NAME_LENGTH
 from duemq.broker.workers import Background, Workers
@@ -103,7 +103,7 @@ class Subject:
         """See `guard.Account`."""
         key = (topic, action, host)
         if key not in self._allowed and not self._may(code):
-            self._require(of_topic(topic, OF_ACTION[Action(action)]), host)
+            self._require(of_topic(topic, OF_ACTION[PlainAction(action)]), host)
             self._note(key)
 
     def check_record(self, code: int, topic: str, host: str) -> None:
@@ -114,7 +114,7 @@ class Subject:
     def _may(self, code: int) -> bool:
         return self.may_all or code in self._authorization.free_codes
 
-    def _require(self, need: Need, host: str) -> None:
+    def _require(self, need: NeededActions, host: str) -> None:
         key = (need, host)
         if key in self._allowed:
             return

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from duemq._values.durations import format_duration, parse_duration
 from duemq.errors import ArgumentError
 from duemq.mqtt_bridge.rules import fields
-from duemq.mqtt_bridge.rules.filters import check_topic
+from duemq.mqtt_bridge.rules.filters import check_topic, is_at_or_below
 from duemq.mqtt_bridge.rules.model import Delay, DelayRefused
 
 MAX_INTERVAL_SECONDS: Final = 42_949_670
@@ -43,12 +43,18 @@ _NO: Final = ("", "0", "false", "no")
 
 
 def read_delay(
-    topic: str, properties: Iterable[tuple[str, str]], prefixes: Sequence[str], now_ms: int, longest_ms: int
+    topic: str,
+    properties: Iterable[tuple[str, str]],
+    prefixes: Sequence[str],
+    now_ms: int,
+    longest_ms: int,
+    own_topic: str,
 ) -> Delay | None:
     """Return the delay or recall that a message to `topic` with these user properties asks for; None for a plain one.
 
     `prefixes`: first levels of topics that ask for a delay, such as "$delayed". `now_ms`: the time, ms since the epoch.
-    `longest_ms`: a message may wait no longer. Raises DelayRefused.
+    `longest_ms`: a message may wait no longer. `own_topic`: that of the bridge's state, below which are its other
+    reports; nobody else has them published. Raises DelayRefused.
     """
     asked = _of_properties(properties)
     prefix, _, rest = topic.partition("/")
@@ -71,6 +77,8 @@ def read_delay(
         check_topic(plain)
     except ArgumentError as error:
         raise DelayRefused(str(error)) from None
+    if is_at_or_below(plain, own_topic):
+        raise DelayRefused(f"{plain!r} is a topic of the bridge's own reports, which only the bridge publishes")
     return _delay(plain, when, now_ms, longest_ms)
 
 

@@ -66,6 +66,9 @@ MAX_BYTES: Final = 1 << 20
 """Maximum size of the file."""
 MAX_FIELD_BYTES: Final = 65_535
 """Maximum size of user and password in MQTT."""
+MAX_SHARED_ID: Final = 1000
+"""Maximum number of characters of an encoded client id with a share: RocketMQ's client id is made of it, of which a
+broker takes 1,024."""
 LONGEST_OF_STATUS: Final = "/counters"
 """The longest suffix of the status topic."""
 _HOST: Final = re.compile(r"[^\x00-\x20\x7f/.]+(?:\.[^\x00-\x20\x7f/.]+)*\.?")
@@ -134,12 +137,13 @@ class _Reader:
         inbound, outbound = [rule for rule, _ in to_rocketmq], [rule for rule, _ in to_mqtt]
         self._check_groups(outbound, delayed)
         self._check_loops([each for _, each in to_rocketmq], [each for _, each in to_mqtt], delayed)
-        status_topic = self._status_topic(connection.client_id)
+        status_topic = self._status_topic()
         subscriptions = self._subscriptions([each for _, each in to_rocketmq], delayed)
         return Rules(
             file=self._path,
             delayed_topic_line=self._delayed_line("topic"),
             delayed_group_line=self._delayed_line("group"),
+            nameserver_line=lines.line_of(self._text, ("nameserver",)),
             connection=connection,
             nameserver=file.nameserver,
             account=self._account(),
@@ -201,6 +205,13 @@ class _Reader:
                 check_topic(mqtt.share)
                 if "/" in mqtt.share:
                     raise ArgumentError(f"the share {mqtt.share!r} has a /, which MQTT does not allow")
+            with self._at("mqtt", "client_id"):
+                size = len(fields.encoded_name(mqtt.client_id))
+                if size > MAX_SHARED_ID:
+                    raise ArgumentError(
+                        f"with a share the bridge has its client id in RocketMQ, too, where this one would have {size} "
+                        f"characters: at most {MAX_SHARED_ID} fit, and some characters take six there"
+                    )
         if mqtt.share is not None and mqtt.protocol != "5":
             raise self._error(
                 ("mqtt", "share"), 'shared subscriptions are of MQTT 5; leave share out, or set protocol = "5"'
@@ -330,9 +341,12 @@ class _Reader:
             raise self._error(table, f"the files of tls cannot be used: {error.strerror or error}") from None
         return found
 
-    def _status_topic(self, client_id: str) -> str:
-        file = self._file
-        topic = file.status.topic or f"duemq/bridge/{client_id}"
+    @property
+    def _own_topic(self) -> str:
+        return self._file.status.topic or f"duemq/bridge/{self._file.mqtt.client_id}"
+
+    def _status_topic(self) -> str:
+        file, topic = self._file, self._own_topic
         with self._at("status", "topic"):
             check_topic(f"{topic}{LONGEST_OF_STATUS}")
             if file.delayed.enabled and topic.partition("/")[0] in file.delayed.prefixes:
@@ -379,7 +393,7 @@ class _Reader:
         with self._at("delayed", "longest"):
             longest_ms = parse_duration(delayed.longest)
         return Delayed(
-            read=_delay_reader(delayed.prefixes, longest_ms),
+            read=_delay_reader(delayed.prefixes, longest_ms, self._own_topic),
             prefixes=delayed.prefixes,
             topic=topic,
             group=group,
@@ -513,8 +527,10 @@ def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmq]) -> int:
     return next((rule.line for rule in rules if rule.filter is wanted.filter), 1)
 
 
-def _delay_reader(prefixes: tuple[str, ...], longest_ms: int) -> Callable[[str, UserProperties, int], Delay | None]:
+def _delay_reader(
+    prefixes: tuple[str, ...], longest_ms: int, own_topic: str
+) -> Callable[[str, UserProperties, int], Delay | None]:
     def read_one(topic: str, properties: UserProperties, now_ms: int) -> Delay | None:
-        return read_delay(topic, properties, prefixes, now_ms, longest_ms)
+        return read_delay(topic, properties, prefixes, now_ms, longest_ms, own_topic)
 
     return read_one

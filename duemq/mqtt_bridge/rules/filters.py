@@ -107,3 +107,8 @@ def _pattern(levels: list[str]) -> str:
     if levels[-1] == "#":
         pattern = f"{pattern}(?:/.*)?" if len(levels) > 1 else ".*"
     return f"(?!\\$){pattern}" if levels[0] in ("+", "#") else pattern
+
+
+def is_at_or_below(topic: str, other: str) -> bool:
+    """Return whether an MQTT topic is another one, or one below it."""
+    return topic.startswith(other) and topic[len(other) :][:1] in ("", "/")

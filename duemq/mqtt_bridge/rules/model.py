@@ -216,7 +216,9 @@ class Rules:
     """The file, for errors."""
     delayed_topic_line: int
     delayed_group_line: int
-    """Lines that decide on the topic in which delayed messages wait, and on the group that takes them."""
+    nameserver_line: int
+    """Lines that decide on the topic in which delayed messages wait, on the group that takes them, and on where both
+    are."""
     connection: Connection
     nameserver: str
     """RocketMQ's name servers, "host:port" joined by ;."""

@@ -60,6 +60,14 @@ class ServerLimits:
     packet_bytes: int = packets.MAX_REMAINING
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The MQTT broker's answer to a subscription: the QoS that it grants, or the reason why it refuses."""
+
+    qos: int
+    refused: str | None = None
+
+
 class Session(aiomqtt.Client):
     """One connection, used with `async with`, which raises MqttConnectionError if it cannot be made.
 
@@ -195,9 +203,8 @@ class Session(aiomqtt.Client):
             self._drained.clear()
             await self._drained.wait()
 
-    async def subscribe_to(self, topic: str, subscription: Subscription) -> str | None:
-        """Subscribe to a filter; `topic` is the filter with $share. Return the reason if the MQTT broker refuses, or
-        None. Raises MqttConnectionError."""
+    async def subscribe_to(self, topic: str, subscription: Subscription) -> Grant:
+        """Subscribe to a filter; `topic` is the filter with $share. Raises MqttConnectionError."""
         options = None
         if self.is_v5:
             is_once = subscription.retained == "once"
@@ -214,7 +221,9 @@ class Session(aiomqtt.Client):
         except (aiomqtt.MqttError, ValueError) as error:
             raise MqttConnectionError(f"cannot subscribe to {topic!r}: {error}") from None
         code = codes[0]
-        return str(code) if isinstance(code, ReasonCode) and code.is_failure else None
+        if not isinstance(code, ReasonCode):
+            return Grant(code)
+        return Grant(0, str(code)) if code.is_failure else Grant(code.value)
 
     async def unsubscribe_from(self, topic: str) -> None:
         """End a subscription; `topic` as in `subscribe_to`. Raises MqttConnectionError."""

@@ -2,8 +2,9 @@
 
     received       packet_id | unique_key, digest, topic, broker, queue_id, floor, is_delayed, is_released,
                    is_stored                                                               from MQTT
-    published      grp, topic, broker, queue_id, queue_offset | packet_id, state                to MQTT
-    passed         grp, topic, broker, queue_id | low, middle, high, turned_ms             to MQTT
+    published      grp, topic, broker, queue_id, queue_offset, fingerprint | packet_id, state   to MQTT
+    passed         grp, topic, broker, queue_id | low, middle, high, turned_ms, unknown_before  to MQTT
+    passed_done    grp, topic, broker, queue_id, turned_ms, messages                            to MQTT
     subscriptions  filter | qos                                                                 of the broker's session
     delayed        topic | grp                                                                    of earlier rules, too
 
@@ -14,11 +15,16 @@ last seconds may use the packet id for another message. The messages that were r
 such a broker sends them again. `is_stored` is on the disk for delayed messages and for recalls, before their PUBREC: a
 delayed message that was cancelled or replaced since is found nowhere.
 
-`published`: a message with QoS 2 to MQTT, from before its PUBLISH until the group's offset has passed it.
+`published`: a message with QoS 2 to MQTT, from before its PUBLISH until the group's offset has passed it. The
+fingerprint, of its id and its store time, tells it from the messages of other stores: the brokers of another name
+server may have the same names, and a broker may get a new store. Then their messages are at the same offsets.
 
 `passed`: for rules with QoS 2, the group's offset in each queue: now (`high`), and one to two minutes ago (`low`).
-RocketMQ's brokers save offsets every five seconds, so after a kill they deliver the last messages again: those between
-`low` and `high` were published. If a group begins before `low`, an administrator has reset its offset.
+RocketMQ's brokers save offsets every five seconds, so after a kill they deliver the last messages again. `passed_done`
+has the offsets and fingerprints of those between `low` and `high` that were published, many in a row. A message with
+another fingerprint at such an offset is of another store; so may be one before `low`, unless an administrator has reset
+the group's offset. Both are published. Before `unknown_before`, all messages count as published: journals of the
+versions 1 and 2 had no fingerprints; their rows in `published` have the fingerprint 0, and fit any message.
 
 `subscriptions`: the QoS of each subscription that the session at the MQTT broker may have.
 
@@ -33,10 +39,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+import struct
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -49,17 +59,25 @@ KEPT_RELEASED: Final = 10_000
 """Maximum number of released messages in the journal."""
 TURN_MS: Final = 60_000
 """Least time between `low` and `high` of a queue, in ms; the greatest is twice as long."""
-_VERSION: Final = 2
+UNKNOWN: Final = 0
+"""In place of a fingerprint, in rows of a journal that had none: that of any message."""
+_VERSION: Final = 3
+_PASSED_BYTES: Final = 12
+"""Size of the offset and the fingerprint of a message in `passed_done`, in bytes."""
 
 _TABLES: Final = """
 CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
     topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
     is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL, is_stored INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
+CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER, fingerprint INTEGER,
     packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
-    PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
+    PRIMARY KEY (grp, topic, broker, queue_id, queue_offset, fingerprint)) WITHOUT ROWID;
 CREATE TABLE passed (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, low INTEGER NOT NULL, middle INTEGER NOT NULL,
-    high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
+    high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, unknown_before INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
+CREATE TABLE passed_done (grp TEXT NOT NULL, topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL,
+    turned_ms INTEGER NOT NULL, messages BLOB NOT NULL);
+CREATE INDEX passed_done_of_queue ON passed_done (grp, topic, broker, queue_id, turned_ms);
 CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
 """
@@ -67,6 +85,21 @@ _TO_VERSION_2: Final = """
 ALTER TABLE received ADD COLUMN is_stored INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
 """
+_TO_VERSION_3: Final = """
+CREATE TABLE published_3 (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
+    fingerprint INTEGER, packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
+    PRIMARY KEY (grp, topic, broker, queue_id, queue_offset, fingerprint)) WITHOUT ROWID;
+INSERT INTO published_3 SELECT grp, topic, broker, queue_id, queue_offset, 0, packet_id, state FROM published;
+DROP TABLE published;
+ALTER TABLE published_3 RENAME TO published;
+ALTER TABLE passed ADD COLUMN unknown_before INTEGER NOT NULL DEFAULT 0;
+UPDATE passed SET unknown_before = high;
+CREATE TABLE passed_done (grp TEXT NOT NULL, topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL,
+    turned_ms INTEGER NOT NULL, messages BLOB NOT NULL);
+CREATE INDEX passed_done_of_queue ON passed_done (grp, topic, broker, queue_id, turned_ms);
+"""
+_TO_VERSION: Final = {0: _TABLES, 1: _TO_VERSION_2 + _TO_VERSION_3, 2: _TO_VERSION_3, _VERSION: ""}
+"""By version of the file, the statements that make its tables those of the present version."""
 
 
 class JournalError(DueMQError):
@@ -94,12 +127,19 @@ class Taken:
     """Whether its PUBREL has arrived."""
 
 
-class Place(NamedTuple):
-    """The place of a message to MQTT: the group that reads it, its queue, and its offset in the queue."""
+class MessagePosition(NamedTuple):
+    """The place of a message to MQTT: the group that reads it, its queue, and its offset in the queue. The fingerprint
+    tells it from the message that another store has there."""
 
     group: str
     queue: MessageQueue
     offset: int
+    fingerprint: int
+
+
+def fingerprint_of(message_id: str, store_time_ms: int) -> int:
+    """Return 32 bits, which are not UNKNOWN, that tell a message from those of other stores at the same offset."""
+    return zlib.crc32(message_id.encode(errors="replace"), store_time_ms & 0xFFFFFFFF) or 1
 
 
 class State(IntEnum):
@@ -125,12 +165,46 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class Passed:
     """A group's offset in a queue: one to two turns ago, at the last turn, and now. `turned_ms`: time of the last turn,
-    ms since the epoch."""
+    ms since the epoch. Nobody knows the fingerprints of messages before `unknown_before`."""
 
     low: int
     middle: int
     high: int
     turned_ms: int
+    unknown_before: int = 0
+
+
+class Fingerprints:
+    """Fingerprints of messages of one queue, by offset: 12 bytes for each."""
+
+    def __init__(self) -> None:
+        self._offsets = array("q")
+        self._fingerprints = array("I")
+
+    def add(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Add offsets and fingerprints, in the order of the offsets. Where there is one already, the new one counts."""
+        new = list(messages)
+        if new and self._offsets and new[0][0] <= self._offsets[-1]:
+            new = sorted({**dict(zip(self._offsets, self._fingerprints, strict=True)), **dict(new)}.items())
+            del self._offsets[:], self._fingerprints[:]
+        self._offsets.extend(offset for offset, _ in new)
+        self._fingerprints.extend(fingerprint for _, fingerprint in new)
+
+    def get(self, offset: int) -> int | None:
+        """Return the fingerprint of the message at an offset, or None."""
+        index = bisect_left(self._offsets, offset)
+        is_there = index < len(self._offsets) and self._offsets[index] == offset
+        return self._fingerprints[index] if is_there else None
+
+
+@dataclass(slots=True)
+class History:
+    """What a group has passed in a queue, and the fingerprints of the messages that were published: those before the
+    last turn (`older`) and those since (`newer`)."""
+
+    passed: Passed
+    older: Fingerprints = field(default_factory=Fingerprints)
+    newer: Fingerprints = field(default_factory=Fingerprints)
 
 
 _Change = tuple[str, list[tuple[Any, ...]]]
@@ -144,8 +218,8 @@ class Journal:
         database: sqlite3.Connection,
         thread: ThreadPoolExecutor,
         received: dict[int, Taken],
-        published: dict[Place, Published],
-        passed: dict[tuple[str, MessageQueue], Passed],
+        published: dict[MessagePosition, Published],
+        histories: dict[tuple[str, MessageQueue], History],
         subscriptions: dict[str, int],
         delayed: dict[str, str],
     ) -> None:
@@ -153,7 +227,7 @@ class Journal:
         self._thread = thread
         self.received: Mapping[int, Taken] = received
         """By packet id."""
-        self.published: Mapping[Place, Published] = published
+        self.published: Mapping[MessagePosition, Published] = published
         self.subscriptions: Mapping[str, int] = subscriptions
         """QoS by filter, with $share, of the subscriptions that the session at the MQTT broker may have."""
         self.delayed: Mapping[str, str] = delayed
@@ -163,7 +237,8 @@ class Journal:
         self._released = dict.fromkeys(each.packet_id for each in received.values() if each.is_released)
         """Packet ids of messages that were released, the oldest first."""
         self._published = published
-        self._passed = passed
+        self._unknown = {place for place in published if place.fingerprint == UNKNOWN}
+        self._histories = histories
         self._subscriptions = subscriptions
         self._changes: list[_Change] = []
         self._writing: asyncio.Task[None] | None = None
@@ -234,52 +309,119 @@ class Journal:
 
     # --- to MQTT
 
-    def set_published(self, changes: Iterable[tuple[Place, Published]]) -> None:
+    def find(self, place: MessagePosition) -> Published | None:
+        """Return packet id and state of the message at a place, or None. A row without a fingerprint becomes that of
+        the message."""
+        found = self._published.get(place)
+        if found is None and self._unknown and (old := place._replace(fingerprint=UNKNOWN)) in self._unknown:
+            found = self._published[old]
+            self.forget_published([old])
+            self.set_published([(place, found)])
+        return found
+
+    def set_published(self, changes: Iterable[tuple[MessagePosition, Published]]) -> None:
         """Set the states of messages."""
         rows = []
         for place, published in changes:
             self._published[place] = published
-            rows.append((place.group, *place.queue, place.offset, published.packet_id, int(published.state)))
-        self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            rows.append(
+                (place.group, *place.queue, place.offset, place.fingerprint, published.packet_id, int(published.state))
+            )
+        self._change("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def is_passed(self, place: Place, now_ms: int) -> bool:
+    def is_passed(self, place: MessagePosition, now_ms: int) -> bool:
         """Return whether a message that RocketMQ delivers was published and removed from the journal before, since the
         broker has lost the group's last offsets. `now_ms`: the time, ms since the epoch."""
-        passed = self._passed.get(place[:2])
-        if passed is None or place.offset < passed.low:
-            self._set_passed(place.group, place.queue, Passed(place.offset, place.offset, place.offset, now_ms))
+        history = self._histories.get(place[:2])
+        if history is None or place.offset < history.passed.low:
+            self._begin_history(place, now_ms)
             return False
-        return place.offset < passed.high
+        if place.offset >= history.passed.high:
+            return False
+        if place.offset < history.passed.unknown_before:
+            return True
+        found = history.newer.get(place.offset)
+        if found is None:
+            found = history.older.get(place.offset)
+        if found is None or found in (place.fingerprint, UNKNOWN):
+            return found is not None
+        # The queue is of another store.
+        self._begin_history(place, now_ms)
+        return False
 
-    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[Place]:
+    def in_hand(self, group: str) -> dict[MessageQueue, int]:
+        """Return, by queue, the offset behind the last message with QoS 2 of a group that was published and may be
+        given again."""
+        found: dict[MessageQueue, int] = {}
+        for place in self.published:
+            if place.group == group:
+                found[place.queue] = max(found.get(place.queue, 0), place.offset + 1)
+        return found
+
+    def forget_before(self, group: str, offsets: Mapping[MessageQueue, int], now_ms: int) -> list[MessagePosition]:
         """Remove the completed messages before the stored offsets of a group. Return the places of the others, which an
         administrator skipped. `now_ms`: the time, ms since the epoch."""
-        for queue, offset in offsets.items():
-            passed = self._passed.get((group, queue))
-            if passed is None or offset <= passed.high:
-                continue
-            if now_ms - passed.turned_ms >= TURN_MS:
-                passed = Passed(passed.middle, passed.high, passed.high, now_ms)
-            self._set_passed(group, queue, replace(passed, high=offset))
         before = [
             (place, published.state is State.DONE)
             for place, published in self._published.items()
             if place.group == group and place.offset < offsets.get(place.queue, 0)
         ]
+        done: dict[MessageQueue, dict[int, int]] = {queue: {} for queue in offsets}
+        for place, is_done in before:
+            if is_done:
+                # Of two stores, the newer one has the later row.
+                done[place.queue][place.offset] = place.fingerprint
+        for queue, offset in offsets.items():
+            self._pass(group, queue, offset, done[queue], now_ms)
         self.forget_published(place for place, is_done in before if is_done)
         return [place for place, is_done in before if not is_done]
 
-    def _set_passed(self, group: str, queue: MessageQueue, passed: Passed) -> None:
-        self._passed[group, queue] = passed
-        row = (group, *queue, passed.low, passed.middle, passed.high, passed.turned_ms)
-        self._change("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [row])
+    def _begin_history(self, place: MessagePosition, now_ms: int) -> None:
+        """Forget what has passed in a queue, where a group begins at a place."""
+        history = History(Passed(place.offset, place.offset, place.offset, now_ms))
+        self._histories[place.group, place.queue] = history
+        self._set_passed(place.group, place.queue, history.passed)
+        self._change(
+            "DELETE FROM passed_done WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ?",
+            [(place.group, *place.queue)],
+        )
 
-    def forget_published(self, places: Iterable[Place]) -> None:
+    def _pass(self, group: str, queue: MessageQueue, offset: int, done: Mapping[int, int], now_ms: int) -> None:
+        """Take the stored offset of a group, and the fingerprints by offset of the completed messages before it."""
+        history = self._histories.get((group, queue))
+        if history is None:
+            return
+        passed = history.passed
+        if offset > passed.high:
+            if now_ms - passed.turned_ms >= TURN_MS:
+                self._change(
+                    "DELETE FROM passed_done WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ? "
+                    "AND turned_ms < ?",
+                    [(group, *queue, passed.turned_ms)],
+                )
+                history.older, history.newer = history.newer, Fingerprints()
+                passed = replace(passed, low=passed.middle, middle=passed.high, turned_ms=now_ms)
+            history.passed = replace(passed, high=offset)
+            self._set_passed(group, queue, history.passed)
+        if done:
+            messages = sorted(done.items())
+            history.newer.add(messages)
+            row = (group, *queue, history.passed.turned_ms, _pack_messages(messages))
+            self._change("INSERT INTO passed_done VALUES (?, ?, ?, ?, ?, ?)", [row])
+
+    def _set_passed(self, group: str, queue: MessageQueue, passed: Passed) -> None:
+        row = (group, *queue, passed.low, passed.middle, passed.high, passed.turned_ms, passed.unknown_before)
+        self._change("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row])
+
+    def forget_published(self, places: Iterable[MessagePosition]) -> None:
         """Remove messages in any state."""
         gone = [place for place in places if self._published.pop(place, None) is not None]
+        if self._unknown:
+            self._unknown.difference_update(gone)
         self._change(
-            "DELETE FROM published WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND queue_offset = ?",
-            [(place.group, *place.queue, place.offset) for place in gone],
+            "DELETE FROM published WHERE grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND queue_offset = ? "
+            "AND fingerprint = ?",
+            [(place.group, *place.queue, place.offset, place.fingerprint) for place in gone],
         )
 
     # --- the session
@@ -348,6 +490,18 @@ class Journal:
             self._writing = None
 
 
+def _pack_messages(messages: Sequence[tuple[int, int]]) -> bytes:
+    """Return the column `messages` of `passed_done`: all offsets, then all fingerprints; little-endian."""
+    number = len(messages)
+    return struct.pack(f"<{number}q{number}I", *(each for each, _ in messages), *(each for _, each in messages))
+
+
+def _unpack_messages(packed: bytes) -> Iterator[tuple[int, int]]:
+    number = len(packed) // _PASSED_BYTES
+    values = struct.unpack(f"<{number}q{number}I", packed)
+    return zip(values[:number], values[number:], strict=True)
+
+
 def _write(database: sqlite3.Connection, changes: list[_Change]) -> None:
     with database:
         for statement, rows in changes:
@@ -409,12 +563,11 @@ def _connect(directory: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT")
-        elif version == 1:
-            database.executescript(f"BEGIN IMMEDIATE; {_TO_VERSION_2} PRAGMA user_version = {_VERSION}; COMMIT")
-        elif version != _VERSION:
+        if version not in _TO_VERSION:
             raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
+        if version != _VERSION:
+            statements = _TO_VERSION[version]
+            database.executescript(f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {_VERSION}; COMMIT")
         # The lock is taken by a write, also by one that changes nothing.
         database.execute("BEGIN IMMEDIATE")
         database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -450,13 +603,17 @@ def _load(database: sqlite3.Connection, thread: ThreadPoolExecutor) -> Journal:
         for row in database.execute("SELECT * FROM received ORDER BY rowid")
     }
     published = {
-        Place(row[0], MessageQueue(row[1], row[2], row[3]), row[4]): Published(row[5], State(row[6]))
+        MessagePosition(row[0], MessageQueue(row[1], row[2], row[3]), row[4], row[5]): Published(row[6], State(row[7]))
         for row in database.execute("SELECT * FROM published")
     }
-    passed = {
-        (row[0], MessageQueue(row[1], row[2], row[3])): Passed(*row[4:])
+    histories = {
+        (row[0], MessageQueue(row[1], row[2], row[3])): History(Passed(*row[4:]))
         for row in database.execute("SELECT * FROM passed")
     }
+    for row in database.execute("SELECT * FROM passed_done ORDER BY rowid"):
+        history = histories[row[0], MessageQueue(row[1], row[2], row[3])]
+        is_newer = row[4] == history.passed.turned_ms
+        (history.newer if is_newer else history.older).add(_unpack_messages(row[5]))
     subscriptions: dict[str, int] = dict(database.execute("SELECT filter, qos FROM subscriptions"))
     delayed: dict[str, str] = dict(database.execute("SELECT topic, grp FROM delayed"))
-    return Journal(database, thread, received, published, passed, subscriptions, delayed)
+    return Journal(database, thread, received, published, histories, subscriptions, delayed)

@@ -151,7 +151,7 @@ def load_topics(files: Files, path: str) -> dict[str, int]:
     return {topic: metric.count for topic, metric in counts.items()}
 
 
-class Found(NamedTuple):
+class StartFacts(NamedTuple):
     """The facts that a start found about the time before it. Arrays of physical offsets, ascending."""
 
     recovered_to: int = 0
@@ -171,8 +171,9 @@ class Found(NamedTuple):
         return head + b"".join([part.astype(_OFFSET).tobytes() for part in (done, self.withdrawn, moved)])
 
 
-def _decode_found(data: bytes) -> tuple[Found, bytes] | None:
-    """Decode the `Found` at the beginning of `data`; return it with the remaining bytes, None if data is too short."""
+def _decode_found(data: bytes) -> tuple[StartFacts, bytes] | None:
+    """Decode the `StartFacts` at the beginning of `data`; return them with the remaining bytes, None if there are too
+    few."""
     if len(data) < _FOUND.size:
         return None
     recovered_to, *counts = _FOUND.unpack_from(data)
@@ -185,7 +186,7 @@ def _decode_found(data: bytes) -> tuple[Found, bytes] | None:
     done, withdrawn, moved = np.split(numbers.astype(np.int64), np.cumsum(counts[:2]))
     moved = moved.reshape(-1, 2)
     offsets = done >> 1
-    return Found(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1]), data[end:]
+    return StartFacts(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1]), data[end:]
 
 
 class Sums(NamedTuple):
@@ -226,7 +227,7 @@ class TimerNote(msgspec.Struct, eq=False):
     counted_at: int
     waiting: dict[int, int]
     """Number of messages in the wheel, by topic hash."""
-    found: Found = Found()
+    found: StartFacts = StartFacts()
     superseded: bytes = b""
     """The superseded units, as `Superseded.encode` returns them."""
     sums: Sums | None = None

@@ -42,7 +42,7 @@ _HOUR_BYTES: Final = HOUR * SLOT.itemsize
 _PAGE: Final = mmap.PAGESIZE
 
 
-class Plan(NamedTuple):
+class SlotPlan(NamedTuple):
     """The changes of slots for a set of units. See `TimerWheel.plan`."""
 
     previous: Integers
@@ -243,7 +243,7 @@ class TimerWheel:
         """Read the hours that `plan` and `put` need for units of these seconds. Raises OSError."""
         self._need(seconds % SLOTS // HOUR)
 
-    def plan(self, seconds: Integers, positions: Integers) -> Plan:
+    def plan(self, seconds: Integers, positions: Integers) -> SlotPlan:
         """Compute the changes of slots for units at ascending positions. No slot changes before `put`. Raises
         OSError."""
         count = len(seconds)
@@ -266,9 +266,9 @@ class TimerWheel:
         previous[order[starts]] = last
         first = np.where(is_same, self._first.values[slots], placed[starts])
         counts = ends - starts + np.where(is_same, self._count.values[slots], 0)
-        return Plan(previous, unique, first, placed[ends - 1], np.minimum(counts, 2**31 - 1), slots, slots // HOUR)
+        return SlotPlan(previous, unique, first, placed[ends - 1], np.minimum(counts, 2**31 - 1), slots, slots // HOUR)
 
-    def put(self, plan: Plan) -> None:
+    def put(self, plan: SlotPlan) -> None:
         """Apply a plan."""
         slots, hours = plan.slots, plan.hours
         self._second.values[slots] = plan.seconds

@@ -10,7 +10,7 @@ import numpy as np
 
 from duemq.protocol.records import properties
 from duemq.storage.errors import NotInMemory
-from duemq.storage.log.copies import Records
+from duemq.storage.log.copies import PackedRecords
 from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import MessageStore
 
@@ -45,7 +45,7 @@ class RealTopics:
                 raise self._more_than(missing, waits[len(data) :]) from None
         sizes = np.array([len(each) for each in data], np.int64)
         if (sizes == waits["size"]).all():
-            records = Records(b"".join(data), waits["physical"], sizes)
+            records = PackedRecords(b"".join(data), waits["physical"], sizes)
             if records.is_usual.all():
                 return [topic_in(text) for text in records.properties()]
         messages = (self._store.message_at(*each) for each in waits.tolist())

@@ -30,7 +30,7 @@ from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.config import OVERDUE_MS
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.timers.slots import Slots, due_of
-from duemq.storage.log.copies import Records
+from duemq.storage.log.copies import PackedRecords
 from duemq.storage.queues.pull import ColdRead, Range, ReadCold
 from duemq.storage.store import MessageStore
 
@@ -120,9 +120,12 @@ class Offsets:
 
 class CatchUp:
     """Makes the searches, one at a time. `read_cold`: has a thread read records that are not in memory; if it is None,
-    the search itself waits for the disk."""
+    the search itself waits for the disk. `on_read`: called when the thread has read the records for which the search
+    waits."""
 
-    def __init__(self, store: MessageStore, slots: Slots, read_cold: ReadCold | None) -> None:
+    def __init__(
+        self, store: MessageStore, slots: Slots, read_cold: ReadCold | None, on_read: Callable[[], None]
+    ) -> None:
         self._store = store
         self._slots = slots
         self._read_cold = read_cold
@@ -133,7 +136,7 @@ class CatchUp:
         """Whether the search in progress must be repeated."""
         self._results: dict[str, _Result] = {}
         self._is_reading = False
-        self._on_read: Callable[[], None] = lambda: None
+        self._on_read = on_read
 
     # --- due messages
 
@@ -174,12 +177,11 @@ class CatchUp:
 
     # --- the search
 
-    def step(self, now_ms: int, on_read: Callable[[], None]) -> bool:
-        """Do a part of the search. Return whether there was anything to do. `on_read`: called when a thread has read
-        the records for which the search waits. Raises OSError; then that part is not done."""
+    def step(self, now_ms: int) -> bool:
+        """Do a part of the search. Return whether there was anything to do. Raises OSError; then that part is not
+        done."""
         if self._is_reading or not self._asked or not self._slots.is_replayed:
             return False
-        self._on_read = on_read
         if self._search is None:
             self._is_stale = False
             self._search = _Search(self._store, self._slots, list(self._asked), now_ms - OVERDUE_MS)
@@ -289,7 +291,7 @@ class _Search:
         """Iterate over deliver time (ms), physical offset and properties of messages. Raises OSError."""
         physical, sizes = waits["physical"], waits["size"].astype(np.int64)
         data = b"".join(self._store.log.read(*each) or b"" for each in waits[["physical", "size"]].tolist())
-        records = Records(data, physical, sizes) if len(data) == int(sizes.sum()) else None
+        records = PackedRecords(data, physical, sizes) if len(data) == int(sizes.sum()) else None
         texts = records.properties() if records is not None and records.is_usual.all() else None
         for at, (offset, size, due_ms) in enumerate(waits[["physical", "size", "due"]].tolist()):
             if texts is not None and due_ms:

@@ -131,8 +131,8 @@ async def test_the_state_is_reported(world: World) -> None:
         await until("online")
         await world.bridge.stop()
         await until("offline")
-    # It is told once more before RocketMQ has been reached.
-    assert [state for state, _ in itertools.groupby(states)] == ["online", "offline", "online", "offline"]
+    # It is told once more before RocketMQ has been reached, and the first one may be on its way to Mosquitto still.
+    assert [state for state, _ in itertools.groupby(states)][-4:] == ["online", "offline", "online", "offline"]
 
 
 async def test_rules_are_read_again_when_they_change(world: World) -> None:

@@ -359,7 +359,7 @@ async def test_what_is_no_regular_file_is_refused_without_waiting(
     for _ in range(2):
         await looked(broker)
     (line,) = (line for line in logged if line["event"] == "accounts_not_changed")
-    assert line["reason"] == f"{path}: is no regular file"
+    assert line["reason"] == f"{path}: is not a regular file"
     assert denied(await peer.ask(signed(send("topicA"), ADMIN))) is None
     path.rmdir() if kind == "directory" else path.unlink()
     write_accounts(tmp_path, ACCOUNTS.replace(ADMIN[1], "canary-secret-changed"))
@@ -594,7 +594,7 @@ async def test_an_account_is_changed_where_it_is(broker: UnboundBroker, tmp_path
             "The expected resource format is 'Res=Perm'. For example: topicA=SUB",
         ),
         ({"white_remote_address": "1.2.3"}, "Netaddress examine Exception netaddress is 1.2.3"),
-        ({"default_topic_perm": "NOPE"}, "defaultTopicPerm=NOPE is none of DENY, PUB, SUB, PUB|SUB, SUB|PUB"),
+        ({"default_topic_perm": "NOPE"}, "defaultTopicPerm=NOPE is not one of DENY, PUB, SUB, PUB|SUB, SUB|PUB"),
     ],
 )  # fmt: skip
 async def test_a_wrong_account_is_refused(

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.broker.access import acl_file
-from duemq.broker.access.accounts import Account
-from duemq.broker.access.permission import Action, Role
+from duemq.broker.access.accounts import PlainAccount
+from duemq.broker.access.permission import PlainAction, Role
 from duemq.broker.errors import AclFileError
 from tests.support.access import ACCOUNTS, ADMIN, USER
 from tests.support.canary import CANARY
 
-PUB, SUB, BOTH, DENY = Action.PUB, Action.SUB, Action.ANY, Action.DENY
+PUB, SUB, BOTH, DENY = PlainAction.PUB, PlainAction.SUB, PlainAction.ANY, PlainAction.DENY
 HEAD = "accounts:\n- accessKey: account-1\n  secretKey: canary-secret-1\n"
 
 
@@ -24,7 +24,7 @@ def parsed(text: str) -> acl_file.AclFile:
     return acl_file.parse(text.encode(), "conf/plain_acl.yml")
 
 
-def account(lines: str = "") -> Account:
+def account(lines: str = "") -> PlainAccount:
     (found,) = parsed(HEAD + "".join(f"  {line}\n" for line in lines.splitlines())).accounts
     return found
 
@@ -58,7 +58,7 @@ def test_an_empty_file_has_no_accounts(text: str) -> None:
     ("text", "action"),
     [("PUB", PUB), ("SUB", SUB), ("PUB|SUB", BOTH), ("SUB|PUB", BOTH), ("DENY", DENY), (" PUB ", PUB)],
 )
-def test_permissions(text: str, action: Action) -> None:
+def test_permissions(text: str, action: PlainAction) -> None:
     found = account(f"defaultTopicPerm: {text!r}\ntopicPerms: ['T= {text}']\ngroupPerms: ['G ={text}']")
     assert (found.default_topic, found.permissions) == (action, {"T": action, "%RETRY%G": action})
 
@@ -136,14 +136,14 @@ def test_a_name_that_there_is_not_is_told() -> None:
         (f"{HEAD}  topicPerms: [T]", 4, "NAME=PUB"),
         (f"{HEAD}  topicPerms: [T=PUB=SUB]", 4, "NAME=PUB"),
         (f"{HEAD}  topicPerms:\n  - T=PUB\n  - T=\n", 6, "NAME=PUB"),
-        (f"{HEAD}  whiteRemoteAddress: canary", 4, "no pattern of addresses"),
+        (f"{HEAD}  whiteRemoteAddress: canary", 4, "not an address pattern"),
         ("globalWhiteRemoteAddresses:\n- 1.1.1.1\n- 1.1", 3, "quotes"),
-        ("globalWhiteRemoteAddresses:\n- 1.1.1.1\n- a.b.c.d", 3, "no pattern of addresses"),
+        ("globalWhiteRemoteAddresses:\n- 1.1.1.1\n- a.b.c.d", 3, "not an address pattern"),
         ("dataVersion: [{counter: x}]", 1, "counter is a number"),
         ("dataVersion: 1", 1, "dataVersion is a list"),
         ("a: &x [1]\nb: *x", 1, "aliases"),
         ("a: &x\n  b: *x", 1, "aliases"),
-        ("? [a]\n: b", 1, "a name that is no text"),
+        ("? [a]\n: b", 1, "a name that is not text"),
         ("accounts: !!python/object/apply:os.system [id]", 1, "an account is a table"),
         (f"{HEAD}  topicPerms: [!!python/name:os.system '']", 4, "quotes"),
         ("accounts:\n\t- x", 2, ""),

@@ -244,3 +244,16 @@ async def test_one_request_is_always_possible() -> None:
     await turns()
     assert not guest.is_held
     assert admission.used == 5
+
+
+async def test_a_lost_connection_is_not_asked_to_go_on() -> None:
+    admission = Admission(asyncio.get_running_loop(), 10**9)
+    guest = FakeGuest()
+    admission.begin(guest, CONNECTION_BYTES)
+    with pytest.raises(NotNow):
+        admission.begin(guest, 1)
+    admission.lost(guest)
+    admission.end(guest, CONNECTION_BYTES)
+    await turns()
+    assert guest.is_held
+    assert (admission.used, guest.under_way) == (0, 0)

@@ -344,8 +344,8 @@ async def test_users(broker: UnboundBroker, store: MemoryStore) -> None:
         (ask(3001, {"username": "n" * 256}, {"password": "x"}), None),
         (ask(3001, {"username": "new\n"}, {"password": "x"}), None),
         (ask(3001, {"username": "new"}), (1, "a UserInfo body: Input data was truncated")),
-        (create_user(("new", "x"), userType="Root"), (29, "The userType is none of Super, Normal")),
-        (create_user(("new", "x"), userStatus="disabled"), (29, "The userStatus is none of enable, disable")),
+        (create_user(("new", "x"), userType="Root"), (29, "The userType is not one of Super, Normal")),
+        (create_user(("new", "x"), userStatus="disabled"), (29, "The userStatus is not one of enable, disable")),
         (update_user("nobody", password="x"), (16, "The user is not exist")),
         (ask(3002, {}, {}), (29, "The username is blank")),
         (ask(3003, {"username": "nobody"}), (0, None)),
@@ -440,7 +440,7 @@ async def test_policies(broker: UnboundBroker, store: MemoryStore) -> None:
         (update_acl(USER[0], entry("Topic:T", "Pub", source_ips=[" "])), (16, "The source ip is empty.")),
         (
             update_acl(USER[0], entry("Topic:T", "Pub"), policy_type="Defalt"),
-            (29, "The policyType is none of Custom, Default"),
+            (29, "The policyType is not one of Custom, Default"),
         ),
         (
             update_acl(USER[0], *(entry(f"Topic:{number}", "Pub") for number in range(10_001))),
@@ -631,7 +631,7 @@ async def test_a_store_that_is_none_of_rocketmqs_stops_the_start(tmp_path: Path)
     )
     users.put(b"orders", f'{{"password":"{CANARY}"}}'.encode())
     users.close()
-    with pytest.raises(AuthStoreError, match=r"what is kept of 'orders' is none of RocketMQ 5\.3's") as caught:
+    with pytest.raises(AuthStoreError, match=r"the value of 'orders' is not one that RocketMQ 5\.3 writes") as caught:
         async with running(tmp_path, *ON):
             pass
     assert CANARY not in str(caught.value)

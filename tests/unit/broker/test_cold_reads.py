@@ -110,7 +110,7 @@ class ColdFiles(OsFiles):
         self.reads = 0
         self.would_wait: list[str] = []
 
-    def open(self, path: str) -> OsFile:
+    def open(self, path: str, *, for_reading: bool = False) -> OsFile:
         return ColdFile(self, path)
 
     def note_wait(self, path: str, offset: int, size: int) -> None:

@@ -78,7 +78,7 @@ async def test_delays_of_a_topic_are_among_the_brokers(broker: UnboundBroker, pe
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "messageDelayLevel has no level of 7 s" in (answer.remark or "")
     answer = await peer.ask(create("T", "+delay.levels=soon"))
-    assert "'soon' is no delay" in (answer.remark or "")
+    assert "'soon' is not a delay" in (answer.remark or "")
     assert broker.topics.get("T") is None
     assert (await change(peer, "messageDelayLevel=1s 7s")).code == ResponseCode.SUCCESS
     assert (await peer.ask(create("T", "+delay.levels=7s"))).code == ResponseCode.SUCCESS

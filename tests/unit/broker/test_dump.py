@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import index_file
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
 from tests.support.copies import copy_tree
+from tests.support.extended import extend
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, new_broker
 
 FIRST = f"{0:020}"
@@ -171,6 +173,30 @@ def test_units_that_stand_for_no_record(store: Path, capsys: pytest.CaptureFixtu
     assert found[-1] == "damaged: 19 bytes behind the last unit"
 
 
+def test_extensions_of_consume_queues(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extend(store)
+    plain = rows(store / "consumequeue/plain/0" / FIRST, capsys=capsys)
+    addresses = values(plain, "address")
+    assert len(addresses) == 50
+    path = store / "consumequeue_ext/plain/0" / FIRST
+    found = rows(path, capsys=capsys)
+    assert values(found, "address")[:50] == addresses
+    assert values(found, "tagsCode") == ["112785"] * 60
+    assert found[-1] == f"address={1200 - 2**63} offset=1200 free, {(48 << 20) - 1200} bytes"
+    assert values(rows(path, "--from", "40", "--to", "80", capsys=capsys), "offset") == ["40", "60"]
+    levels = rows(store / "consumequeue_ext" / SCHEDULE_TOPIC / "3" / FIRST, "--limit", "1", capsys=capsys)
+    assert values(levels, "due") == ["2023-11-14T23:13:20.000Z"]
+    damage(path, 20, struct.pack(">hqqh", 22, 5, START_MS, 2) + b"\xab\xcd\xff\xff")
+    found = rows(path, capsys=capsys)
+    assert values(found, "bitmap") == ["abcd"]
+    assert found[2:] == [f"address={42 - 2**63} offset=42 end of the file: {(48 << 20) - 42} bytes are free"]
+    damage(path, 0, struct.pack(">h", 7) + bytes(58) + struct.pack(">h", 20))
+    found = rows(path, capsys=capsys)
+    assert found[0] == f"address={-(2**63)} offset=0 damaged: size 7, and a bitmap of 0 bytes"
+    assert found[1].endswith(" damaged: zeros, 40 bytes")
+    assert values(found[2:-1], "tagsCode") == ["112785"] * 57
+
+
 def test_the_timer_log_and_the_wheel(written: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     first = rows(written.root / "timerlog" / FIRST, capsys=capsys)
     assert first[0].startswith("position=0 second=1700000000 slot=2023-11-14T22:13:20.000Z previous=-1 magic=")
@@ -311,6 +337,7 @@ NAMES = (
     f"commitlog/{FIRST}",
     f"consumequeue/plain/0/{FIRST}",
     f"consumequeue/{SCHEDULE_TOPIC}/0/{FIRST}",
+    f"consumequeue_ext/plain/0/{FIRST}",
     f"timerlog/{FIRST}",
     "checkpoint",
     "queuecheck",
@@ -318,6 +345,7 @@ NAMES = (
     "config/topics.json",
     "config/timermetrics",
 )
+EXTENSION = struct.pack(">hqqh", 22, 5, START_MS, 2) + b"ab" + struct.pack(">hqqh", 20, 5, START_MS, 0) + bytes(99)
 OTHERS = ("timerwheel", "index/20231114221320000", "lock", "abort")
 
 
@@ -325,7 +353,7 @@ OTHERS = ("timerwheel", "index/20231114221320000", "lock", "abort")
 @given(st.data())
 def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
     for name in NAMES:
-        original = (written.root / name).read_bytes()[:4096]
+        original = EXTENSION if "_ext/" in name else (written.root / name).read_bytes()[:4096]
         at = data.draw(st.integers(0, len(original)))
         some = data.draw(st.binary(max_size=30))
         path = tmp_path / name
@@ -352,3 +380,9 @@ def test_a_huge_file_of_a_small_kind_is_refused(tmp_path: Path, capsys: pytest.C
         file.truncate(source.MAX_WHOLE + 1)
     assert command.main([str(tmp_path / name)]) == 1
     assert f"{source.MAX_WHOLE + 1} bytes; files of this kind are read up to" in capsys.readouterr().err
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert command.main([str(tmp_path / "pipe")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'pipe'}: this is not a regular file; copy the bytes into one\n"

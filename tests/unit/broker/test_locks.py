@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,9 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests.bodies import LockBatch, MessageQueue
 from duemq.storage.clock import ManualClock
-from tests.support.broker import Peer
-from tests.support.wire import request
+from tests.support.broker import Peer, UnboundBroker
+from tests.support.wire import request, send
+from tests.unit.broker.test_pull import commit
 
 A, B = MessageQueue("b", 0, "T"), MessageQueue("b", 1, "T")
 
@@ -57,11 +60,19 @@ def test_setting_the_wall_clock_ends_no_lock(locks: QueueLocks, clock: ManualClo
 
 def test_only_the_holder_unlocks(locks: QueueLocks) -> None:
     locks.lock("g", "c1", [A, B])
-    locks.unlock("g", "c2", [A])
-    locks.unlock("nobody", "c1", [A])
+    locks.release(locks.held("g", "c2", [A]))
+    locks.release(locks.held("nobody", "c1", [A]))
     assert locks.lock("g", "c2", [A]) == []
-    locks.unlock("g", "c1", [A])
+    locks.release(locks.held("g", "c1", [A]))
     assert locks.lock("g", "c2", [A, B]) == [A]
+
+
+def test_a_lock_that_was_renewed_meanwhile_is_not_released(locks: QueueLocks) -> None:
+    locks.lock("g", "c1", [A, B])
+    held = locks.held("g", "c1", [A, B])
+    locks.lock("g", "c1", [A])
+    locks.release(held)
+    assert locks.lock("g", "c2", [A, B]) == [B]
 
 
 def test_old_locks_are_forgotten(locks: QueueLocks, clock: ManualClock) -> None:
@@ -93,7 +104,7 @@ def test_there_are_as_many_locks_as_may_be(locks: QueueLocks) -> None:
     assert locks.lock("other", "c1", [B]) == [B]
     assert locks.lock("g", "c1", [A, B]) == [A, B]
     assert locks.lock("g", "c2", [A]) == []
-    locks.unlock("g", "c1", [A])
+    locks.release(locks.held("g", "c1", [A]))
     assert locks.lock("other", "c1", [A]) == [A]
 
 
@@ -107,6 +118,37 @@ async def test_locks_are_asked_for_and_given_up_by_request(peer: Peer) -> None:
     assert await held("c2") == []
     assert await held("c1", RequestCode.UNLOCK_BATCH_MQ) is None
     assert await held("c2") == [A.to_json(), B.to_json()]
+
+
+async def test_offsets_are_on_the_disk_before_the_queue_is_another_members(
+    broker: UnboundBroker, peer: Peer, tmp_path: Path
+) -> None:
+    """The next member reads them, also if the broker is killed before it does."""
+    await peer.ask(send("T"))
+    path = tmp_path / "config" / "consumerOffset.json"
+    for offset in (7, 9):
+        await peer.ask(request(RequestCode.LOCK_BATCH_MQ, body=fastjson.dumps(LockBatch("g", "c1", [A]))))
+        await peer.ask(commit("g", "T", 0, offset))
+        unlock = request(RequestCode.UNLOCK_BATCH_MQ, body=fastjson.dumps(LockBatch("g", "c1", [A])))
+        assert (await peer.ask(unlock)).code == 0
+        assert json.loads(path.read_bytes())["offsetTable"]["T@g"] == {"0": offset}
+    written = path.stat().st_ino
+    assert (await peer.ask(unlock)).code == 0
+    assert path.stat().st_ino == written, "who holds no lock has nothing written"
+
+
+async def test_a_queue_is_unlocked_though_the_offsets_cannot_be_written(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full() -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(broker.offsets, "save", full)
+    for client in ("c1", "c2"):
+        body = fastjson.dumps(LockBatch("g", client, [A]))
+        answer = await peer.ask(request(RequestCode.LOCK_BATCH_MQ, body=body))
+        assert json.loads(bytes(answer.body))["lockOKMQSet"] == [A.to_json()]
+        assert (await peer.ask(request(RequestCode.UNLOCK_BATCH_MQ, body=body))).code == 0
 
 
 async def test_a_queue_number_beyond_32_bits_is_refused(peer: Peer) -> None:

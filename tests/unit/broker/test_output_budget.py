@@ -178,6 +178,17 @@ async def test_a_connection_is_found_with_few_looks_however_many_there_are(loop:
         assert budget.used <= budget.limit
 
 
+async def test_many_that_read_do_not_make_one_that_holds_little_go_for_one_that_holds_much(loop: SteppedLoop) -> None:
+    """Nobody has had the time, and the most looks are used up at a small connection: one that holds much goes."""
+    budget = OutputBudget(loop, 100_000)
+    (large,) = readers(budget, 60_000)
+    small = readers(budget, *[1000] * 31)
+    for reader in small[:30]:
+        reader.take(1)
+    readers(budget, 20_000)
+    assert (large.is_dropped, dropped(small)) == (True, [])
+
+
 async def test_the_sum_is_that_of_all_accounts(loop: SteppedLoop) -> None:
     """The sum equals that of all accounts in a plain table, over thousands of random steps."""
     chance = random.Random(7)

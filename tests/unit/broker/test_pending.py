@@ -263,7 +263,7 @@ async def test_by_handle_only_the_message_that_is_meant_is_changed(
         (("cancel", "T", "x", "K"), "x"),
         (("cancel", "T", "0" * 32, "K\x01K"), "2 uniqKeys for 1 ids"),
         (("cancel", "T", ",".join(["0" * 32] * 1001), "K"), "1001 ids are over 1000"),
-        (("drop", "T", "0" * 32, "K"), "is none of cancel, reschedule, deliver"),
+        (("drop", "T", "0" * 32, "K"), "is not one of cancel, reschedule, deliver"),
         (("reschedule", "T", "0" * 32, "K"), "reschedule needs a time"),
     ],
 )

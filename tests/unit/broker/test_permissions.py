@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from duemq.broker.access.auth.model import Acl, User
-from duemq.broker.access.permission import ACCOUNT, OPEN, Action, Permission, Role
+from duemq.broker.access.permission import ACCOUNT, OPEN, Permission, PlainAction, Role
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
@@ -26,8 +26,8 @@ from tests.support.canary import CANARY
 from tests.support.wire import pull, request, send
 
 NONE, LOOK, OPERATE, ADMINISTER = Role.NONE, Role.LOOK, Role.OPERATE, Role.ADMINISTER
-PUB, SUB, ANY = Action.PUB, Action.SUB, Action.ANY
-Needed = tuple[Role, Action | None, Action | None]
+PUB, SUB, ANY = PlainAction.PUB, PlainAction.SUB, PlainAction.ANY
+Needed = tuple[Role, PlainAction | None, PlainAction | None]
 """A role, an action on the topic, an action on the group."""
 
 NEEDED: Final[dict[RequestCode, Needed]] = {

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from duemq.broker.names.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registration
+from duemq.broker.names.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registrar
 from duemq.broker.net.connection import Connection, FrameHandler, InputBudget
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver
@@ -114,9 +114,9 @@ def servers() -> NameServers:
 
 
 @pytest.fixture
-async def registration(servers: NameServers, topics: FakeTopics) -> AsyncIterator[Registration]:
+async def registration(servers: NameServers, topics: FakeTopics) -> AsyncIterator[Registrar]:
     identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
-    made = Registration(identity, ADDRESSES, cast("Topics", topics), PERIOD, servers.connect)
+    made = Registrar(identity, ADDRESSES, cast("Topics", topics), PERIOD, servers.connect)
     yield made
     for server in made._servers:
         if server._task is not None:
@@ -125,7 +125,7 @@ async def registration(servers: NameServers, topics: FakeTopics) -> AsyncIterato
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "silent", "complains"])
 async def test_one_name_server_holds_up_no_other(
-    registration: Registration, servers: NameServers, loop: SteppedLoop, how: str, logged: list[Any]
+    registration: Registrar, servers: NameServers, loop: SteppedLoop, how: str, logged: list[Any]
 ) -> None:
     """One failing name server does not delay the others: the broker registers with each once a period, and logs a
     failure once, and its end once."""
@@ -150,7 +150,7 @@ async def test_one_name_server_holds_up_no_other(
 
 
 async def test_who_waits_for_a_registration_does_not_wait_for_a_server_that_is_down(
-    registration: Registration, servers: NameServers, loop: SteppedLoop, topics: FakeTopics
+    registration: Registrar, servers: NameServers, loop: SteppedLoop, topics: FakeTopics
 ) -> None:
     servers.how[ADDRESSES[1]] = "hangs"
     registration.start()
@@ -173,7 +173,7 @@ async def test_who_waits_for_a_registration_does_not_wait_for_a_server_that_is_d
 
 
 async def test_changes_that_come_meanwhile_are_told_all_at_once(
-    registration: Registration, servers: NameServers, topics: FakeTopics
+    registration: Registrar, servers: NameServers, topics: FakeTopics
 ) -> None:
     registration.start()
     await turns()
@@ -189,7 +189,7 @@ async def test_changes_that_come_meanwhile_are_told_all_at_once(
 
 
 async def test_a_large_table_is_not_told_again_at_once(
-    registration: Registration, servers: NameServers, topics: FakeTopics, loop: SteppedLoop
+    registration: Registrar, servers: NameServers, topics: FakeTopics, loop: SteppedLoop
 ) -> None:
     """A large table is not registered again at once: encoding and sending it takes time in which no other work is
     done."""
@@ -204,7 +204,7 @@ async def test_a_large_table_is_not_told_again_at_once(
 
 
 async def test_what_does_not_fit_into_a_frame_ends_nothing(
-    registration: Registration, servers: NameServers, topics: FakeTopics, loop: SteppedLoop, logged: list[Any]
+    registration: Registrar, servers: NameServers, topics: FakeTopics, loop: SteppedLoop, logged: list[Any]
 ) -> None:
     topics.size = 17_000_000
     registration.start()
@@ -224,7 +224,7 @@ async def test_what_does_not_fit_into_a_frame_ends_nothing(
 
 
 async def test_any_surprise_is_said_once_and_ends_nothing(
-    registration: Registration, servers: NameServers, loop: SteppedLoop, logged: list[Any], monkeypatch: Any
+    registration: Registrar, servers: NameServers, loop: SteppedLoop, logged: list[Any], monkeypatch: Any
 ) -> None:
     surprised = registration._servers[0]
 
@@ -246,7 +246,7 @@ async def test_any_surprise_is_said_once_and_ends_nothing(
 
 
 async def test_a_connection_over_which_no_answer_came_is_not_used_again(
-    registration: Registration, servers: NameServers, loop: SteppedLoop
+    registration: Registrar, servers: NameServers, loop: SteppedLoop
 ) -> None:
     servers.how[ADDRESSES[0]] = "silent"
     registration.start()
@@ -262,7 +262,7 @@ async def test_a_connection_over_which_no_answer_came_is_not_used_again(
 
 
 async def test_those_that_can_be_reached_are_told_of_the_end(
-    registration: Registration, servers: NameServers, loop: SteppedLoop
+    registration: Registrar, servers: NameServers, loop: SteppedLoop
 ) -> None:
     servers.how[ADDRESSES[1]] = "hangs"
     registration.start()
@@ -280,7 +280,7 @@ async def test_those_that_can_be_reached_are_told_of_the_end(
 async def test_with_keys_the_requests_to_name_servers_are_signed(servers: NameServers, topics: FakeTopics) -> None:
     keys = ("inner", "canary-secret-of-inner")
     identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
-    made = Registration(identity, ADDRESSES[:1], cast("Topics", topics), PERIOD, servers.connect, Signer(*keys))
+    made = Registrar(identity, ADDRESSES[:1], cast("Topics", topics), PERIOD, servers.connect, Signer(*keys))
     made.start()
     await servers.turns()
     stopping = asyncio.ensure_future(made.stop())

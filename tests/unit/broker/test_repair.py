@@ -28,7 +28,7 @@ from duemq.broker.repair.cli import main
 from duemq.broker.repair.repair import Report, repair
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.scheduler.pending import Pending, Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import ManualClock, look
@@ -39,6 +39,7 @@ from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import REPAIR_DIRECTORY
 from tests.support.copies import copy_tree
+from tests.support.extended import extend
 from tests.unit.spark_jobs import compact_world
 from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
 
@@ -80,7 +81,7 @@ def logs_as_before() -> Iterator[None]:
 def waiting(broker: Broker) -> Counter[bytes]:
     """The bodies of the messages that wait in a broker."""
     pending = Pending(broker.store, broker.timers, broker.levels)
-    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return Counter(each.message.body for each in found)
 
 
@@ -639,7 +640,7 @@ def waiting_at(broker: Broker) -> set[int]:
     """The physical offsets of the messages that wait in a broker."""
     pending = Pending(broker.store, broker.timers, broker.levels)
     found = pending.select(Selection(), broker.clock.now_ms())
-    return {each.message.physical_offset for each in found if isinstance(each, Waiting)}
+    return {each.message.physical_offset for each in found if isinstance(each, WaitingMessage)}
 
 
 # --- damage in the commitlog
@@ -884,13 +885,73 @@ def test_the_delays_of_levels_are_those_of_the_queues_that_are_left(tmp_path: Pa
     root = copied(broker, "apache")
     as_of_apache(root)
     before = (root / f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}").read_bytes()
-    remove(root / f"consumequeue/{SCHEDULE_TOPIC}/3")
-    sizes = {name: value for name, value in SETTINGS.items() if name != "messageDelayLevel"}
-    report = repair(str(root), now=look(broker.clock), settings=sizes)
-    assert report.delays_assumed == [4]
+    remove(root / "consumequeue/plain")
+    report = repair(str(root), now=look(broker.clock), settings=SIZES)
+    assert report.repaired
+    assert not report.delays_assumed
     assert (root / f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}").read_bytes() == before
-    unit = (root / f"consumequeue/{SCHEDULE_TOPIC}/3/{0:020}").read_bytes()[:20]
-    assert struct.unpack(">qiq", unit)[2] == START_MS + 30_000, "RocketMQ's own table"
+
+
+@pytest.mark.parametrize("settings", [{}, {"messageDelayLevel": "1s 2s 3s 4s"}])
+def test_messages_of_rocketmqs_keep_the_times_of_their_queues_whatever_table_the_repair_is_told(
+    tmp_path: Path, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table may have changed since they were sent: each then keeps the delay of its time. Units that are damaged or
+    lost get the delay of those around them, and those behind the last one, that of the table."""
+    broker = new_broker(tmp_path / "store")
+    for table in (TABLE.text, "1s 4s 10s 20s"):
+        broker.levels.set_table(DelayLevels(table), broker.clock.now_ms())
+        for number in range(5):
+            broker.schedule(4, b"%d, by %s" % (number, table.encode()))
+            broker.clock.set_wall(broker.clock.now_ms() + 1000)
+    broker.run()
+    broker.close()
+    root = copied(broker, "apache")
+    as_of_apache(root)
+    path = root / f"consumequeue/{SCHEDULE_TOPIC}/3/{0:020}"
+    before = path.read_bytes()
+    damaged = bytearray(before)
+    damaged[1 * 20 + 19] ^= 1  # a time that is no whole number of seconds after the store time
+    damaged[7 * 20 + 12] ^= 64  # in years
+    damaged[3 * 20 : 4 * 20] = bytes(20)
+    path.write_bytes(damaged)
+    report = repair(str(root), now=look(broker.clock), settings={**SIZES, **settings})
+    assert report.repaired
+    assert path.read_bytes() == before
+    path.write_bytes(before[: 8 * 20] + bytes(len(before) - 8 * 20))
+    repair(str(root), now=look(broker.clock), settings={**SIZES, **settings})
+    codes = [struct.unpack_from(">q", path.read_bytes(), at * 20 + 12)[0] for at in range(10)]
+    wanted = [struct.unpack_from(">q", before, at * 20 + 12)[0] for at in range(10)]
+    assert codes[:8] == wanted[:8]
+    by_table = 16_000 if settings else 0
+    assert codes[8:] == [code - by_table for code in wanted[8:]]
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_delay_that_nothing_tells_is_not_assumed(tmp_path: Path, is_ours: bool, is_beside: bool) -> None:
+    """A guess would deliver the waiting messages of that level early or late: in a store of RocketMQ's, and in one of
+    duemq's with RocketMQ's records."""
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "apache")
+    as_of_apache(root)
+    if is_ours:
+        (root / "lock").write_bytes(b"duemq")
+    remove(root / f"consumequeue/{SCHEDULE_TOPIC}/3")
+    now, to = look(broker.clock), str(tmp_path / "to") if is_beside else None
+    before = content(root)
+    report = repair(str(root), now=now, settings=SIZES, dry_run=True)
+    assert report.delays_assumed == [4]
+    with pytest.raises(
+        RepairError, match=f"{report.levels[4]} messages wait .* \\(level 4\\): give .* messageDelayLevel"
+    ):
+        repair(str(root), now=now, settings=SIZES, to=to)
+    assert content(root) == before
+    assert to is None or not os.path.exists(to)
+    made = repair(str(root), now=now, settings={**SIZES, "messageDelayLevel": "1s 5s 10s 30s"}, to=to)
+    unit = (Path(made.target) / f"consumequeue/{SCHEDULE_TOPIC}/3/{0:020}").read_bytes()[:20]
+    assert struct.unpack(">qiq", unit)[2] == START_MS + 30_000
 
 
 # --- the index
@@ -899,7 +960,7 @@ def test_the_delays_of_levels_are_those_of_the_queues_that_are_left(tmp_path: Pa
 def times(broker: Broker) -> Counter[tuple[bytes, int]]:
     """The bodies of the messages that wait in a broker, with their due times."""
     pending = Pending(broker.store, broker.timers, broker.levels)
-    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return Counter((each.message.body, each.due_ms) for each in found)
 
 
@@ -1042,7 +1103,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_command_tells_errors_in_one_line(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["repair", str(tmp_path / "none")])
     assert found.exit_code == 2
-    assert found.output == f"duemq: {tmp_path}/none has no commitlog/: it is no store of duemq or RocketMQ\n"
+    assert found.output == f"duemq: {tmp_path}/none has no commitlog/, so it is not a duemq or RocketMQ store\n"
 
 
 @pytest.mark.parametrize("is_beside", [False, True])
@@ -1057,3 +1118,46 @@ def test_an_audit_says_that_we_had_a_repaired_store_last(tmp_path: Path, *, is_b
     assert repaired(root, broker.clock, to).repaired
     assert StoreFiles.open(to or root).written_by == "duemq"
     assert StoreFiles.open(root).written_by == ("rocketmq" if is_beside else "duemq")
+
+
+def test_a_sound_store_with_extensions_is_left_alone(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    as_of_apache(broker.root)
+    extend(broker.root)
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
+    assert report.differences == []
+    assert not report.repaired
+
+
+@pytest.mark.parametrize("damage", ["removed", "flipped"])
+def test_a_repair_needs_no_extension_and_leaves_none(tmp_path: Path, damage: str) -> None:
+    broker = filled(tmp_path / "old")
+    wanted, delivered = waiting(broker), broker.bodies()
+    broker.close()
+    root = copied(broker, "damaged")
+    as_of_apache(root)
+    extend(root)
+    path = root / f"consumequeue_ext/{SCHEDULE_TOPIC}/3/{0:020}"
+    if damage == "removed":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[25] ^= 1
+        path.write_bytes(data)
+    report = repaired(root, broker.clock)
+    lacks = "units 0 to 14" if damage == "removed" else "unit 1"
+    fault = (f"consumequeue_ext/{SCHEDULE_TOPIC}/3", f"has other tags codes, or none, for {lacks}")
+    assert report.differences == [fault]
+    assert report.repaired
+    assert not (root / "consumequeue_ext").exists()
+    delivers_the_rest(root, broker.clock, wanted, delivered)
+
+
+def test_delays_are_found_in_an_extension(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    as_of_apache(broker.root)
+    extend(broker.root)
+    report = repair(str(broker.root), now=look(broker.clock), settings=SIZES)
+    assert report.differences == []

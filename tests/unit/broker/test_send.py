@@ -330,7 +330,7 @@ async def test_a_delayed_message_is_delivered_at_its_time(broker: UnboundBroker,
 # --- batches
 
 
-def parts_of(count: int, text: str = "TAGS\x01tagA") -> list[batch.Part]:
+def parts_of(count: int, text: str = "TAGS\x01tagA") -> list[batch.BatchPart]:
     return [(number, b"part %d" % number, text) for number in range(count)]
 
 
@@ -418,7 +418,7 @@ async def test_a_batch_may_come_as_a_plain_send_that_says_so(broker: UnboundBrok
     ],
 )
 async def test_batches_that_cannot_be_are_refused(
-    broker: UnboundBroker, peer: Peer, properties: str | None, parts: list[batch.Part]
+    broker: UnboundBroker, peer: Peer, properties: str | None, parts: list[batch.BatchPart]
 ) -> None:
     command = send("T", batch.encode(parts), properties=properties, code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
     await refused(peer, command, ResponseCode.MESSAGE_ILLEGAL)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import duemq.broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import FIELDS, LIVE, BrokerConfig, Origin, load
@@ -25,7 +26,7 @@ from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import beat, notices
 from tests.unit.broker.test_config import value_for
 
-BROKER = Path(__file__).parents[3] / "broker"
+BROKER = Path(duemq.broker.__file__).parent
 
 
 def update(text: str) -> Command:
@@ -99,7 +100,7 @@ def test_an_update_that_changes_nothing_is_none(settings: LiveSettings) -> None:
         ({"fileReservedTime": "x"}, "fileReservedTime=x: write a number"),
         ({"fileReservedTime": "-1"}, "fileReservedTime=-1: allowed are 0 to 10000000"),
         ({"deleteWhen": "4"}, "deleteWhen=4: write hours of two digits, such as 04 or 04;16"),
-        ({"messageDelayLevel": "1x"}, "messageDelayLevel=1x: '1x' is no delay: a number and s, m, h or d"),
+        ({"messageDelayLevel": "1x"}, "messageDelayLevel=1x: '1x' is not a delay: write a number and s, m, h or d"),
         ({"aclEnable": "true"}, "aclEnable cannot change while the broker runs: give it to the broker's next start"),
         ({"rocketmqHome": "x"}, "rocketmqHome cannot change while the broker runs: give it to the broker's next start"),
         ({"listenPort": "1234"}, "listenPort cannot change while the broker runs: give it to the broker's next start"),
@@ -169,6 +170,20 @@ async def test_every_live_property_has_an_effect(broker: UnboundBroker) -> None:
         if not any(re.search(rf"config\.{FIELDS[name].name}\b", source) for source in sources)
     }
     assert unread == set()
+
+
+def test_every_other_property_is_read_somewhere() -> None:
+    """Except those of which only one value, or values that mean the same, are allowed."""
+    sources = "\n".join(path.read_text() for path in BROKER.rglob("*.py"))
+    read_once = {name for name in FIELDS if len(re.findall(rf"\b{FIELDS[name].name}\b", sources)) < 2}
+    assert read_once - LIVE == {
+        "brokerRole",
+        "authenticationProvider",
+        "authenticationMetadataProvider",
+        "authorizationProvider",
+        "authorizationMetadataProvider",
+        "authorizationStrategy",
+    }
 
 
 # --- over the wire

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
-from duemq.broker.admin.stats_items import StatsItems, Table
+from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, BrokerStats
+from duemq.broker.admin.stats_items import CountTable, StatsItems
 from duemq.broker.settings.config import FIELDS
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import PullMessage, Topic, ViewBrokerStatsData
@@ -43,13 +43,13 @@ def appender() -> Appender:
 
 
 @pytest.fixture
-def stats(appender: Any, clock: ManualClock) -> Stats:
+def stats(appender: Any, clock: ManualClock) -> BrokerStats:
     no_reads: Any = None
-    return Stats(appender, clock, StatsItems(appender, clock, no_reads, "DefaultCluster"))
+    return BrokerStats(appender, clock, StatsItems(appender, clock, no_reads, "DefaultCluster"))
 
 
 def test_rates_are_over_ten_seconds_a_minute_and_ten_minutes(
-    stats: Stats, clock: ManualClock, appender: Appender
+    stats: BrokerStats, clock: ManualClock, appender: Appender
 ) -> None:
     assert stats.rates("put") == "0.0 0.0 0.0"
     for second in range(1, 121):
@@ -59,12 +59,12 @@ def test_rates_are_over_ten_seconds_a_minute_and_ten_minutes(
     assert stats.rates("put") == f"100.0 {(50 * 10 + 10 * 100) / 60} {(110 * 10 + 10 * 100) / 120}"
 
 
-def pulled(stats: Stats, topic: str, group: str, count: int) -> None:
+def pulled(stats: BrokerStats, topic: str, group: str, count: int) -> None:
     header = PullMessage(group, topic, 0, 0, 32, 0, 0, 0, 0)
     stats.pulled(header, Pulled(PullStatus.FOUND, 0, count=count))
 
 
-def test_the_rate_of_a_group_is_over_the_last_minute(stats: Stats, clock: ManualClock) -> None:
+def test_the_rate_of_a_group_is_over_the_last_minute(stats: BrokerStats, clock: ManualClock) -> None:
     assert stats.items.group_rate("T", "g") == 0.0
     for second in range(300):
         pulled(stats, "T", "g", 10 if second < 200 else 30)
@@ -82,7 +82,7 @@ def test_the_rate_of_a_group_is_over_the_last_minute(stats: Stats, clock: Manual
 
 def test_groups_that_read_no_more_are_forgotten_after_a_day() -> None:
     """Clients can make up names, so no table grows with all the names that there have ever been."""
-    table = Table(0.0)
+    table = CountTable(0.0)
     for second in range(0, 40 * 3600, 10):
         if second % 60 == 0:
             table.add(f"made-up-{second // 60}", 1, 1, 1)
@@ -103,7 +103,7 @@ def test_groups_that_read_no_more_are_forgotten_after_a_day() -> None:
 )
 def test_the_counts_of_the_last_minute_hour_and_day(added: list[tuple[str, int, int]]) -> None:
     """A window covers at least its length, or the time since the start, and at most one period more."""
-    table, now = Table(0.0), 0
+    table, now = CountTable(0.0), 0
     history: list[tuple[int, str, int]] = []
     for key, messages, seconds in added:
         table.add(key, messages, messages * 7, 1)
@@ -125,7 +125,7 @@ def test_the_counts_of_the_last_minute_hour_and_day(added: list[tuple[str, int, 
 
 
 def test_a_deleted_topic_is_forgotten() -> None:
-    table = Table(0.0)
+    table = CountTable(0.0)
     table.add("T", 1, 1, 1)
     table.step(10.0)
     table.add("T", 1, 1, 1)
@@ -180,7 +180,7 @@ async def test_a_deleted_topic_has_no_counts(peer: Peer) -> None:
 
 
 def test_setting_the_wall_clock_changes_neither_the_uptime_nor_the_mornings(
-    stats: Stats, clock: ManualClock, appender: Appender
+    stats: BrokerStats, clock: ManualClock, appender: Appender
 ) -> None:
     appender.appended = 5
     clock.advance(DAY_MS)
@@ -194,7 +194,7 @@ def test_setting_the_wall_clock_changes_neither_the_uptime_nor_the_mornings(
     assert stats.running_ms == DAY_MS
 
 
-def test_writes_are_counted_by_how_long_they_took(stats: Stats) -> None:
+def test_writes_are_counted_by_how_long_they_took(stats: BrokerStats) -> None:
     for seconds in (0.0005, 0.001, 0.009, 0.010, 0.049, 9.999, 10.0, 1000.0):
         stats.add_write(seconds)
     assert stats.put_times == [1, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
@@ -204,11 +204,11 @@ def test_writes_are_counted_by_how_long_they_took(stats: Stats) -> None:
     assert stats.put_time_percentile(0.99) == 1_000_000.0
 
 
-def test_without_writes_there_is_no_percentile(stats: Stats) -> None:
+def test_without_writes_there_is_no_percentile(stats: BrokerStats) -> None:
     assert stats.put_time_percentile(0.99) == 0.0
 
 
-def test_the_counts_of_two_mornings_are_kept(stats: Stats, clock: ManualClock, appender: Appender) -> None:
+def test_the_counts_of_two_mornings_are_kept(stats: BrokerStats, clock: ManualClock, appender: Appender) -> None:
     assert stats.day_starts() == ((0, 0), (0, 0))
     appender.appended, stats.transferred = 5, 3
     clock.advance(DAY_MS)

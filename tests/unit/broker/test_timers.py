@@ -25,7 +25,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import record
 from duemq.protocol.records.message_id import offset_message_id, pack_host, parse_offset_message_id
-from duemq.protocol.records.record import HEAD_SIZE_IPV4, StoredMessage
+from duemq.protocol.records.record import HEAD_SIZE_IPV4, StoredMessage, Summary
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.headers import (
     CancelMessage,
@@ -438,6 +438,27 @@ async def test_what_is_told_of_a_delivery_waits_for_the_disk_too(
         broker.lanes.let_go(Lane.FLUSH)
 
 
+async def test_a_change_of_no_message_is_answered_when_what_was_stored_is_on_the_disk(tmp_path: Path) -> None:
+    """The MQTT bridge asks so whether it may acknowledge."""
+    async with running(tmp_path, "flushDiskType=SYNC_FLUSH", "syncFlushTimeout=1000") as broker:
+        peer = broker.connect()
+        await peer.ask(send("T"))
+        broker.lanes.hold(Lane.FLUSH)
+        peer.post(send("T"))
+        await turns(20)
+        assert broker.store.log.flushed < broker.store.log.end
+        nobody = ChangeByHandle(action="cancel", topic="T", msg_id="0" * 32, uniq_key="0" * 32)
+        asked = request(RequestCode.CHANGE_BY_HANDLE, nobody)
+        peer.post(asked)
+        await turns(20)
+        assert peer.answer_of(asked) is None
+        broker.lanes.let_go(Lane.FLUSH)
+        while (answer := peer.answer_of(asked)) is None:
+            await asyncio.sleep(0)
+        assert answer.code == ResponseCode.SUCCESS
+        assert sum(json.loads(bytes(answer.body))["counts"].values()) == 1
+
+
 @pytest.mark.parametrize("by", ["handle", "id"])
 async def test_what_could_not_be_written_is_no_success(
     broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], monkeypatch: pytest.MonkeyPatch, by: str
@@ -616,7 +637,7 @@ async def test_a_mark_of_a_client_deletes_the_message_that_it_names(
     stored = last(broker)
     unit = broker.timers.queue.unit(stored.queue_offset)
     text, promise = stored.properties_text, stored.prepared_transaction_offset
-    code = broker.store.tags_code(stored.topic, text, stored.store_timestamp, promise)
+    code = broker.store.tags_code(stored.topic, Summary(stored.store_timestamp, promise, text))
     assert unit == (stored.physical_offset, stored.size, code), "a start that makes the queue anew finds the same"
     for _ in range(8):
         await pass_time(broker, loop, 1)

@@ -307,9 +307,9 @@ async def test_what_is_no_regular_file_is_refused_without_waiting(
         os.mkfifo(path)
         await look(broker)
         (line,) = (line for line in logged if line["event"] == "tls_not_changed")
-        assert f"{path}: is no regular file" in line["reason"]
+        assert f"{path}: is not a regular file" in line["reason"]
         assert await is_served(connect(broker, certificates.client_context())), "the old ones stay"
-    with pytest.raises(ConfigError, match="is no regular file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         async with running(tmp_path / "store", *settings):
             pass
 

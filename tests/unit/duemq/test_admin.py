@@ -20,6 +20,8 @@ from duemq import (
     DueCurve,
     PeerError,
     PendingMessage,
+    Recurrence,
+    RecurringMessage,
     RequestTimeoutError,
 )
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -108,6 +110,22 @@ async def test_what_an_admin_sees_of_a_message(pair: Pair) -> None:
         ),
         PendingMessage("2", "2", second.address, "orders", 3, NOW_MS, None, (), None, 5, NOW_MS - 2, NOW_MS - 1),
     ]  # fmt: skip
+
+
+async def test_what_an_admin_sees_of_a_message_that_recurs(pair: Pair) -> None:
+    first, second, admin = pair
+    recurs = described("1", keys="beat", recurrence={"everyMs": 90_000, "count": 7})
+    first.on(LIST, success(body=fastjson.dumps({"messages": [recurs], "cursor": None, "counted": 1})))
+    second.on(LIST, page())
+    (message,) = [message async for message in admin.recurring("orders")]
+    assert message == RecurringMessage(
+        "1", "1", first.address, "orders", 3, NOW_MS, None, ("beat",), None, 5, NOW_MS - 2, NOW_MS - 1,
+        Recurrence(90_000, None, "", None, None, 7, False),
+    )  # fmt: skip
+    assert [each.ext["recurring"] for each in first.requests_of(LIST)] == ["true"]
+    second.on(LIST, page("2"))
+    with pytest.raises(PeerError, match="does not recur"):
+        [message async for message in admin.recurring("orders")]
 
 
 SELECTION: dict[str, Any] = {

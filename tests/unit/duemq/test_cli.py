@@ -142,13 +142,13 @@ def test_send_for_programs(run: Callable[..., Result]) -> None:
         (["send"], "Missing argument 'TOPIC'"),
         (["send", "de mo", "x"], "has characters other than"),
         (["send", "demo", "x", "--in", "5"], "'5' is no duration"),
-        (["send", "demo", "x", "--at", "tomorrow"], "'tomorrow' is no time"),
+        (["send", "demo", "x", "--at", "tomorrow"], "'tomorrow' is not a time"),
         (["send", "demo", "x", "--level", "0"], "0 is not in the range"),
         (["send", "demo", "x", "--in", "5s", "--level", "2"], "contradict each other"),
-        (["send", "demo", "x", "--property", "novalue"], "is no NAME=VALUE"),
+        (["send", "demo", "x", "--property", "novalue"], "is not NAME=VALUE"),
         (["send", "demo", ""], "an empty body"),
         (["send", "demo", "x", "--nameserver", "h:x"], "is no address"),
-        (["receive", "demo", "--from", "middle"], "is no time"),
+        (["receive", "demo", "--from", "middle"], "is not a time"),
         (["receive", "demo", "--tag", "||"], "write * for all"),
     ],
 )
@@ -430,7 +430,7 @@ def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Call
         (["reschedule", IDS[0]], "give one of --in and --at"),
         (["reschedule", IDS[0], "--in", "5s", "--at", "2030-01-01T00:00"], "give one of --in and --at"),
         (["reschedule", IDS[0], "--in", "soon"], "is no duration"),
-        (["list", "--from", "soon"], "is no time"),
+        (["list", "--from", "soon"], "is not a time"),
         (["list", "--limit", "0"], "range"),
         (["curve", "--step", "999ms"], "1s or longer"),
         (["curve", "--steps", "10001"], "range"),
@@ -570,7 +570,7 @@ def test_serve_without_the_brokers_packages_says_what_to_install(monkeypatch: py
         monkeypatch.delitem(sys.modules, name)
     result = CliRunner().invoke(cli.main, ["serve"])
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "install duemq[broker]" in result.stderr
+    assert "pip install 'duemq[broker]'" in result.stderr
 
 
 # --- help ---------------------------------------------------------------------------------------------------------
@@ -609,5 +609,5 @@ def test_a_time_may_be_given_as_a_distance_from_now() -> None:
         assert timedelta(0) <= found - begin - timedelta(hours=span) <= spent
     assert moment("2030-01-31T08:30+02:00") == datetime.fromisoformat("2030-01-31T08:30+02:00")
     for wrong in ("", "-", "1", "tomorrow", "--1h", "+-1h", "9999999999999d"):
-        with pytest.raises(click.BadParameter, match="is no time"):
+        with pytest.raises(click.BadParameter, match="is not a time"):
             moment(wrong)

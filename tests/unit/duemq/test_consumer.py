@@ -201,6 +201,38 @@ async def test_what_cannot_be_sent_back_is_handled_again_here(broker: FakeBroker
     assert broker.offsets["g", "demo", 0] == 1
 
 
+@pytest.mark.parametrize("call", ["retry", "dead_letter", "delay"])
+async def test_a_call_that_is_cancelled_while_it_sends_a_message_back_loses_no_message(
+    broker: FakeBroker, call: str
+) -> None:
+    await broker.store("demo", b"a")
+    asked = asyncio.Event()
+
+    async def never(_: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    code = RequestCode.GET_BROKER_CONFIG if call == "delay" else BACK
+    broker.on(code, never, broker.get_config if call == "delay" else success())
+    calls = {
+        "retry": lambda message: message.retry(1),
+        "dead_letter": lambda message: message.dead_letter(),
+        "delay": lambda message: message.retry(delay=1),
+    }
+    async with make_consumer(broker) as consumer:
+        (first,) = await take(consumer, 1)
+        sending = asyncio.ensure_future(calls[call](first))
+        await asked.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        (again,) = await take(consumer, 1)
+        assert (again.body, again.settled) == (b"a", False)
+        await again.ack()
+        await consumer.caught_up()
+    assert broker.offsets["g", "demo", 0] == 1
+
+
 async def test_a_caller_chooses_when_a_retry_comes(broker: FakeBroker) -> None:
     await broker.store("demo", b"a", b"b")
     async with make_consumer(broker) as consumer:
@@ -681,19 +713,34 @@ async def test_a_broken_record_is_passed_over_and_those_around_it_are_not(broker
         assert [message.body for message in messages] == [b"a", b"c"]
 
 
-async def test_messages_of_other_offsets_than_asked_for_are_not_taken(broker: FakeBroker) -> None:
-    await broker.store("demo", b"a", b"b")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda queue: pulled(ResponseCode.SUCCESS, 3, 3, queue),
+        lambda queue: pulled(ResponseCode.SUCCESS, 3, 3),
+        lambda _: pulled(ResponseCode.PULL_NOT_FOUND, 0, 3),
+        lambda _: pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, 0, 3),
+        lambda _: pulled(ResponseCode.PULL_OFFSET_MOVED, -1, 3),
+    ],
+    ids=["others", "none", "before", "before, filtered", "negative"],
+)
+async def test_an_answer_that_cannot_be_right_passes_over_no_message(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture, wrong: Callable[[Any], Command]
+) -> None:
+    """Of three messages, the group has consumed the first."""
+    await broker.store("demo", b"a", b"b", b"c")
     broker.offsets["g", "demo", 0] = 1
-    wrong = pulled(ResponseCode.SUCCESS, 2, 2, broker.queues["demo", 0])
+    answers = iter([wrong(broker.queues["demo", 0])])
 
     async def answer(request: Request) -> Command | None:
-        if request.ext["queueId"] == "0" and len(pulls(broker)) == 1:
-            return wrong
+        if request.ext["queueId"] == "0" and (first := next(answers, None)) is not None:
+            return first
         return await broker.pull(request)
 
     broker.on(PULL, answer)
     async with make_consumer(broker) as consumer:
-        assert bodies(await take(consumer, 1)) == [b"b"]
+        assert bodies(await take(consumer, 2)) == [b"b", b"c"]
+    assert "asked for demo@broker-a:0 from offset 1 on" in caplog.text
 
 
 async def test_a_replica_is_read_where_the_broker_suggests_it(broker: FakeBroker) -> None:

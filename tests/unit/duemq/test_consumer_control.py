@@ -150,6 +150,23 @@ async def test_nothing_of_a_paused_queue_is_handed_out_or_read(broker: FakeBroke
         await broker.until(lambda: len(pulls(broker)) == 3)
 
 
+async def test_pausing_again_and_again_reads_no_more_than_there_is_room_for(broker: FakeBroker) -> None:
+    """What a paused queue had takes its room again when it is resumed."""
+    await broker.store("demo", *(b"%d" % number for number in range(200)))
+    queue = MessageQueue("demo", "broker-a", 0)
+    async with make_consumer(broker, max_cached_messages=20) as consumer:
+        first = (await take(consumer, 1))[0]
+        for _ in range(5):
+            consumer.pause(queue)
+            await consumer._member._api.end_offset(queue)
+            consumer.resume(queue)
+            await consumer._member._api.end_offset(queue)  # answered after a pull that was made before
+        assert len(pulls(broker)) == 1
+        for message in [first, *await take(consumer, 31)]:
+            await message.ack()
+        await broker.until(lambda: len(pulls(broker)) == 2)
+
+
 async def test_a_topic_may_be_paused_before_the_start_and_resumed_in_part(broker: FakeBroker) -> None:
     broker.topics["demo"] = 2
     await broker.store("demo", b"0", queue_id=0)
@@ -189,6 +206,38 @@ async def test_a_queue_that_was_given_away_is_still_paused_when_it_comes_back(br
         assert len(pulls(broker, 1)) == count
         consumer.resume(Q1)
         assert bodies(await take(consumer, 1)) == [b"1"]
+
+
+async def test_the_queues_of_a_paused_topic_that_come_later_are_paused(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 2
+    broker.members.append(LAST_MEMBER)
+    async with make_consumer(broker) as consumer:
+        await wait_until(lambda: consumer.assignment == {Q0})
+        consumer.pause("demo")
+        consumer.resume(Q0)
+        share_no_longer(broker)
+        await wait_until(lambda: consumer.assignment == {Q0, Q1})
+        await broker.store("demo", b"1", queue_id=1)
+        for _ in range(10):
+            await broker.store("demo", b"0", queue_id=0)
+            assert bodies(await take(consumer, 1)) == [b"0"]
+        assert not pulls(broker, 1)
+        consumer.pause("demo")
+        await broker.store("demo", b"later", queue_id=0)
+        consumer.resume(Q1)
+        assert bodies(await take(consumer, 1)) == [b"1"]
+        consumer.resume("demo")
+        assert bodies(await take(consumer, 1)) == [b"later"]
+
+
+async def test_a_seek_to_the_end_leaves_room_though_nobody_receives(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", *(b"%d" % number for number in range(50)))
+    async with make_consumer(broker, max_cached_messages=2) as consumer:
+        await broker.until(lambda: bool(pulls(broker)))
+        await consumer.seek("demo", "last")
+        async with asyncio.timeout(10):
+            await consumer.caught_up()
 
 
 async def wait_until(condition: Any) -> None:
@@ -251,6 +300,34 @@ async def test_a_listener_that_fails_or_hangs_does_not_hold_up_the_queues(
         assert bodies(await take(consumer, 1)) == [b"a"]
     assert "on_assigned failed" in caplog.text
     assert "on_revoked did not return within 0.01 s" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
+async def test_a_listener_may_close_its_consumer(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    broker.topics |= {"demo": 2, "later": 1}
+    told: list[set[MessageQueue]] = []
+
+    async def closes(queues: frozenset[MessageQueue]) -> None:
+        told.append(set(queues))
+        await consumer.close()
+
+    listeners: dict[str, Any] = {name: closes}
+    consumer = make_consumer(broker, _intervals=WITHOUT_COMMITS, **listeners)
+    consumer.subscribe("later")
+    await consumer.start()
+    if name == "on_revoked":
+        await wait_until(lambda: len(consumer.assignment) == 3)
+        share_with_another(broker)
+    async with asyncio.timeout(5):
+        await consumer.wait_closed()
+    await wait_until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("duemq")])
+    assert "demo" in {queue.topic for queue in told[0]}
+    if name == "on_revoked":
+        assert told == [{Q1}, {Q0, MessageQueue("later", "broker-a", 0)}], "each queue is told of once"
+    assert not caplog.records
+    await broker.until(lambda: not broker.connections)
 
 
 async def test_closing_tells_the_listener_when_the_handlers_have_ended(broker: FakeBroker) -> None:

@@ -109,6 +109,18 @@ async def test_a_message_that_comes_again_waits_while_its_queue_is_paused() -> N
     assert (inbox.get_more(1), inbox.messages) == ([again], 1)
 
 
+async def test_what_waits_of_a_queue_that_is_gone_takes_no_room() -> None:
+    other = MessageQueue("demo", "broker-a", 7)
+    inbox, waits = Inbox(2, 10_000), make_message()
+    kept = ReceivedMessage(waits._stored, other, 0, Settled())
+    inbox.put([waits])
+    inbox.put([kept])
+    inbox.discard(QUEUE)
+    async with asyncio.timeout(5):
+        await inbox.wait_for_room(QUEUE)
+    assert (inbox.get_more(2), inbox.messages) == ([kept], 1)
+
+
 async def test_what_was_set_aside_of_a_queue_that_is_gone_is_dropped() -> None:
     inbox = Inbox(10, 10_000)
     inbox.put([make_message()])

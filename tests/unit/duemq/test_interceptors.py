@@ -21,6 +21,7 @@ from duemq import (
     MessageRejectedError,
     Producer,
     ProducerInterceptor,
+    ReceivedMessage,
     Receiving,
     SendBatch,
     Sending,
@@ -245,6 +246,43 @@ async def test_errors_of_interceptors_lose_nothing_and_are_logged_once(
     lines = [each for each in caplog.records if each.name == LOGGER]
     assert len(lines) == 2 * 4  # two broken ones with four methods
     assert all(each.exc_info for each in lines)
+
+
+class Failed(BaseException):
+    """As pytest.fail raises it: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [Failed, asyncio.CancelledError, GeneratorExit, StopIteration])
+async def test_interceptors_that_raise_no_exception_lose_nothing_either(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
+    def raise_it(*_: object) -> None:
+        raise kind()
+
+    fail: Any = raise_it
+
+    class Failing(ProducerInterceptor, ConsumerInterceptor):
+        before_send = after_send = before_batch = after_batch = fail
+        before_handling = after_handling = after_receive = fail
+
+    handled: list[bytes] = []
+
+    async def on_message(message: ReceivedMessage) -> None:
+        handled.append(message.body)
+
+    async with asyncio.timeout(10):
+        async with Producer(broker.address, interceptors=[Failing()], _intervals=INTERVALS) as producer:
+            await producer.send("demo", b"1")
+            await producer.send_oneway("demo", b"2")
+            await producer.send_batch([Message("demo", b"3"), Message("demo", b"4")])
+            await producer.send_many([Message("demo", b"5"), Message("demo", b"6")])
+            assert [each.error async for each in producer.send_each([Message("demo", b"7")])] == [None]
+        async with make_consumer(broker, on_message, interceptors=[Failing()]) as consumer:
+            await consumer.caught_up()
+        async with make_consumer(broker, group="other", interceptors=[Failing()]) as consumer:
+            assert await consumer.receive()
+    assert sorted(handled) == [b"%d" % number for number in range(1, 8)]
+    assert len([each for each in caplog.records if each.name == LOGGER]) == 7
 
 
 async def test_a_half_changed_message_is_not_sent(broker: FakeBroker) -> None:

@@ -93,10 +93,36 @@ async def test_offsets_in_a_file_outlive_the_consumer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b'{"t":{"b:x":1}}', b'{"t":{"3":1}}', b'{"t":{"b:3":"1"}}', b'{"t\xc2":{"b:3":1}}']
+    "text",
+    [
+        b"",
+        b"[]",
+        b'{"t":{"b:x":1}}',
+        b'{"t":{"3":1}}',
+        b'{"t":{"b:3":"1"}}',
+        b'{"t\xc2":{"b:3":1}}',
+        '{"t":{"b:²":1}}'.encode(),
+        b'{"t":{"b:2147483648":1}}',
+        b'{"t":{"b:%s":1}}' % (b"9" * 5000),
+        b'{"t":{"b:3":-1}}',
+        b'{"t":{"b:3":9223372036854775808}}',
+    ],
 )
 def test_another_file_is_not_taken_for_offsets(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "offsets.json"
     path.write_bytes(text)
     with pytest.raises(ArgumentError, match="is no file of offsets"):
         LocalOffsets(path)
+
+
+@pytest.mark.parametrize("name", ["", "no/such/file", "file/offsets.json", "x" * 5000, "null\0"])
+def test_a_path_where_no_offsets_can_be_kept_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="file of offsets"):
+        LocalOffsets(tmp_path / name)
+
+
+async def test_offsets_of_the_largest_queue_and_number_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    path.write_bytes(b'{"t":{"b:2147483647":9223372036854775807}}')
+    assert await LocalOffsets(path).load(MessageQueue("t", "b", 2**31 - 1)) == 2**63 - 1

@@ -192,7 +192,8 @@ async def test_a_handler_that_does_not_end_keeps_the_lock(broker: FakeBroker, ca
 async def test_locks_are_renewed_and_a_lost_one_ends_the_reading(broker: FakeBroker) -> None:
     broker.topics["demo"] = 2
     await broker.store("demo", b"a", b"b", queue_id=1)
-    async with make_ordered(broker, _intervals=replace(QUICK, lock=0.001)) as consumer:
+    # A commit of this member must not come behind the offset of the other one.
+    async with make_ordered(broker, _intervals=replace(QUICK, lock=0.001, commit=60.0)) as consumer:
         (message,) = await take(consumer, 1)
         await broker.until_requests(LOCK, 3)
         owner = broker.locks["g", "demo", 1]
@@ -300,3 +301,192 @@ async def test_broadcasting_members_need_no_locks(broker: FakeBroker) -> None:
         await consumer.caught_up()
     assert seen == [b"a", b"a", b"b"]
     assert not broker.requests_of(LOCK)
+
+
+# --- exclusive consumers ------------------------------------------------------------------------------------------
+
+
+def make_exclusive(broker: FakeBroker, **options: Any) -> Consumer:
+    return make_consumer(broker, None, **{"_exclusive": True, "_intervals": QUICK, **options})
+
+
+async def test_an_exclusive_consumer_hands_out_many_of_a_queue_and_gives_it_away_when_they_are_finished(
+    broker: FakeBroker,
+) -> None:
+    broker.topics["demo"] = 2
+    await broker.store("demo", *(b"%d" % number for number in range(9)), queue_id=1)
+    async with make_exclusive(broker) as consumer:
+        messages = await take(consumer, 5)
+        share_with_another(broker)
+        await wait_until(lambda: bool(consumer._member._held_back))
+        await messages[0].retry()
+        for message in messages[1:4]:
+            await message.ack()
+        assert ("g", "demo", 1) in broker.locks
+        assert consumer._inbox.get_more(9) == [], "what was read and is not handed out goes to the other one"
+        await messages[4].ack()
+        await broker.until(lambda: ("g", "demo", 1) not in broker.locks)
+        assert broker.offsets["g", "demo", 1] == 5
+    assert len(broker.requests_of(BACK)) == 1
+
+
+async def test_it_keeps_a_queue_for_as_long_as_that_takes(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 2
+    await broker.store("demo", b"a", b"b", queue_id=1)
+    async with make_exclusive(broker, close_timeout=0.001) as consumer:
+        (first,) = await take(consumer, 1)
+        members = len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        share_with_another(broker)
+        await broker.until_requests(RequestCode.GET_CONSUMER_LIST_BY_GROUP, members + 9)
+        assert (first.lost, ("g", "demo", 1) in broker.locks) == (False, True)
+        assert consumer._inbox.get_more(9) == []
+        share_no_longer(broker)
+        assert bodies(await take(consumer, 1)) == [b"b"], "it has the queue again, and goes on"
+        share_with_another(broker)
+        await first.ack()
+        await broker.until(lambda: broker.offsets.get(("g", "demo", 1)) == 1)
+
+
+async def test_with_a_client_id_of_its_own_it_has_its_locks_again_after_a_kill(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"a")
+    broker.locks["g", "demo", 0] = "bridge"
+    async with make_exclusive(broker, _client_id="bridge") as consumer:
+        assert bodies(await take(consumer, 1)) == [b"a"]
+    assert broker.locks == {}
+
+
+WITHOUT_RENEWALS = replace(QUICK, commit=60.0, lock=60.0, rebalance=0.005)
+
+
+def kill(broker: FakeBroker, **offsets: int) -> None:
+    """Have a broker forget locks and members, and break its connections. `offsets`: those of the queues that are on its
+    disk, by `q` and the queue id."""
+    broker.locks.clear()
+    broker.members.clear()
+    broker.offsets = {("g", "demo", int(queue[1:])): offset for queue, offset in offsets.items()}
+    broker.cut()
+
+
+async def test_after_a_kill_of_the_broker_it_claims_its_queues_at_once(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"a", b"b", b"c")
+    async with make_exclusive(broker, _intervals=WITHOUT_RENEWALS) as consumer:
+        messages = await take(consumer, 3)
+        for message in messages[:2]:
+            await message.ack()
+        await consumer._member.commit()
+        kill(broker, q0=1)
+        await broker.until(lambda: broker.offsets["g", "demo", 0] == 2)
+        assert broker.locks["g", "demo", 0] == consumer._member.client_id
+        await messages[2].ack()
+
+
+async def test_after_a_kill_of_the_broker_it_leaves_queues_to_those_that_had_them(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 2
+    broker.members.append(LAST_MEMBER)
+    broker.locks["g", "demo", 1] = LAST_MEMBER
+    await broker.store("demo", b"a", queue_id=0)
+    await broker.store("demo", b"b", queue_id=1)
+    clock = StoppedClock()
+    async with make_exclusive(broker, _intervals=WITHOUT_RENEWALS, _monotonic=clock) as consumer:
+        (first,) = await take(consumer, 1)
+        kill(broker)
+        looks = len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        await broker.until_requests(RequestCode.GET_CONSUMER_LIST_BY_GROUP, looks + 9)
+        assert ("g", "demo", 1) not in broker.locks, "its member has not connected yet"
+        assert not first.lost
+        assert consumer.assignment == {MessageQueue("demo", "broker-a", 0)}
+        clock.now += WITHOUT_RENEWALS.claims
+        assert bodies(await take(consumer, 1)) == [b"b"], "nobody has claimed it"
+        await first.ack()
+
+
+async def test_started_again_it_finishes_the_queues_whose_locks_it_has_and_gives_the_others_theirs(
+    broker: FakeBroker,
+) -> None:
+    """Those would have to wait until the locks expire."""
+    broker.topics["demo"] = 2
+    broker.members.append(LAST_MEMBER)
+    await broker.store("demo", b"a", queue_id=0)
+    await broker.store("demo", b"b", queue_id=1)
+    broker.locks = {("g", "demo", 0): "bridge", ("g", "demo", 1): "bridge"}
+    in_hand = {MessageQueue("demo", "broker-a", 1): 1}
+    async with make_exclusive(broker, _client_id="bridge", _in_hand=in_hand) as consumer:
+        messages = await take(consumer, 2)
+        assert sorted(bodies(messages)) == [b"a", b"b"]
+        assert ("g", "demo", 1) in broker.locks
+        for message in messages:
+            await message.ack()
+        await broker.until(lambda: ("g", "demo", 1) not in broker.locks)
+        assert (broker.offsets["g", "demo", 1], broker.locks["g", "demo", 0]) == (1, "bridge")
+
+
+async def test_a_queue_of_which_a_former_process_had_messages_in_hand_is_kept_until_they_are_finished(
+    broker: FakeBroker,
+) -> None:
+    """Also before any of them was read again: the next member would begin with them. What the queue does not have, in
+    a store that was replaced for example, is not waited for."""
+    broker.topics["demo"] = 3
+    broker.members.append(LAST_MEMBER)
+    for queue_id in range(3):
+        await broker.store("demo", b"%d a" % queue_id, b"%d b" % queue_id, queue_id=queue_id)
+    broker.locks = {("g", "demo", queue_id): "bridge" for queue_id in range(3)}
+    in_hand = {MessageQueue("demo", "broker-a", 2): 1, MessageQueue("demo", "broker-a", 1): 99}
+    broker.on(RequestCode.QUERY_CONSUMER_OFFSET, failure(ResponseCode.SYSTEM_BUSY, "busy"))
+    async with make_exclusive(broker, _client_id="bridge", _in_hand=in_hand) as consumer:
+        members = len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        await broker.until_requests(RequestCode.GET_CONSUMER_LIST_BY_GROUP, members + 5)
+        assert ("g", "demo", 2) in broker.locks
+        del broker.overrides[RequestCode.QUERY_CONSUMER_OFFSET]
+        for message in await take(consumer, 6):
+            await message.ack()
+        await broker.until(lambda: ("g", "demo", 2) not in broker.locks)
+        assert broker.offsets["g", "demo", 2] == 2
+
+
+async def test_it_keeps_its_queues_though_its_process_stood_still_for_a_while(broker: FakeBroker) -> None:
+    """As long as the broker keeps its locks, which is 60 s."""
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"a", b"b")
+    clock = StoppedClock()
+    async with make_exclusive(broker, _monotonic=clock, _intervals=replace(QUICK, lock=0.005)) as consumer:
+        first, _ = await take(consumer, 2)
+        broker.on(LOCK, failure(ResponseCode.SYSTEM_BUSY, "busy"))
+        await broker.until_requests(LOCK, len(broker.requests_of(LOCK)) + 2)
+        clock.now += 54
+        await first.ack()
+        await broker.until(lambda: broker.offsets.get(("g", "demo", 0)) == 1)
+        assert (first.lost, broker.requests_of(UNLOCK)) == (False, [])
+        clock.now += 1
+        assert first.lost
+
+
+async def test_it_knows_that_a_renewal_failed(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"a")
+    async with make_exclusive(broker, _intervals=replace(QUICK, lock=0.2)) as consumer:
+        await take(consumer, 1)
+        locks = consumer._member._locks
+        assert locks is not None
+        assert not locks.is_failing
+        broker.on(LOCK, failure(ResponseCode.SYSTEM_BUSY, "busy"))
+        await broker.until_requests(LOCK, len(broker.requests_of(LOCK)) + 2)
+        assert locks.is_failing
+
+
+async def test_a_broker_that_comes_and_goes_keeps_no_queues_of_others_from_being_taken(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    async with FakeBroker(name="broker-b", topics={"demo": 1}) as other:
+        broker.brokers = [broker, other]
+        for each in (broker, other):
+            each.members.append(LAST_MEMBER)
+        broker.locks["g", "demo", 0] = LAST_MEMBER
+        async with make_exclusive(broker, _monotonic=StoppedClock(), _intervals=WITHOUT_RENEWALS) as consumer:
+            await wait_until(lambda: bool(consumer.assignment))
+            kill(other)
+            await other.until(lambda: bool(other.members))
+            for each in (broker, other):
+                each.members = [consumer._member.client_id]
+            broker.locks.clear()
+            await wait_until(lambda: MessageQueue("demo", "broker-a", 0) in consumer.assignment)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -171,12 +172,27 @@ async def test_the_next_name_server_is_asked_when_one_does_not_answer(broker: Fa
         assert len(silent.requests) == 1
 
 
+async def test_the_next_name_server_is_asked_when_one_speaks_another_protocol(broker: FakeBroker, pool: Pool) -> None:
+    broker.topics["demo"] = 1
+
+    async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(greets, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        await Routes(NameServers(f"127.0.0.1:{port};{broker.address}", pool), 5).find("demo")
+
+
 async def test_no_name_server_at_all_is_the_last_ones_error(broker: FakeBroker, pool: Pool) -> None:
     broker.on(ROUTE, None)
     async with FakeBroker() as gone:
         address = gone.address
     with pytest.raises(ConnectError):
         await NameServers(f"{address};{address}", pool).check(timeout=5)
+    await pool.get(broker.address)  # so that the short time is not that of a connection
     with pytest.raises(RequestTimeoutError):
         await Routes(NameServers(f"{address};{broker.address}", pool), 0.05).find("demo")
 

@@ -275,6 +275,23 @@ async def test_no_more_is_taken_than_goes_on_its_way(broker: FakeBroker) -> None
         await found.aclose()
 
 
+async def test_of_messages_that_are_refused_no_more_is_taken_either(broker: FakeBroker) -> None:
+    taken = 0
+
+    def endless() -> Iterator[Message]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Message("demo", b"")
+
+    async with make_producer(broker, max_in_flight=10) as producer:
+        found = producer.send_each(endless())
+        for number in range(1, 100):
+            assert (await anext(found)).error is not None
+            assert taken <= number + 11
+        await found.aclose()
+
+
 @pytest.mark.parametrize("options", [{"max_in_flight": 2}, {"max_in_flight_bytes": 2 * (3 + 256)}])
 async def test_single_sends_wait_for_their_turn(broker: FakeBroker, options: dict[str, int]) -> None:
     async with make_producer(broker, **options) as producer:
@@ -373,3 +390,27 @@ async def test_a_message_says_all_that_a_send_is_told(broker: FakeBroker, produc
 async def test_a_batch_takes_no_delayed_message(producer: Producer, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="of a batch cannot"):
         await producer.send_batch([Message("demo", b"x", **options)])
+
+
+@pytest.mark.parametrize("name", ["duemq.producer.Producer._prepare_job", "duemq._producing.many.Many._put"])
+@pytest.mark.parametrize("sharding_key", [None, "k"])
+async def test_a_fault_of_the_client_itself_is_raised_and_hangs_nobody(
+    broker: FakeBroker, producer: Producer, monkeypatch: pytest.MonkeyPatch, name: str, sharding_key: str | None
+) -> None:
+    """Whatever goes wrong with a message before it is on its way: the call fails with that, and waits for nothing."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    given = messages(3, sharding_key=sharding_key)
+    with monkeypatch.context() as patch:
+        patch.setattr(name, broken)
+        async with asyncio.timeout(10):
+            with pytest.raises(RuntimeError, match="injected"):
+                await producer.send_many(given)
+            with pytest.raises(RuntimeError, match="injected"):
+                async for _ in producer.send_each(given):
+                    pass
+    assert len(await producer.send_many(given)) == 3
+    async with asyncio.timeout(10):
+        await producer.flush()

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from duemq import BrokerFailureError, ClosedError, ConnectError, ReceivedMessage, RequestTimeoutError
+from duemq import (
+    Admin,
+    BrokerFailureError,
+    ClosedError,
+    ConnectError,
+    Producer,
+    ReceivedMessage,
+    RequestTimeoutError,
+)
 from duemq._net.client import Client, Tasks
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
@@ -51,7 +59,13 @@ WORK: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("error", [RuntimeError("injected"), asyncio.CancelledError()], ids=["error", "cancelled"])
+class Failed(BaseException):
+    """As pytest.fail raises it: no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("injected"), asyncio.CancelledError(), Failed()], ids=["error", "cancelled", "failed"]
+)
 @pytest.mark.parametrize("name", WORK)
 async def test_no_background_task_dies_silently(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture, name: str, error: BaseException
@@ -213,3 +227,25 @@ async def test_a_start_that_is_cancelled_can_be_tried_again(broker: FakeBroker) 
     del broker.overrides[ROUTE]
     async with consumer:
         assert bodies(await take(consumer, 1)) == [b"a"]
+
+
+@pytest.mark.parametrize("kind", [Producer, Admin])
+async def test_what_is_closed_while_it_starts_does_not_run(broker: FakeBroker, kind: type[Producer | Admin]) -> None:
+    before = asyncio.all_tasks()
+    client = kind(broker.address, _intervals=INTERVALS)
+    check, began, go_on = client._client._nameservers.check, asyncio.Event(), asyncio.Event()
+
+    async def check_later(*, timeout: float) -> None:
+        await check(timeout=timeout)
+        began.set()
+        await go_on.wait()
+
+    client._client._nameservers.check = check_later  # type: ignore[method-assign]
+    starting = asyncio.create_task(client.start())
+    await began.wait()
+    await client.close()
+    go_on.set()
+    with pytest.raises(ClosedError):
+        await starting
+    await broker.until(lambda: not broker.connections)
+    assert asyncio.all_tasks() - broker.tasks == before - broker.tasks

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import assert_type
 
+import pytest
+
+import duemq
 from duemq import (
     Admin,
     ChangeResult,
     Changes,
     Message,
     MessageHandle,
+    MessageQueue,
     PendingMessage,
     Producer,
+    RecurringMessage,
     Retries,
     SendManyError,
     SendOutcome,
@@ -24,6 +30,10 @@ from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, success
+
+
+def handle(message: sync.ReceivedMessage) -> None:
+    """A handler of a user."""
 
 
 async def test_a_users_code(broker: FakeBroker) -> None:
@@ -50,10 +60,43 @@ async def test_a_users_code(broker: FakeBroker) -> None:
             assert_type(await changer.reschedule(str(result.handle), delay="1h"), Changes)
         async for waiting in admin.pending("demo"):
             assert_type(waiting, PendingMessage)
+        async for recurring in admin.recurring("demo"):
+            assert_type(recurring, RecurringMessage)
+            assert_type(recurring.recurrence.every_ms, int | None)
 
 
-def of_the_facade(producer: sync.Producer, admin: sync.Admin, error: SendManyError) -> None:
-    """Not run: the types of the methods that wait."""
+def of_the_facade(error: SendManyError) -> None:
+    """Not run: the types of the objects whose methods wait."""
+    producer = assert_type(sync.Producer("127.0.0.1:9876", retries=Retries(times=1)), sync.Producer)
+    admin = assert_type(sync.Admin(timeout=5), sync.Admin)
+    consumer = assert_type(sync.Consumer("g", handle, from_="first", concurrency=2), sync.Consumer)
+    sync.Producer(no_such=1)  # type: ignore[call-arg]
+    sync.Admin(no_such=1)  # type: ignore[call-arg]
+    sync.Consumer("g", no_such=1)  # type: ignore[call-arg]
+    sync.Consumer("g", lambda: None)  # type: ignore[arg-type, misc]
+    with producer as producer, admin as admin, consumer as consumer:
+        assert_type(producer, sync.Producer)
+        assert_type(admin, sync.Admin)
+        assert_type(consumer, sync.Consumer)
+    assert_type(consumer.receive(timeout=1), sync.ReceivedMessage)
+    assert_type(consumer.receive().ack(), None)
+    assert_type(consumer.receive_many(9), list[sync.ReceivedMessage])
+    assert_type(consumer.commit(), dict[MessageQueue, int])
+    assert_type(consumer.seek("demo", "first"), None)
+    assert_type(consumer.assignment, frozenset[MessageQueue])
+    for message in consumer:
+        assert_type(message, sync.ReceivedMessage)
+        assert_type(message.body, bytes)
+    for outcome in producer.send_each([]):
+        assert_type(outcome, SendOutcome)
+    for waiting in admin.pending("demo", key="k"):
+        assert_type(waiting, PendingMessage)
+    for recurring in admin.recurring("demo", name="n"):
+        assert_type(recurring, RecurringMessage)
+    assert_type(admin.count("demo"), int)
+    admin.pending(no_such=1)  # type: ignore[call-arg]
+    producer.close(timeout=1)
+    producer.schedule("demo", b"x", name="n", every="90s")
     assert_type(producer.send("demo", b"x", delay=5), SendResult)
     assert_type(producer.send(Message("demo", b"x")), SendResult)
     assert_type(producer.send_many([]), list[SendResult])
@@ -61,3 +104,14 @@ def of_the_facade(producer: sync.Producer, admin: sync.Admin, error: SendManyErr
     assert_type(admin.reschedule(topic="demo", key="k", delay=5), Changes)
     assert_type(error.stored, tuple[SendResult, ...])
     assert_type(error.refused, tuple[SendOutcome, ...])
+
+
+@pytest.mark.parametrize("name", ["Producer", "Admin", "Consumer"])
+def test_the_facade_has_the_arguments_of_the_client(name: str) -> None:
+    """Help and editors show them."""
+    facade, client = (inspect.signature(getattr(module, name)) for module in (sync, duemq))
+    hidden = {"_monotonic", "_ready", "_exclusive", "_client_id", "_in_hand"}
+    assert list(facade.parameters) == [each for each in client.parameters if each not in hidden]
+    assert {each.name: each.default for each in facade.parameters.values()} == {
+        each.name: each.default for each in client.parameters.values() if each.name not in hidden
+    }

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from duemq.protocol.errors import BodyError
 from duemq.protocol.records import batch
-from duemq.protocol.records.batch import Part
+from duemq.protocol.records.batch import BatchPart
 from tests.unit.protocol.strategies import INT32, TEXT
 
 PARTS = st.lists(st.tuples(INT32, st.binary(max_size=30), TEXT), max_size=4)
 
 
 @given(PARTS)
-def test_the_parts_of_a_batch_survive(parts: list[Part]) -> None:
+def test_the_parts_of_a_batch_survive(parts: list[BatchPart]) -> None:
     assert batch.decode(memoryview(batch.encode(parts))) == parts
 
 
 @given(PARTS.filter(bool), st.data())
-def test_a_damaged_batch_is_a_body_error_or_another_batch(parts: list[Part], data: st.DataObject) -> None:
+def test_a_damaged_batch_is_a_body_error_or_another_batch(parts: list[BatchPart], data: st.DataObject) -> None:
     bad = bytearray(batch.encode(parts))
     for _ in range(data.draw(st.integers(1, 3))):
         bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
@@ -38,7 +38,7 @@ def test_any_bytes_are_a_batch_or_a_body_error(body: bytes) -> None:
 
 
 @given(PARTS.filter(bool), st.data())
-def test_a_batch_cut_short_is_a_body_error(parts: list[Part], data: st.DataObject) -> None:
+def test_a_batch_cut_short_is_a_body_error(parts: list[BatchPart], data: st.DataObject) -> None:
     body = batch.encode(parts)
     ends = {len(batch.encode(parts[:count])) for count in range(len(parts))}
     size = data.draw(st.integers(0, len(body) - 1).filter(lambda size: size not in ends))

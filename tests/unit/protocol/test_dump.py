@@ -200,3 +200,23 @@ def test_too_many_bytes_are_refused(
     (tmp_path / "frames").write_bytes(bytes(11))
     assert dump.main([str(tmp_path / "frames")]) == 1
     assert "more than 10 bytes" in capsys.readouterr().err
+
+
+def test_the_exit_code_and_stderr_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = codec.encode(SEND)
+    for name, content, out, err in (
+        ("missing", None, "", "No such file or directory"),
+        ("empty", b"", "", "there are no bytes"),
+        ("text", b"hello world", "", "this is text, but neither hex nor base64"),
+        ("hexdump", b"00000000: 0000 001c 0000 00aa  ........\n", "", "this is text, but neither hex nor base64"),
+        ("cut", whole[:-1], "damaged at byte 0", ""),
+        ("broken", whole + b"\0\0\0\x01", "damaged at byte", ""),
+    ):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        assert dump.main([str(path)]) == 1
+        told = capsys.readouterr()
+        assert out in told.out
+        assert told.err.startswith(f"{path}: {err}") if err else told.err == ""
+        assert told.err.count(str(path)) == bool(err)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,6 +113,21 @@ def test_the_error_says_where_and_why() -> None:
     assert record.decode(bytes(data), check_crc=False).topic == "T"
 
 
+def test_properties_that_rocketmqs_clients_cannot_read_are_a_record_error() -> None:
+    """The size is a signed 16-bit number for them."""
+    for size in (32_767, 32_768):
+        data = bytearray(record.encode(MESSAGE))
+        text = b"K\x01" + bytes([ord("v")]) * (size - 2)
+        old = MESSAGE.properties_text.encode()
+        data = data[: len(data) - len(old) - 2] + size.to_bytes(2, "big") + text
+        data[:4] = len(data).to_bytes(4, "big")
+        if size == 32_767:
+            assert len(record.decode(bytes(data)).properties["K"]) == size - 2
+        else:
+            with pytest.raises(RecordError, match="properties of 32768 bytes"):
+                record.decode(bytes(data))
+
+
 def test_text_that_is_not_utf8_is_a_record_error() -> None:
     data = record.encode(MESSAGE)
     for old, new in ((b"\x01T\x00", b"\x01\xff\x00"), (b"KEYS", b"KE\xffS")):
@@ -164,3 +180,13 @@ def test_what_a_message_says_of_itself() -> None:
     message = record.decode(record.encode(MESSAGE))
     message.sys_flag = 0b1011
     assert message.transaction_type == record.TRANSACTION_COMMIT
+
+
+def test_what_a_record_cannot_hold_is_refused() -> None:
+    def with_size(topic: int, text: int) -> bytes:
+        return record.encode(msgspec.structs.replace(MESSAGE, topic="t" * topic, properties_text="p" * text))
+
+    assert record.decode(with_size(127, 32_767)).topic == "t" * 127
+    for topic, text in ((256, 0), (1, 32_768)):
+        with pytest.raises(ValueError, match="too long"):
+            with_size(topic, text)

@@ -12,7 +12,7 @@ import pytest
 
 from duemq.protocol.records import properties
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.pending import Selection, Waiting
+from duemq.scheduler.pending import Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.storage.errors import StoreFull
 from tests.support.messages import HOST
@@ -58,7 +58,7 @@ class Waits:
     def told(self) -> list[tuple[bytes, int]]:
         """Body and due time of each message that operators see waiting."""
         selected = self.world.pending.select(Selection(), self.world.now_ms, None)
-        return [(each.message.body, each.due_ms) for each in selected if isinstance(each, Waiting)]
+        return [(each.message.body, each.due_ms) for each in selected if isinstance(each, WaitingMessage)]
 
     def counted(self) -> int:
         found = last(self.world.pending.count(Selection(), self.world.now_ms))

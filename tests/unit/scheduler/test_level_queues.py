@@ -184,6 +184,24 @@ def test_a_table_shortened_between_two_runs_counts_from_the_store_time() -> None
     assert [message.body for message in world.delivered()] == [b"0", b"1", b"2", b"new"]
 
 
+@pytest.mark.parametrize("jump_ms", [10_000, -10_000])
+def test_a_shortened_table_counts_the_time_that_passed_where_the_clock_is_set(jump_ms: int) -> None:
+    world = World()
+    world.schedule(3, b"old")
+    world.stop()
+    world.open(DelayLevels("1s 1s 20s"))
+    world.clock.advance(5000)
+    world.run()
+    world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    world.run()
+    world.clock.advance(14_999)
+    world.run()
+    assert world.bodies() == []
+    world.clock.advance(1)
+    world.run()
+    assert world.bodies() == [b"old"]
+
+
 def test_messages_of_levels_that_the_table_has_no_more_still_arrive() -> None:
     world = World()
     world.schedule(3)

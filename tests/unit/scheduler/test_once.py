@@ -13,6 +13,7 @@ from duemq.scheduler.levels import runs
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.runs import Run, Seen
 from duemq.scheduler.levels.service import NAME
+from duemq.storage.clock import Moment
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead
 from tests.unit.scheduler.world import World
@@ -195,3 +196,14 @@ def test_what_was_found_delivered_behind_a_refused_message_stays_known() -> None
     world.open()
     world.pass_time(1000)
     assert world.bodies() == [b"A"]
+
+
+@pytest.mark.parametrize(
+    ("boot", "monotonic", "jump"),
+    [(b"b", 10.0, 2000), (b"b", 8.0, 4000), (b"b", 4.0, None), (b"c", 10.0, None), (b"", 10.0, None)],
+)
+def test_by_how_much_the_clock_was_set_is_known_within_one_run_of_the_machine(
+    boot: bytes, monotonic: float, jump: int | None
+) -> None:
+    """A monotonic clock that went back counts from another start, whatever the boot id says."""
+    assert Seen(0, 100_000, 5000, b"b").jump_ms(Moment(107_000, monotonic, boot)) == jump

@@ -12,7 +12,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.pending import Place, Selection, Waiting
+from duemq.scheduler.pending import SearchPosition, Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.index.ids import first_place
 from duemq.scheduler.timers.policy.policies import policy_of
@@ -34,12 +34,12 @@ class PendingWorld(TimerWorld):
         super().__init__(config, levels=LEVELS)
 
     def search(
-        self, selection: Selection = EVERYTHING, after: Place | None = None
-    ) -> Iterator[Waiting | ColdRead | None]:
+        self, selection: Selection = EVERYTHING, after: SearchPosition | None = None
+    ) -> Iterator[WaitingMessage | ColdRead | None]:
         return self.pending.select(selection, self.now_ms, after)
 
-    def select(self, selection: Selection = EVERYTHING, after: Place | None = None) -> list[Waiting]:
-        return [each for each in self.search(selection, after) if isinstance(each, Waiting)]
+    def select(self, selection: Selection = EVERYTHING, after: SearchPosition | None = None) -> list[WaitingMessage]:
+        return [each for each in self.search(selection, after) if isinstance(each, WaitingMessage)]
 
     def count(self, selection: Selection) -> int:
         found = last(self.pending.count(selection, self.now_ms))
@@ -207,7 +207,7 @@ def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
     assert [each.message.body for each in found[-4:]] == [b"m700", b"m704", b"m705", b"m706"]
     assert [each.place for each in found] == sorted(each.place for each in found)
     for at in (0, 1, 2, 3, 513, 514, 515, 701, 702, 703, 704, 705):
-        place = Place.parse(str(found[at].place))
+        place = SearchPosition.parse(str(found[at].place))
         assert [each.place for each in world.select(after=place)] == [each.place for each in found[at + 1 :]]
     world.checkpoint()
     world.open()
@@ -218,8 +218,8 @@ def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
     "text", ["", "1", "1.2", "1.2.3.4", "-1.0.0", "2.0.0", "a.b.c", "0.0.٣", f"0.0.{2**63}", "0" * 99]
 )
 def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(ValueError, match="is no place"):
-        Place.parse(text)
+    with pytest.raises(ValueError, match="is not a valid position"):
+        SearchPosition.parse(text)
 
 
 def test_a_search_does_a_bounded_amount_at_each_step(world: PendingWorld) -> None:
@@ -251,7 +251,7 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
     world.run()
     found = []
     for number, each in enumerate(world.search(EVERYTHING)):
-        if isinstance(each, Waiting):
+        if isinstance(each, WaitingMessage):
             found.append(each.message.physical_offset)
             if number % 10 == 0:
                 result, _ = world.reschedule(each.message.physical_offset, START_MS + 90_000)
@@ -350,7 +350,7 @@ def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, mo
         assert len(before) == 200
         search, told = world.search(), []
         for each in beside_moves(world, search, random, list(before.values()), 0.01):
-            if isinstance(each, Waiting):
+            if isinstance(each, WaitingMessage):
                 told.append(each)
         firsts = [first_place(each.message) for each in told]
         assert sorted(firsts) == sorted(before)
@@ -404,7 +404,7 @@ def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.M
         if not page:
             break
         told += [each.message.physical_offset for each in page]
-        place = Place.parse(str(page[-1].place))
+        place = SearchPosition.parse(str(page[-1].place))
         happens = random.randrange(7)
         if happens == 0:
             world.pass_time(random.choice((500, 3_000)))
@@ -448,9 +448,10 @@ def test_a_page_reads_what_it_needs_of_the_log(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(log, "read", counted)
     for at in (0, 10_000, 29_000):
         counts.clear()
-        steps = world.search(EVERYTHING, Place(1, 0, places[at]))
+        steps = world.search(EVERYTHING, SearchPosition(1, 0, places[at]))
         page = [
-            each for each, _ in zip((each for each in steps if isinstance(each, Waiting)), range(100), strict=False)
+            each
+            for each, _ in zip((each for each in steps if isinstance(each, WaitingMessage)), range(100), strict=False)
         ]
         assert [each.place.offset for each in page] == places[at + 1 : at + 101]
         assert sum(counts) < 30_000
@@ -476,7 +477,7 @@ def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
         pass
     world.clock.advance(30_000)
     world.run()
-    assert b"m4" in [each.message.body for each in steps if isinstance(each, Waiting)]
+    assert b"m4" in [each.message.body for each in steps if isinstance(each, WaitingMessage)]
 
 
 def test_runs_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
@@ -492,7 +493,7 @@ def test_runs_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
     world.clock.advance(31_000)
     world.run()
     assert len(world.levels.levels[3].runs) == 1
-    assert [each.message.body for each in select if isinstance(each, Waiting)] == [b"newest"]
+    assert [each.message.body for each in select if isinstance(each, WaitingMessage)] == [b"newest"]
     assert [each for each in count if isinstance(each, int)] == [2]
 
 
@@ -508,7 +509,7 @@ def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
     before = world.files.list("/s/timerlog")
     world.owned.expire()
     assert len(world.files.list("/s/timerlog")) < len(before)
-    assert [each.message.body for each in steps if isinstance(each, Waiting)][-10:] == [
+    assert [each.message.body for each in steps if isinstance(each, WaitingMessage)][-10:] == [
         f"m{n}".encode() for n in range(11, 21)
     ]
 

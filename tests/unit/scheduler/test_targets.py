@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from duemq.protocol.records import properties, record
 from duemq.scheduler.delivery.targets import HALF_TOPIC, Targets, TopicHashes
 from duemq.scheduler.timers.index.keys import key_of
-from duemq.storage.log.copies import Records
+from duemq.storage.log.copies import PackedRecords
 from duemq.storage.store import MessageStore
 from tests.support.messages import HOST
 from tests.unit.scheduler.world import World
@@ -53,7 +53,7 @@ def store() -> MessageStore:
     return World().store
 
 
-def records_of(texts: list[str]) -> Records:
+def records_of(texts: list[str]) -> PackedRecords:
     encoded = [
         record.encode(
             record.StoredMessage(
@@ -70,7 +70,7 @@ def records_of(texts: list[str]) -> Records:
         for text in texts
     ]
     sizes = np.array([len(data) for data in encoded])
-    return Records(b"".join(encoded), np.zeros(len(texts), np.int64), sizes)
+    return PackedRecords(b"".join(encoded), np.zeros(len(texts), np.int64), sizes)
 
 
 def expected(text: str) -> tuple[tuple[str, int] | None, int]:

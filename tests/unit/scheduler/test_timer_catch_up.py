@@ -240,6 +240,23 @@ def test_what_retention_appends_once_more_is_still_not_the_newest(world: TimerWo
     assert body == b"m3"
 
 
+def test_what_retention_appends_once_more_during_the_search_is_looked_at_again(
+    world: TimerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "_LOOK_UNITS", 1)
+    for number in range(20):
+        send(world, 1000 + number, "a")
+    go_down(world)
+    search = None
+    while search is None or search.newest.looked < 10:
+        assert world.bodies() == []
+        world.step(Pieces(1))
+        search = world.timers._catch_up._search
+    assert world.keep() == 20
+    world.pass_time(30_000)
+    assert world.bodies() == [b"m20"]
+
+
 def test_offsets_are_a_set() -> None:
     chance, offsets, model = random.Random(3), Offsets(), set[int]()
     for _ in range(40_000):

@@ -14,7 +14,7 @@ import pytest
 from duemq.protocol.records import properties
 from duemq.protocol.records.message_id import offset_message_id
 from duemq.protocol.records.timer_properties import AGAIN_ROOM
-from duemq.scheduler.pending import Selection, Waiting
+from duemq.scheduler.pending import Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.ids import given_id
@@ -112,7 +112,7 @@ def test_what_waits_is_told_by_the_id_that_its_sender_was_given(sent: tuple[Time
         world.reschedule(place, START_MS + 5_000)
         world.keep()
     world.pass_time(1)
-    (found,) = (each for each in world.pending.select(EVERYTHING, world.now_ms) if isinstance(each, Waiting))
+    (found,) = (each for each in world.pending.select(EVERYTHING, world.now_ms) if isinstance(each, WaitingMessage))
     assert given_id(found.message) == first.offset_message_id
     assert found.message.physical_offset > place
 

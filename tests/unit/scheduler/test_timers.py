@@ -21,7 +21,7 @@ from duemq.protocol.records import properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
 from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import Found, Sums, TimerNote
+from duemq.scheduler.timers.files.formats import StartFacts, Sums, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum
 from duemq.scheduler.timers.files.superseded import RUN
 from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE
@@ -443,7 +443,7 @@ def test_a_note_is_read_as_it_was_written() -> None:
     offsets = np.array([0, 3, 2**40, 2**61])
     hours = np.arange(336).astype(np.uint32)
     runs = np.array([(52, 3), (2**40, 1)], RUN).tobytes()
-    found = Found(77, offsets, offsets[1:3], offsets[:1], offsets[2:], np.array([52, 104]))
+    found = StartFacts(77, offsets, offsets[1:3], offsets[:1], offsets[2:], np.array([52, 104]))
     for note in (
         TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10, 11: 12}),
         TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, runs, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
@@ -464,7 +464,7 @@ def test_a_note_is_read_as_it_was_written() -> None:
 
 def test_a_note_without_runs_or_unfollowed_is_read() -> None:
     """Notes of versions 3 and 4 can be read: without runs, and without the records of recurring messages."""
-    note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, Found(77), b"", Sums({520: FileSum(7, 2**63)}))
+    note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, StartFacts(77), b"", Sums({520: FileSum(7, 2**63)}))
     data = note.encode()
     sums = note.sums.encode()  # type: ignore[union-attr]
     for version, left_out in ((3, 8), (4, 4)):
@@ -1269,3 +1269,27 @@ def test_a_timer_log_that_takes_nothing(world: TimerWorld) -> None:
     assert sorted(world.bodies()) == [b"m1", b"m2"]
     assert world.timers.refusal(world.now_ms + 5000, world.now_ms) is None
     assert world.state().late_ms == 0
+
+
+def test_records_of_the_timer_topic_without_a_deliver_time_are_passed() -> None:
+    world = TimerWorld()
+    world.put("REAL_TOPIC\x01orders\x02REAL_QID\x010\x02UNIQ_KEY\x01x")
+    world.send(START_MS + 2000)
+    with capture_logs() as logs:
+        world.pass_time(5000)
+    assert [line["physical_offset"] for line in logs if line["event"] == "timer_message_illegal"] == [0]
+    assert world.bodies() == [b"m1"]
+
+
+def test_an_hour_without_messages_is_noted_once() -> None:
+    """Otherwise a start after a long time looks at all seconds since the last message."""
+    world = TimerWorld()
+    world.send(START_MS + 2000)
+    world.pass_time(60_000)
+    before = world.timers._slots.second
+    world.clock.advance(3_500_000)
+    world.run()
+    assert world.timers._slots.second == before
+    world.clock.advance(200_000)
+    world.run()
+    assert world.timers._slots.second == world.clock.now_ms() // 1000 - 1

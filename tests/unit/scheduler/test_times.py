@@ -427,6 +427,55 @@ def test_tags_codes_that_are_consumequeue_ext_addresses() -> None:
     assert delivery_times(world, 6000) == {b"0": 5000, b"1": 5000}
 
 
+@pytest.mark.parametrize("damage", [None, *range(20), "removed", "zeroed"])
+def test_levels_keep_their_times_with_an_extension_in_any_state(damage: int | str | None) -> None:
+    """`damage`: a byte of the first unit that is changed, or what becomes of the file."""
+    world = World(is_extended=True)
+    world.schedule(2, b"0")
+    world.clock.advance(500)
+    world.schedule(2, b"1")
+    path = f"/s/consumequeue_ext/{SCHEDULE_TOPIC}/1/{0:020}"
+    data = world.files.names[path].data
+    assert struct.unpack(">hqqhhqqh", data[:40]) == (20, 1_005_000, 1_000_000, 0, 20, 1_005_500, 1_000_500, 0)
+    world.stop()
+    if damage == "removed":
+        world.files.remove(path)
+    elif damage == "zeroed":
+        data[:40] = bytes(40)
+    elif isinstance(damage, int):
+        data[damage] ^= 0x55
+    world.open()
+    assert delivery_times(world, 6000) == {b"0": 4500, b"1": 5000}
+    assert world.twice() == []
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])
+def test_messages_whose_units_say_no_time_wait_as_long_where_the_clock_is_set(jump_ms: int) -> None:
+    world = World(is_extended=True)
+    world.clock.advance(2 * HOUR_MS)
+    world.schedule(3, b"before")
+    world.stop()
+    world.files.remove(f"/s/consumequeue_ext/{SCHEDULE_TOPIC}/2/{0:020}")
+    world.open()
+    world.run()
+    world.clock.advance(10_000)
+    world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    world.run()
+    world.schedule(3, b"after")
+    assert delivery_times(world, 31_000) == {b"before": 20_000, b"after": 30_000}
+
+
+def test_a_promise_survives_an_extension_that_does_not_fit_the_table() -> None:
+    """The deliver times in the extension do not follow from the new table, and are not believed: the records tell."""
+    world = World(is_extended=True)
+    world.schedule(3, b"30 s")
+    world.stop()
+    world.open(DelayLevels("1s 5s 60s"))
+    world.stop()
+    world.open(DelayLevels("1s 5s 90s"))
+    assert delivery_times(world, 91_000) == {b"30 s": 30_000}
+
+
 def test_a_level_that_is_late_is_logged_with_the_reason() -> None:
     world = World()
     world.schedule(1)

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
-from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.formats import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
 from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined, places_of
 from duemq.storage.log.copies import UNITS
@@ -48,7 +48,7 @@ class Note:
     log_since: int = 0
     log_end: int = 0
     enqueued: int = 0
-    found: Found = field(default_factory=Found)
+    found: StartFacts = field(default_factory=StartFacts)
 
 
 @dataclass
@@ -124,7 +124,7 @@ class History:
             self.now = replace(self.now, enqueued=self.now.enqueued + 1)
         if self.now.enqueued >= self.replayed_to:
             # A message withdrawn in the wheel has its mark.
-            self.now = replace(self.now, found=self.now.found._replace(withdrawn=Found().withdrawn))
+            self.now = replace(self.now, found=self.now.found._replace(withdrawn=StartFacts().withdrawn))
 
     def deliver(self, number: int) -> None:
         due = [each for each in self.here() if self.records[each // RECORD].due_ms <= self.now_ms]
@@ -154,7 +154,7 @@ class History:
         if not self.here() and self.now.second < frontier:
             waiting = [second for each in self.truth() for second in [self.slot(each)] if second > self.now.second]
             second = min([frontier, *waiting])
-            found = self.now.found._replace(moved=Found().moved, moved_by=Found().moved_by)
+            found = self.now.found._replace(moved=StartFacts().moved, moved_by=StartFacts().moved_by)
             end = len(self.units) * UNIT_SIZE
             self.now = replace(self.now, second=second, since=self.end, log_since=end, found=found)
 
@@ -207,7 +207,7 @@ class History:
 
     # --- the question
 
-    def found(self) -> Found:
+    def found(self) -> StartFacts:
         since = [record for record in self.records if record.offset >= self.note.since]
         delivered = [np.array([r.origin for r in since if r.kind == "delivery"], np.int64)]
         withdrawn = [np.array([r.origin for r in since if r.kind != "delivery" and r.origin >= 0], np.int64)]
@@ -296,7 +296,7 @@ def test_units_of_queues_that_stand_for_no_message() -> None:
     sizes = np.array([0, WITHDRAWN_SIZE, 91, PADDING_SIZE])
     assert waits.is_message(sizes).tolist() == [False, False, True, False]
     units = np.array([(0, 100, 77), (0, 100, 2**40), (0, PADDING_SIZE, 2**40), (0, 1, 77)], UNITS)
-    assert waits.is_behind(units, Found()).tolist() == [False, True, False, False]
+    assert waits.is_behind(units, StartFacts()).tolist() == [False, True, False, False]
     assert waits.is_told_by_record(units).tolist() == [True, False, False, False]
 
 
@@ -313,12 +313,12 @@ def test_units_that_are_withdrawn_or_superseded_are_done_with() -> None:
     """Units that are withdrawn or superseded, also deleting ones, do not wait."""
     magic = np.array([NORMAL, NORMAL | DELETE, NORMAL | DELETE | WITHDRAWN, NORMAL | WITHDRAWN, NORMAL | DELETE])
     none, due = np.zeros(5, np.int64), np.array([0, 0, 0, 5000, 5000])
-    assert waits.left_of(none, none, magic, due, 5, 5, Found()).kept.tolist() == [True, True, False, False, False]
+    assert waits.left_of(none, none, magic, due, 5, 5, StartFacts()).kept.tolist() == [True, True, False, False, False]
 
 
 def test_what_the_commitlog_lost_is_no_more() -> None:
     """Records that the commitlog lost are forgotten, since other messages will get their offsets."""
-    before = Found(done=np.array([300, 900]), withdrawn=np.array([900]))
+    before = StartFacts(done=np.array([300, 900]), withdrawn=np.array([900]))
     found = waits.found_since(5, before, [np.array([100, 1000])], [np.array([400])], 0, 900)
     assert (found.done.tolist(), found.withdrawn.tolist()) == ([100, 300], [400])
 

@@ -18,7 +18,7 @@ from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
-from duemq.storage.durability.owner import Part
+from duemq.storage.durability.owner import CheckpointPart
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import MessageStore, StoreConfig
@@ -67,7 +67,7 @@ class TimerWorld:
         self.timers = Timers(self.store, self.config, recovered, now, levels=self.levels, wake=self.wake)
         self.pending = Pending(self.store, self.timers, self.levels)
         self.sender = Sender(self.store, self.clock, self.levels, self.timers)
-        parts: dict[str, Part] = {service.NAME: self.levels, timers.NAME: self.timers}
+        parts: dict[str, CheckpointPart] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)
         if recovered.is_foreign:
             self.owned.durability.take_over(look(self.clock))

@@ -33,6 +33,7 @@ class World:
         sync_flush: bool = False,
         segment_size: int = 1 << 20,
         with_checksums: bool = False,
+        is_extended: bool = False,
     ) -> None:
         self.files = files or SimulatedFiles()
         self.clock = ManualClock(1_000_000)
@@ -40,6 +41,7 @@ class World:
         self.sync_flush = sync_flush
         self.segment_size = segment_size
         self.with_checksums = with_checksums
+        self.is_extended = is_extended
         self.wakes = 0
         self.open()
 
@@ -51,6 +53,7 @@ class World:
             commitlog_segment_size=self.segment_size,
             queue_segment_size=2000,
             with_checksums=self.with_checksums,
+            is_extended=self.is_extended,
         )
         self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), table.deliver_time)
         recovered = self.store.open()

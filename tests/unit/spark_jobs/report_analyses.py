@@ -19,7 +19,7 @@ from duemq.spark_jobs.analyse.analysis import (
     Count,
     HeatCell,
     Key,
-    Late,
+    LatenessFigures,
     LatePoint,
     Member,
     Retry,
@@ -28,9 +28,9 @@ from duemq.spark_jobs.analyse.analysis import (
     Traffic,
 )
 from duemq.spark_jobs.analyse.forecast import Episode, Forecast, LateSecond
-from duemq.spark_jobs.analyse.history import Lag, Listed, Night, Run
+from duemq.spark_jobs.analyse.history import Lag, Listed, Night, RunFigures
 from duemq.spark_jobs.audit.audit import Cluster, Input, Lateness, Missing, Offender, Summary
-from duemq.spark_jobs.audit.starts import Start
+from duemq.spark_jobs.audit.starts import StartOutcome
 
 MONDAY = 1_763_337_600_000
 """2025-11-17 00:00:00 UTC."""
@@ -135,9 +135,9 @@ def small(**changes: Any) -> Analysis:
         "traffic": [Traffic(MONDAY, 1, 2, 1, 0, 900)],
         "topics": [Topic("orders", 1, 0, 1, 0, 400, 16, 16, MONDAY, MONDAY)],
         "producers": [Count("10.0.0.7", 3, 600)],
-        "late_by_topic": [Late("orders", 1, 0, 3, 3, 3, 3)],
-        "late_by_level": [Late("level 1 (1 s)", 1, 0, 3, 3, 3, 3)],
-        "late_by_hour": [Late("00", 1, 0, 3, 3, 3, 3)],
+        "late_by_topic": [LatenessFigures("orders", 1, 0, 3, 3, 3, 3)],
+        "late_by_level": [LatenessFigures("level 1 (1 s)", 1, 0, 3, 3, 3, 3)],
+        "late_by_hour": [LatenessFigures("00", 1, 0, 3, 3, 3, 3)],
         "lateness": [LatePoint(MONDAY, 1, 3, 3, 3)],
         "heat": [HeatCell(0, 0, 1, 3)],
         "ahead": [Ahead(MONDAY + HOUR, "orders", 1)],
@@ -202,8 +202,8 @@ def week(seed: int = 1) -> Analysis:
         signature="ab" * 64,
     )  # fmt: skip
 
-    def late_row(name: str, count: int, scale: int) -> Late:
-        return Late(name, count, 0, 3 * scale, 14 * scale, 90 * scale, 700 * scale)
+    def late_row(name: str, count: int, scale: int) -> LatenessFigures:
+        return LatenessFigures(name, count, 0, 3 * scale, 14 * scale, 90 * scale, 700 * scale)
 
     return analysis(
         store="/var/lib/duemq",
@@ -268,7 +268,7 @@ def offenders() -> Analysis:
     return made
 
 
-def history(count: int = 30, made_ms: int = MONDAY + 7 * DAY + 2 * HOUR) -> list[Run]:
+def history(count: int = 30, made_ms: int = MONDAY + 7 * DAY + 2 * HOUR) -> list[RunFigures]:
     """Nightly runs, the last one at a given time."""
     chance = random.Random(count)
     groups = [("billing", "orders"), ("search", "orders"), ("mailer", "reminders")]
@@ -281,7 +281,7 @@ def history(count: int = 30, made_ms: int = MONDAY + 7 * DAY + 2 * HOUR) -> list
             if not (k == 2 and i < 9)
         ]
         runs.append(
-            Run(
+            RunFigures(
                 made_ms=made_ms - (count - 1 - i) * DAY,
                 store="/var/lib/duemq",
                 bytes=(16 << 30) + i * (200 << 20),
@@ -312,7 +312,7 @@ def hostile() -> Analysis:
     made.keys = [Key(name, name, huge) for name in names]
     made.retries = [Retry(name, name, 16, huge, True) for name in names]
     made.consumers = [Consumer(name, name, 7, huge, huge, huge, huge) for name in names]
-    made.late_by_topic = [Late(name, huge, huge, -huge, 0, huge // 2, huge) for name in names]
+    made.late_by_topic = [LatenessFigures(name, huge, huge, -huge, 0, huge // 2, huge) for name in names]
     made.ahead = [Ahead(MONDAY + i * HOUR, name, 10**i) for i, name in enumerate(names)]
     made.ahead += [Ahead(huge, "after all calendars", 1), Ahead(-5, "before", 1)]
     made.busiest = [BusySecond(huge, huge), BusySecond(MONDAY, 3)]
@@ -361,13 +361,13 @@ def cluster(count: int = 14) -> Analysis:
     them."""
     made = week()
     names = [f"/data/broker-{number:02}/store" for number in range(count)]
-    gone = Missing("/data/broker-zz/store", f"has no commitlog/: it is no store of duemq or RocketMQ ({HOSTILE})")
+    gone = Missing("/data/broker-zz/store", f"has no commitlog/, so it is not a duemq or RocketMQ store ({HOSTILE})")
     made.store = made.audit.store = "/data/*/store"
     made.audit.cluster = Cluster([*names, gone.store], [gone])
     made.audit.begin, made.audit.end = 0, 21_987_654_321
     made.audit.written_by = "4.9.7, duemq"
     made.audit.unreachable = 3
-    made.audit.starts = [Start("4.9.7", True, 97, 3, 0, ["consumequeue/x lacks units 1 to 3"], names[1])]
+    made.audit.starts = [StartOutcome("4.9.7", True, 97, 3, 0, ["consumequeue/x lacks units 1 to 3"], names[1])]
     for number, one in enumerate(made.audit.offenders):
         one.store = names[0 if number % 2 else -1]
     made.audit.damages = [(at, size, f"{names[2]}: {why}") for at, size, why in made.audit.damages]

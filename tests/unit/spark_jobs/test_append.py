@@ -386,7 +386,7 @@ def test_what_is_no_such_table_is_refused(world: World, tmp_path: Path, form: st
     world.grow(5)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/notes.txt").write_text("mine")
-    with pytest.raises(JobError, match="foreign: has files, and is no"):
+    with pytest.raises(JobError, match="foreign: has files, but is not"):
         world.append(tmp_path / "foreign", form)
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records.record import StoredMessage
 from duemq.spark_jobs.analyse.analyse import SERIES, TOP, Analysed, Material, figures_of, load_of
-from duemq.spark_jobs.analyse.analysis import Analysis, Late
+from duemq.spark_jobs.analyse.analysis import Analysis, LatenessFigures
 from duemq.spark_jobs.analyse.cluster import StoreRun, join
 from duemq.spark_jobs.analyse.forecast import Forecast
 from duemq.spark_jobs.analyse.usage import RangeUsage, Usage, UsageObserver
@@ -130,7 +130,7 @@ def check_percentile(told: int, values: Sequence[int], percent: float) -> None:
     assert told <= max(values)
 
 
-def check_late(found: Sequence[Late], events: Iterable[Event], name: Callable[[Event], str]) -> None:
+def check_late(found: Sequence[LatenessFigures], events: Iterable[Event], name: Callable[[Event], str]) -> None:
     groups = defaultdict[str, list[int]](list)
     for one in events:
         groups[name(one)].append(one.late_ms)

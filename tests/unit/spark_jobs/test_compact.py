@@ -610,11 +610,11 @@ def test_a_kill_at_any_step_leaves_the_original_and_a_second_run_succeeds(tmp_pa
     script = f"""
 import os, signal, sys
 from duemq.spark_jobs.compact import compact as compacting
-from duemq.spark_jobs.writers import place
+from duemq.spark_jobs.writers import new_directory
 step = {step!r}
 def dies(*_): os.kill(os.getpid(), signal.SIGKILL)
 if step == "finish":
-    place.os.rename = dies
+    new_directory.os.rename = dies
 else:
     original = getattr(compacting._Compaction, step)
     setattr(compacting._Compaction, step, lambda self, *args: (original(self, *args), dies()))
@@ -634,9 +634,9 @@ compacting.compact(sys.argv[1], sys.argv[2], workers=1)
 
 
 def test_two_runs_to_one_place_do_not_meet(tmp_path: Path) -> None:
-    from duemq.spark_jobs.writers.place import Place
+    from duemq.spark_jobs.writers.new_directory import NewDirectory
 
-    first, second = Place(str(tmp_path / "new")), Place(str(tmp_path / "new"))
+    first, second = NewDirectory(str(tmp_path / "new")), NewDirectory(str(tmp_path / "new"))
     first.begin()
     with pytest.raises(JobError, match="another run"):
         second.begin()

@@ -17,7 +17,7 @@ from duemq.spark_jobs.analyse import nights
 from duemq.spark_jobs.analyse.analysis import Analysis
 from duemq.spark_jobs.analyse.comparison import Comparison
 from duemq.spark_jobs.analyse.history import Night, read_history, run_of
-from duemq.spark_jobs.analyse.nights import Place
+from duemq.spark_jobs.analyse.nights import RunOutput
 from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import formats, render_index
@@ -40,7 +40,7 @@ def night(day: int, lost: int = 0, store: str = STORE) -> Analysis:
 
 def run(folder: Path, analysis: Analysis, keep: int | None = None) -> tuple[Comparison | None, list[str]]:
     """Run as the command does; the output of Spark is written by hand."""
-    with Place(analysis.store, folder=str(folder)) as place:
+    with RunOutput(analysis.store, folder=str(folder)) as place:
         write_audit(analysis.audit, Path(place.out))
         report, comparison, left = place.finish(analysis, keep=keep)
     assert Path(report).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
@@ -226,7 +226,7 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
 
     def fail() -> None:
-        with Place(STORE, folder=str(tmp_path)) as place:
+        with RunOutput(STORE, folder=str(tmp_path)) as place:
             write_audit(given_by.summary(), Path(place.out))
             raise JobError("the store went away")
 
@@ -250,7 +250,7 @@ def test_what_a_killed_run_left_goes_and_a_run_at_work_stays(tmp_path: Path) -> 
 
 
 def test_runs_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
-    with Place(STORE, folder=str(tmp_path)) as one, Place(STORE, folder=str(tmp_path)) as other:
+    with RunOutput(STORE, folder=str(tmp_path)) as one, RunOutput(STORE, folder=str(tmp_path)) as other:
         for place in (one, other):
             write_audit(night(0).audit, Path(place.out))
             place.finish(night(0))
@@ -260,13 +260,13 @@ def test_runs_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None
 def test_a_page_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<h1>My site</h1>")
     with pytest.raises(JobError, match=r"has an index\.html that is not of nights"):
-        Place(STORE, folder=str(tmp_path))
+        RunOutput(STORE, folder=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
 
 def test_runs_into_one_directory_are_compared_too(tmp_path: Path) -> None:
     for day, lost in ((0, 1), (1, 3)):
-        with Place(STORE, out=str(tmp_path)) as place:
+        with RunOutput(STORE, out=str(tmp_path)) as place:
             write_audit(night(day, lost).audit, tmp_path)
             report, comparison, _ = place.finish(night(day, lost))
         assert report == str(tmp_path / "report.html")
@@ -282,13 +282,13 @@ def test_runs_into_one_directory_are_compared_too(tmp_path: Path) -> None:
 
 def test_a_run_is_compared_with_the_one_that_is_named(tmp_path: Path) -> None:
     write_audit(night(0, 2, store="/mnt/copy").audit, tmp_path / "before")
-    with Place(STORE, out=str(tmp_path / "now"), previous=str(tmp_path / "before")) as place:
+    with RunOutput(STORE, out=str(tmp_path / "now"), previous=str(tmp_path / "before")) as place:
         write_audit(night(1, 3).audit, tmp_path / "now")
         _, comparison, _ = place.finish(night(1, 3))
     assert comparison is not None
     assert comparison.new == {"lost": 1}
     with pytest.raises(JobError, match=r"has no audit\.json"):
-        Place(STORE, out=str(tmp_path / "now"), previous=str(tmp_path))
+        RunOutput(STORE, out=str(tmp_path / "now"), previous=str(tmp_path))
 
 
 def test_the_commands_say_what_does_not_go_together(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from duemq.spark_jobs.analyse.analysis import Ahead, Analysis, BusySecond, HeatCell, LatePoint, Topic, Traffic, figures
 from duemq.spark_jobs.analyse.comparison import Comparison, Worse
 from duemq.spark_jobs.audit.audit import Cluster, Lateness, Missing
-from duemq.spark_jobs.audit.starts import Start
+from duemq.spark_jobs.audit.starts import StartOutcome
 from duemq.spark_jobs.report import formats, plots, render
 from duemq.spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
 from tests.unit.spark_jobs import report_analyses as given_by
@@ -66,7 +66,7 @@ class Parsed(HTMLParser):
         return next(json.loads(text) for attrs, text in self.scripts if attrs.get("id") == "data")
 
 
-AGAIN = Start("duemq", False, 5, 0, 2, [])
+AGAIN = StartOutcome("duemq", False, 5, 0, 2, [])
 
 
 def parse(page: str) -> Parsed:
@@ -430,23 +430,23 @@ def test_destroyed_messages_are_counted_where_there_are_any() -> None:
 def test_what_a_start_would_deliver_again_is_told_with_what_to_do() -> None:
     """Messages that a start would deliver again are reported with the remedy: for the broker that had the store last,
     or for duemq if that is unknown."""
-    theirs = Start("5.3.3", True, 5, 0, 2, [])
+    theirs = StartOutcome("5.3.3", True, 5, 0, 2, [])
     for starts, broker in (([AGAIN], "duemq"), ([AGAIN, theirs], "5.3.3"), ([theirs, AGAIN], "5.3.3")):
         summary = given_by.summary(records=9, scheduled=7, delivered=2, pending=5, starts=starts)
         verdict = verdict_of(summary)
         assert verdict.headline.endswith(f"will come again when {broker} starts.")
         assert any(f"A start of {broker} on these files delivers 2 messages" in note for note in verdict.notes)
         assert [step.command for step in verdict.steps] == ["duemq store repair /var/lib/duemq --dry-run"]
-    other = Start("4.9.7", False, 5, 0, 2, [])
+    other = StartOutcome("4.9.7", False, 5, 0, 2, [])
     assert verdict_of(given_by.summary(scheduled=7, delivered=2, starts=[other])).mood == GOOD
-    missing = Start("5.3.3", True, 1, 4, 2, ["config/delayOffset.json is missing"])
+    missing = StartOutcome("5.3.3", True, 1, 4, 2, ["config/delayOffset.json is missing"])
     steps = verdict_of(given_by.summary(scheduled=7, delivered=2, unreachable=4, starts=[missing])).steps
     assert len(steps) == 1, "one repair is enough"
 
 
 def test_what_is_in_the_way_of_messages_that_wait_is_told_with_what_to_do() -> None:
     reasons = ["consumequeue/SCHEDULE_TOPIC_XXXX/3 lacks units 100 to 999", "timerlog/ is missing"]
-    found = [Start("4.9.7", False, 0, 1000, 0, ["another"]), Start("5.3.3", True, 100, 900, 0, reasons)]
+    found = [StartOutcome("4.9.7", False, 0, 1000, 0, ["another"]), StartOutcome("5.3.3", True, 100, 900, 0, reasons)]
     verdict = verdict_of(given_by.summary(scheduled=1000, pending=1000, unreachable=900, starts=found))
     (note,) = [note for note in verdict.notes if "5.3.3" in note]
     for words in ("finds 100 of", *reasons):

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+import duemq
 from duemq.spark_jobs import session
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.session import DRIVER_MEMORY, make_session
 
-ROOT = str(Path(session.__file__).parent.parent)
+ROOT = str(Path(duemq.__file__).parents[1])
 
 
 class Builder:

@@ -12,12 +12,12 @@ import pytest
 
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import read_saved
-from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.scheduler.pending import Pending, Selection, WaitingMessage
 from duemq.scheduler.timers.files import formats
 from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
 from duemq.spark_jobs.audit.figures import CASE, Figures
-from duemq.spark_jobs.audit.starts import NEW, OLD, OURS, Start, starts
+from duemq.spark_jobs.audit.starts import NEW, OLD, OURS, StartOutcome, starts
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
@@ -40,7 +40,7 @@ def _files_are_let_go_of() -> Iterator[None]:
     Broker.let_go_of_all()
 
 
-def starts_of(root: Path) -> dict[str, Start]:
+def starts_of(root: Path) -> dict[str, StartOutcome]:
     """The starts of a store, by broker."""
     store = StoreFiles.open(root)
     progress = read_progress(store, TABLE.text)
@@ -80,7 +80,7 @@ def found_by_us(root: Path, broker: Broker) -> int:
         after.owned.checkpoint()
     after.timers.gather(broker.clock.now_ms())
     pending = Pending(after.store, after.timers, after.levels)
-    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return sum(each.message.body != b"soon" for each in found)  # the others were delivered
 
 
@@ -109,8 +109,8 @@ def apache(broker: Broker) -> Path:
 def test_all_is_found_of_a_store_that_was_stopped(broker: Broker) -> None:
     broker.close()
     found = starts_of(broker.root)
-    assert found[OURS] == Start(OURS, True, 100, 0, 0, [])
-    assert found[NEW] == Start(NEW, False, 100, 0, 0, [])
+    assert found[OURS] == StartOutcome(OURS, True, 100, 0, 0, [])
+    assert found[NEW] == StartOutcome(NEW, False, 100, 0, 0, [])
     assert found[OLD].misses == 60
     assert found[OLD].reasons == ["4.9.7 has no timers: 60 messages wait in the timer wheel"]
 
@@ -127,15 +127,15 @@ def test_one_of_ours_finds_all_of_its_own(broker: Broker) -> None:
     broker.close()
     for name in (f"consumequeue/{SCHEDULE_TOPIC}", "timerlog", "timerwheel", "config/delayOffset.json"):
         remove(broker.root / name)
-    assert starts_of(broker.root)[OURS] == Start(OURS, True, 100, 0, 0, [])
+    assert starts_of(broker.root)[OURS] == StartOutcome(OURS, True, 100, 0, 0, [])
     assert found_by_us(broker.root, broker) == 100
 
 
 def test_nothing_is_missed_of_apaches(broker: Broker) -> None:
     root = apache(broker)
     found = starts_of(root)
-    assert found[NEW] == Start(NEW, True, 100, 0, 0, [])
-    assert found[OURS] == Start(OURS, False, 100, 0, 0, [])
+    assert found[NEW] == StartOutcome(NEW, True, 100, 0, 0, [])
+    assert found[OURS] == StartOutcome(OURS, False, 100, 0, 0, [])
 
 
 def zeroed(path: Path, start: int = 0, end: int | None = None) -> None:
@@ -154,7 +154,7 @@ def test_a_queue_of_a_level_that_lacks_units(broker: Broker, first: int, last: i
     found = starts_of(root)
     lacks = "unit 39" if first == 39 else f"units {first} to 39"
     why = f"{LEVEL} lacks {lacks}, of messages that wait in level 4"
-    assert found[NEW] == Start(NEW, True, 60 + first, 40 - first, 0, [why])
+    assert found[NEW] == StartOutcome(NEW, True, 60 + first, 40 - first, 0, [why])
     assert found[OLD].reasons[0] == why
     assert found[OURS].finds == found_by_us(root, broker)
 
@@ -268,7 +268,7 @@ def test_levels_whose_progress_is_lost_come_again(broker: Broker) -> None:
     remove(root / "config/delayOffset.json")
     found = starts_of(root)
     why = "config/delayOffset.json is missing: 5.3.3 starts level 1 at 0 and delivers 40 again"
-    assert found[NEW] == Start(NEW, True, 100, 0, 40, [why])
+    assert found[NEW] == StartOutcome(NEW, True, 100, 0, 40, [why])
 
 
 def test_what_lies_behind_a_damage_in_the_last_files_goes(broker: Broker) -> None:

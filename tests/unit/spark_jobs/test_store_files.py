@@ -55,10 +55,10 @@ def test_what_is_no_store_is_told_in_one_line(tmp_path: Path) -> None:
     assert told(tmp_path / "empty") == "is empty: no broker wrote here"
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("hello")
-    assert told(tmp_path / "foreign") == "has no commitlog/: it is no store of duemq or RocketMQ"
+    assert told(tmp_path / "foreign") == "has no commitlog/, so it is not a duemq or RocketMQ store"
     (tmp_path / "bare" / "commitlog").mkdir(parents=True)
     (tmp_path / "bare" / "commitlog" / f"{0:020d}").write_bytes(b"PK\3\4" * 1000)
-    assert "this is no commitlog of RocketMQ's" in told(tmp_path / "bare")
+    assert "this is not a RocketMQ commitlog" in told(tmp_path / "bare")
 
 
 def test_a_level_too_high_or_too_low_is_told(tmp_path: Path) -> None:
@@ -323,9 +323,7 @@ def test_a_table_that_is_broken_has_a_backup(tmp_path: Path, text: bytes | None)
     if text is None or not text.strip():
         assert StoreFiles.open(tmp_path).json("config/consumerOffset.json") is None
     else:
-        with pytest.raises(
-            CannotRead, match=r"config/consumerOffset\.json: .*; put back one that is whole, or move it"
-        ):
+        with pytest.raises(CannotRead, match=r"config/consumerOffset\.json: .*; restore an intact copy, or move it"):
             StoreFiles.open(tmp_path).json("config/consumerOffset.json")
 
 

@@ -68,19 +68,19 @@ def loop(path: Path) -> str:
 def pipe(path: Path) -> str:
     remove(path)
     os.mkfifo(path)
-    return "is no regular file"
+    return "is not a regular file"
 
 
 def no_json(path: Path) -> str:
     remove(path)
     path.write_text('{"broken')
-    return "put back one that is whole, or move it away"
+    return "restore an intact copy, or move it away"
 
 
 def no_table(path: Path) -> str:
     remove(path)
     path.write_text('{"offsetTable": [1], "topicConfigTable": 5}')
-    return "is no table; put back one that is whole, or move it away"
+    return "is not a table; restore an intact copy, or move it away"
 
 
 HARMS: list[tuple[str, Callable[[Path], str]]] = [

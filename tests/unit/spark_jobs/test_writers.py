@@ -8,6 +8,7 @@ import os
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.store_files import QueueFile
 from duemq.spark_jobs.writers import commitlog, index, layout, queues
 from duemq.spark_jobs.writers.hashes import key_hashes
-from duemq.spark_jobs.writers.place import Place
+from duemq.spark_jobs.writers.new_directory import NewDirectory
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
 from duemq.spark_jobs.writers.tasks import Processes
 from duemq.storage.log.copies import UNITS
@@ -288,7 +289,11 @@ def test_units_of_queues(
         QueueFile(topic, 1, first, f"consumequeue/{topic}/1/{first * 20:020}", UNITS_A_FILE * 20)
         for first in range(0, len(stays), UNITS_A_FILE)
     ]
-    store = SimpleNamespace(units=lambda file: units[file.first_unit : file.first_unit + UNITS_A_FILE])
+
+    def of_file(file: QueueFile) -> Any:
+        return units[file.first_unit : file.first_unit + UNITS_A_FILE]
+
+    store = SimpleNamespace(units=of_file, units_to_copy=of_file)
     out = directory / "new"
     written = queues.write(
         queues.QueueTask(store, [files], str(directory), str(out), BEGIN, SEGMENT)  # type: ignore[arg-type]
@@ -438,7 +443,7 @@ def test_superseded_messages(
 
 
 def test_a_place_is_whole_or_not_there(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "a/new"))
+    place = NewDirectory(str(tmp_path / "a/new"))
     place.begin()
     (tmp_path / "a/new.partial/.scratch/x").write_text("x")
     with open(place.join("sub", "file"), "w") as file:
@@ -455,7 +460,7 @@ def test_a_place_is_whole_or_not_there(tmp_path: Path) -> None:
 def test_what_an_interrupted_run_left_goes(tmp_path: Path) -> None:
     (tmp_path / "new.partial/commitlog").mkdir(parents=True)
     (tmp_path / "new.partial/commitlog/old").write_text("x")
-    place = Place(str(tmp_path / "new"))
+    place = NewDirectory(str(tmp_path / "new"))
     place.begin()
     assert os.listdir(tmp_path / "new.partial") == [".scratch"]
     place.give_up()

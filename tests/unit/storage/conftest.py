@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from duemq.protocol.records.record import Summary
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.files import Files, OsFiles
 from duemq.storage.store import MessageStore, StoreConfig
@@ -23,6 +24,8 @@ def make_store(
     queue_size: int = 400,
     host: str = "127.0.0.1",
     with_checksums: bool = False,
+    is_extended: bool = False,
+    extension_size: int = 1024,
 ) -> MessageStore:
     config = StoreConfig(
         str(root),
@@ -30,6 +33,8 @@ def make_store(
         queue_segment_size=queue_size,
         max_message_size=16384,
         with_checksums=with_checksums,
+        is_extended=is_extended,
+        extension_segment_size=extension_size,
     )
     return MessageStore(config, files or OsFiles(), (host, 10911), LEVELS.deliver_time)
 
@@ -39,7 +44,7 @@ def append(
 ) -> list[int]:
     """Append messages in one batch; return their physical offsets."""
     offsets = []
-    code = store.tags_code(topic, properties.decode(), store.appender.begin(now_ms))
+    code = store.tags_code(topic, Summary(store.appender.begin(now_ms), 0, properties.decode()))
     for body in bodies:
         store.appender.add(store.ensure_queue(topic, queue_id), body, properties, code, 1, HOST)
         offsets.append(store.appender.last_physical_offset)

@@ -14,7 +14,7 @@ from duemq.protocol.records import record
 from duemq.protocol.records.message_id import pack_host
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6
 from duemq.storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
-from duemq.storage.log.copies import Records
+from duemq.storage.log.copies import PackedRecords
 from duemq.storage.log.scan import Scanner
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.store import OwnedStore
@@ -252,7 +252,7 @@ def test_where_memory_runs_out_nothing_of_the_batch_is_written(where: str, monke
         if where == "tail":
             tail, queue.tail = queue.tail, Short(queue.tail)
         elif where == "copies":
-            patch.setattr(Records, "copied", short_of_memory)
+            patch.setattr(PackedRecords, "copied", short_of_memory)
         elif where == "write":
             patch.setattr(store.log, "write", short_of_memory)
         elif where == "segment":
@@ -262,7 +262,7 @@ def test_where_memory_runs_out_nothing_of_the_batch_is_written(where: str, monke
             patch.setattr(type(store.log), "allocated_end", 0)
         with suppress(MemoryError):
             if where == "copies":
-                records = Records(store.log.read_raw(0, first[1]), np.array([0]), np.array([first[1]]))
+                records = PackedRecords(store.log.read_raw(0, first[1]), np.array([0]), np.array([first[1]]))
                 appender.add_copies(records, [queue], np.zeros(1, np.int64), np.zeros(1, np.int64))
             else:
                 appender.add(queue, bytes(size), b"", 0, 1, HOST)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duemq.protocol.records import record
-from duemq.storage.log.copies import ORIGIN_ZERO, Records, origin_of
+from duemq.storage.log.copies import ORIGIN_ZERO, PackedRecords, origin_of
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, NOW_MS, make_store
@@ -78,7 +78,7 @@ def copy_as_block(
 ) -> None:
     data = b"".join(store.log.read(*place) or b"" for place in places)
     physical, sizes = (np.array(column, np.int64) for column in zip(*places, strict=True))
-    records = Records(data, physical, sizes)
+    records = PackedRecords(data, physical, sizes)
     assert records.is_usual.all()
     records, messages = records.part(np.array(order)), [messages[at] for at in order]
     assert records.properties() == [text for _, text, _ in messages]
@@ -116,14 +116,14 @@ def test_what_is_damaged_is_not_usual(at: int) -> None:
     """A record with a damaged size, magic, physical offset, body size, topic length or properties length is not
     usual."""
     data = bytearray(USUAL)
-    assert Records(bytes(data), np.array([64]), np.array([len(data)])).is_usual.all()
+    assert PackedRecords(bytes(data), np.array([64]), np.array([len(data)])).is_usual.all()
     data[at] ^= 0x81
-    assert not Records(bytes(data), np.array([64]), np.array([len(data)])).is_usual.any()
+    assert not PackedRecords(bytes(data), np.array([64]), np.array([len(data)])).is_usual.any()
 
 
 def test_ipv6_hosts_are_not_usual() -> None:
     data = record.encode(msgspec.structs.replace(MESSAGE, born_host=bytes(20)))
-    assert not Records(data, np.array([64]), np.array([len(data)])).is_usual.any()
+    assert not PackedRecords(data, np.array([64]), np.array([len(data)])).is_usual.any()
 
 
 MESSAGE = record.StoredMessage(

@@ -907,7 +907,8 @@ def test_units_that_wait_for_old_files_to_go_are_bounded_too(monkeypatch: pytest
 
 
 class Keeper:
-    """A `Part` of the owner of durability that needs the commitlog from a position on, and keeps some messages."""
+    """A `CheckpointPart` of the owner of durability that needs the commitlog from a position on, and keeps some
+    messages."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store

@@ -94,3 +94,19 @@ def test_a_mark_that_the_disk_does_not_take_waits_on() -> None:
     marks.plan(COUNT * UNIT)()
     assert not marks
     assert segments.read(position(3), 4) + segments.read(position(4), 4) == b"markmore"
+
+
+def test_a_mark_that_is_set_again_while_a_job_writes_the_first_one() -> None:
+    segments = filled()
+    marks = Marks(segments)
+    marks.set(position(3), b"mark")
+    marks.begin()
+    job = marks.plan(COUNT * UNIT)
+    marks.set(position(3), b"next")
+    job()
+    assert marks
+    assert marks.over(position(3), segments.read(position(3), 4)) == b"next"
+    marks.begin()
+    marks.plan(COUNT * UNIT)()
+    assert not marks
+    assert segments.read(position(3), 4) == b"next"

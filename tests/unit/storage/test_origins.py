@@ -12,8 +12,10 @@ from duemq.storage.log.scan import ScannedRecord
 COMMIT = 2 << 2
 
 
-def record(topic: bytes, promise: int, at: int = 1000, flag: int = 0, properties: bytes = b"") -> ScannedRecord:
-    return ScannedRecord(at, 100, 0, 0, flag, 5, topic, properties, promise, 0, 0)
+def record(
+    topic: bytes, promise: int, at: int = 1000, flag: int = 0, properties: bytes = b"", stored: int = 5
+) -> ScannedRecord:
+    return ScannedRecord(at, 100, 0, 0, flag, stored, topic, properties, promise, 0, 0)
 
 
 @given(
@@ -46,3 +48,11 @@ def test_who_names_one() -> None:
         origins.look(each)
     assert list(origins.delivered) == [400, 0]
     assert list(origins.withdrawn) == [800, 900]
+
+
+def test_the_latest_time_is_not_that_of_the_last_record_where_the_clock_was_set_back() -> None:
+    origins = Origins()
+    for stored in (1000, 3000, 2000):
+        origins.look(record(b"orders", 400, stored=stored))
+    origins.look(record(b"orders", 0, stored=9000))  # no delivery
+    assert origins.newest_ms == 3000

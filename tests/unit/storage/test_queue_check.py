@@ -699,3 +699,14 @@ def test_a_commitlog_outside_the_root_is_durable_with_all_its_directories() -> N
     image = files.after_crash(len(files.operations), random.Random(0), "nothing")
     again = MessageStore(config, image, ("127.0.0.1", 10911), LEVELS.deliver_time)
     assert again.open().records == 20
+
+
+def test_a_queues_file_that_is_empty_is_made_again() -> None:
+    world = World()
+    world.send("a", 0, 45)
+    world.checkpoint()
+    names = sorted(name for name in world.files.names if name.startswith("/s/consumequeue/a/0/"))
+    assert len(names) == 3
+    del world.files.names[names[1]].data[:]
+    assert [line["reason"] for line in world.reopen()] == [f"{names[1]} has 0 bytes instead of 400"]
+    world.look()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records.properties import tags_code_of
 from duemq.storage.queues.consume_queue import UNIT, ConsumeQueue
-from duemq.storage.queues.pull import EXT_ADDRESS_MAX, PullStatus, find
+from duemq.storage.queues.extension import EXT_ADDRESS_MAX
+from duemq.storage.queues.pull import PullStatus, find
 from duemq.storage.queues.tag_blocks import BLOCK, TagBlocks, hashes
 from tests.crash.simulated_files import SimulatedFiles
 

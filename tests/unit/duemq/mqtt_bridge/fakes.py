@@ -85,6 +85,8 @@ class FakeProducer:
     may_choose: asyncio.Event = field(default_factory=asyncio.Event)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     on_send: Callable[[], None] = lambda: None
+    status: SendStatus = SendStatus.SEND_OK
+    """Of the sends."""
     ids: int = 0
 
     def __post_init__(self) -> None:
@@ -144,7 +146,7 @@ class FakeProducer:
             raise error
         queue = MessageQueue(stored[0]["topic"], "broker-a", QUEUE)
         begin = len(self.messages) - len(stored)
-        return [SendResult(SendStatus.SEND_OK, "id", "offset id", queue, begin + at) for at in range(len(stored))]
+        return [SendResult(self.status, "id", "offset id", queue, begin + at) for at in range(len(stored))]
 
     @property
     def bodies(self) -> list[bytes]:
@@ -157,14 +159,24 @@ class FakeRecaller:
     def __init__(self, producer: FakeProducer) -> None:
         self._producer = producer
         self.cancelled: list[str] = []
+        self.durable: list[bool | DueMQError] = []
+        """The next answers to the question whether messages are durable; then they are."""
 
     async def cancel_key(self, topic: str, key: str) -> int:
+        self._producer.calls.append("cancel")
         self.cancelled.append(key)
         return 1
 
     async def waits(self, topic: str, message_id: str) -> bool:
         self._producer.calls.append("waits")
         return message_id in self._producer.waiting
+
+    async def is_durable(self, queue: MessageQueue) -> bool:
+        self._producer.calls.append("is_durable")
+        answer = self.durable.pop(0) if self.durable else True
+        if isinstance(answer, DueMQError):
+            raise answer
+        return answer
 
 
 CONNACK = "2003000000"
@@ -179,8 +191,9 @@ class Peer:
     def __init__(self, connack: str, ends: int | None = None) -> None:
         self._connack = bytes.fromhex(connack)
         self._ends = ends
-        self.suback = 1
-        """The QoS that it grants, or a code from 0x80 on to refuse."""
+        self.suback: int | None = None
+        """The QoS that it grants (None: the one that is asked for), or a code from 0x80 on to refuse."""
+        self.answers_subscribe = True
         self.received: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.writer: asyncio.StreamWriter | None = None
@@ -196,10 +209,10 @@ class Peer:
                     writer.transport.abort()
                 elif first & 0xF0 == 0x10:
                     writer.write(self._connack)
-                elif first & 0xF0 == 0x80:
+                elif first & 0xF0 == 0x80 and self.answers_subscribe:
                     is_v5 = self.received[0][1][6] == 5
                     answer = b"\x90\x04" + body[:2] + b"\0" if is_v5 else b"\x90\x03" + body[:2]
-                    writer.write(answer + bytes((self.suback,)))
+                    writer.write(answer + bytes((body[-1] & 3 if self.suback is None else self.suback,)))
             self.changed.set()
         writer.close()
 

@@ -20,7 +20,7 @@ from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.rules.file import parse
 from duemq.mqtt_bridge.rules.model import Rules, RulesError
 from duemq.mqtt_bridge.session import packets
-from duemq.mqtt_bridge.session.journal import Place, Published, State, open_journal
+from duemq.mqtt_bridge.session.journal import MessagePosition, Published, State, open_journal
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
@@ -227,7 +227,7 @@ async def test_a_refused_subscription_is_told_and_tried_again(
             tries = len(await mqtt_broker.until(0x80))
             await mqtt_broker.until(0x80, tries + 3)
             assert caplog.text.count("the subscription to 'in/#': the MQTT broker refuses it") == 1
-            mqtt_broker.suback = 1
+            mqtt_broker.suback = None
             async with asyncio.timeout(10):
                 await running.made.is_ready.wait()
             assert "the subscription to 'in/#': going on" in caplog.text
@@ -235,6 +235,29 @@ async def test_a_refused_subscription_is_told_and_tried_again(
             async with asyncio.timeout(10):
                 while states([body for first, body in mqtt_broker.received if first & 0xF0 == packets.PUBLISH]) == []:
                     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("mqtt", "connack"), [("", CONNACK), ('protocol = "3.1.1"', CONNACK_311)])
+async def test_a_lower_qos_than_the_rules_is_told(
+    broker: FakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, mqtt: str, connack: str
+) -> None:
+    told = b'{"state":"online","lowered_filters":{"in/#":1}}'
+    async with peer(connack) as mqtt_broker:
+        mqtt_broker.suback = 1
+        async with bridge_with(mqtt_broker, broker, tmp_path, mqtt, IN) as running:
+            async with asyncio.timeout(10):
+                await running.made.is_ready.wait()
+                while not any(told in body for _, body in mqtt_broker.received):
+                    await asyncio.sleep(0)
+            assert "'in/#': the MQTT broker grants QoS 1, and the rule asks for 2" in caplog.text
+            # The next connection has all of it.
+            mqtt_broker.suback, before = None, len(mqtt_broker.received)
+            assert mqtt_broker.writer is not None
+            mqtt_broker.writer.close()
+            async with asyncio.timeout(10):
+                while states([body for _, body in mqtt_broker.received[before:]])[-1:] != [b"online"]:
+                    await asyncio.sleep(0)
+    assert caplog.text.count("grants QoS") == 1
 
 
 async def test_an_old_state_is_overwritten_before_rocketmq_has_been_reached(broker: FakeBroker, tmp_path: Path) -> None:
@@ -291,6 +314,33 @@ async def test_it_stops_while_rocketmq_is_away(broker: FakeBroker, tmp_path: Pat
         async with asyncio.timeout(10):
             await running.task
         await mqtt_broker.until(0xE0)
+
+
+@pytest.mark.parametrize("share", ["", 'share = "sh"'])
+async def test_it_stops_when_what_is_on_its_way_has_arrived_also_before_it_is_online(
+    broker: FakeBroker, tmp_path: Path, share: str
+) -> None:
+    """Otherwise another bridge that gets the queue would publish it as well."""
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"x")
+    async with peer() as mqtt_broker:
+        mqtt_broker.answers_subscribe = False
+        text = f'{RULES}[[to_rocketmq]]\nfilter = "in"\ntopic = "In"\n'
+        async with bridge_with(mqtt_broker, broker, tmp_path, share, text) as running:
+            await mqtt_broker.until(0x80)
+            [published] = await mqtt_broker.until_carried(1)
+            running.made.stop()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not running.task.done()
+            locked = {owner for (_, topic, _), owner in broker.locks.items() if topic == "demo"}
+            assert locked == ({"mqtt-bridge@b"} if share else set())
+            found = packets.decode_publish(packets.PUBLISH | 2, published, is_v5=True)
+            mqtt_broker.send(packets.encode_ack(packets.PUBACK, found.packet_id))
+            async with asyncio.timeout(10):
+                await running.task
+        group = "mqtt-bridge-sh-demo" if share else "mqtt-bridge-b-demo"
+        assert (broker.offsets[group, "demo", 0], broker.locks) == (1, {})
 
 
 async def test_rules_that_rocketmqs_clients_refuse_end_it(
@@ -386,7 +436,9 @@ async def test_messages_of_rules_that_are_gone_are_released(
 ) -> None:
     text = f'{RULES}qos = 2\n[[to_mqtt]]\ntopic = "low"\nmqtt_topic = "low"\nqos = 1\n'
     journal = await open_journal(tmp_path / "b.state")
-    journal.set_published([(Place(group, MessageQueue(topic, "broker-a", 0), 5), Published(71, State.PUBLISHED))])
+    journal.set_published(
+        [(MessagePosition(group, MessageQueue(topic, "broker-a", 0), 5, 1), Published(71, State.PUBLISHED))]
+    )
     await journal.close()
     async with peer(CONNACK_PRESENT) as mqtt_broker, bridge_with(mqtt_broker, broker, tmp_path, "", text):
         await mqtt_broker.until(packets.PUBLISH, TOLD)
@@ -395,6 +447,20 @@ async def test_messages_of_rules_that_are_gone_are_released(
 
 
 DELAYED = '[delayed]\ntopic = "{}"\ngroup = "{}"\n'
+
+
+async def check_while_running(bridge: Bridge, rules: Rules, why: str | None) -> None:
+    """Run a bridge, and see that it refuses new rules for a reason, or takes them if that is None."""
+    task = asyncio.create_task(bridge.run())
+    async with asyncio.timeout(10):
+        await bridge.is_ready.wait()
+    if why is None:
+        await bridge.check_change(rules)
+    else:
+        with pytest.raises(RulesError, match=f"bridge.toml:{why}"):
+            await bridge.check_change(rules)
+    bridge.stop()
+    await task
 
 
 async def delayed_bridge(broker: FakeBroker, directory: Path, mqtt_broker: Peer, text: str) -> tuple[Bridge, Rules]:
@@ -425,16 +491,29 @@ async def test_new_rules_leave_no_delayed_message_behind(
     broker.on(RequestCode.LIST_PENDING, page("1") if waiting else page())
     async with peer() as mqtt_broker:
         bridge, rules = await delayed_bridge(broker, tmp_path, mqtt_broker, text)
-        task = asyncio.create_task(bridge.run())
-        async with asyncio.timeout(10):
-            await bridge.is_ready.wait()
-        if why is None:
-            await bridge.check_change(rules)
-        else:
-            with pytest.raises(RulesError, match=f"bridge.toml:{why}"):
-                await bridge.check_change(rules)
-        bridge.stop()
-        await task
+        await check_while_running(bridge, rules, why)
+
+
+@pytest.mark.parametrize(
+    ("nameserver", "waiting", "why"),
+    [
+        ("192.0.2.1:9876", True, r"1: messages wait in T, and .* nameserver = \"{old}\"; .*{old};192.0.2.1:9876"),
+        ("192.0.2.1:9876", False, None),
+        ("192.0.2.1:9876;{old}", True, None),
+    ],
+)
+async def test_new_rules_leave_none_at_other_brokers(
+    broker: FakeBroker, tmp_path: Path, nameserver: str, waiting: bool, why: str | None
+) -> None:
+    broker.on(RequestCode.LIST_PENDING, page("1") if waiting else page())
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    text = DELAYED.format("T", "G")
+    async with peer() as mqtt_broker:
+        bridge, _ = await delayed_bridge(broker, tmp_path, mqtt_broker, text)
+        head = f'nameserver = "{nameserver.format(old=broker.address)}"\n[mqtt]\nclient_id = "b"\n'
+        rules = parse(head + text, tmp_path / "bridge.toml", {})
+        await check_while_running(bridge, rules, why.format(old=broker.address) if why is not None else None)
 
 
 async def test_new_rules_are_not_used_either_while_nobody_knows(broker: FakeBroker, tmp_path: Path) -> None:

@@ -106,13 +106,6 @@ def test_wrong_rules_are_one_line_with_the_place(config: Path, arguments: list[s
     assert len(result.output.splitlines()) == 1
 
 
-def test_without_aiomqtt_it_says_what_to_install(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "aiomqtt", None)
-    result = run("--config", str(config))
-    assert result.exit_code == 1
-    assert "pip install 'duemq[mqtt]'" in result.output
-
-
 def test_a_changed_file_is_read_again_and_a_wrong_one_told_once(config: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch, reload = _Watch(config, read(config)), asyncio.Event()
     assert watch.changed(reload) is None

@@ -16,7 +16,7 @@ Properties = tuple[tuple[str, str], ...]
 
 
 def read(topic: str, *properties: tuple[str, str], longest_ms: int = 3_650 * DAY_MS) -> Delay | None:
-    return read_delay(topic, properties, PREFIXES, NOW_MS, longest_ms)
+    return read_delay(topic, properties, PREFIXES, NOW_MS, longest_ms, "duemq/bridge/b")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def read(topic: str, *properties: tuple[str, str], longest_ms: int = 3_650 * DAY
         ("delayed/10;key=front%2Fdoor;replace/a", Delay("a", delay_ms=10_000, key="a#front/door", replace=True)),
         ("delayed/recall;key=door/a", Delay("a", key="a#door", recall=True)),
         ("delayed/10;key=a b/x y", Delay("x y", delay_ms=10_000, key="x%20y#a%20b")),
+        ("delayed/10/duemq/bridge/b2", Delay("duemq/bridge/b2", delay_ms=10_000)),
         ("delay/10/a", None),
         ("x/delayed/10/a", None),
     ],
@@ -107,6 +108,9 @@ def test_user_properties_ask_for_a_delay(topic: str, properties: Properties, del
         ("delayed/5/a", (("delay", "5"),), "give it once"),
         ("delayed/5/a", (("deliver-at", "5"),), "give it once"),
         ("delayed/5;key=k/a", (("key", "k"),), "give it once"),
+        ("delayed/5/duemq/bridge/b", (), "the bridge's own reports"),
+        ("delayed/5/duemq/bridge/b/refused", (), "the bridge's own reports"),
+        ("duemq/bridge/b", (("delay", "5"),), "the bridge's own reports"),
     ],
 )
 def test_a_wrong_delay_is_refused_with_the_reason(topic: str, properties: Properties, why: str) -> None:

@@ -222,6 +222,7 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f'{HEAD}keepalive = "1500ms"', 3, "whole seconds"),
         (f'{HEAD}share = "a/b"', 3, "MQTT does not allow"),
         (f'{HEAD}share = "a"\nprotocol = "3.1.1"', 3, "are of MQTT 5"),
+        (f'[mqtt]\nshare = "a"\nclient_id = "{"ä" * 170}"', 3, "would have 1020 characters: at most 1000"),
         (f'{HEAD}protocol = "3.1"', 3, "protocol: invalid enum value"),
         (f'{HEAD}password = "x"\npassword_file = "y"', 4, "not both"),
         (f'{HEAD}password_file = "\\u0000"', 3, "is no path"),

@@ -14,7 +14,7 @@ from duemq.mqtt_bridge.session.journal import (
     FILE_NAME,
     TURN_MS,
     JournalError,
-    Place,
+    MessagePosition,
     Published,
     State,
     Taken,
@@ -28,8 +28,25 @@ def taken(packet_id: int) -> Taken:
     return Taken(packet_id, f"KEY{packet_id}", b"digest", QUEUE, 7, is_delayed=packet_id % 2 == 1)
 
 
-def place(offset: int, group: str = "g") -> Place:
-    return Place(group, QUEUE, offset)
+def place(offset: int, group: str = "g", fingerprint: int = 1) -> MessagePosition:
+    return MessagePosition(group, QUEUE, offset, fingerprint)
+
+
+VERSION_1 = """
+CREATE TABLE received (packet_id INTEGER PRIMARY KEY, unique_key TEXT NOT NULL, digest BLOB NOT NULL,
+    topic TEXT NOT NULL, broker TEXT NOT NULL, queue_id INTEGER NOT NULL, floor INTEGER NOT NULL,
+    is_delayed INTEGER NOT NULL, is_released INTEGER NOT NULL);
+CREATE TABLE published (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
+    packet_id INTEGER NOT NULL, state INTEGER NOT NULL,
+    PRIMARY KEY (grp, topic, broker, queue_id, queue_offset)) WITHOUT ROWID;
+CREATE TABLE passed (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, low INTEGER NOT NULL, middle INTEGER NOT NULL,
+    high INTEGER NOT NULL, turned_ms INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID;
+CREATE TABLE subscriptions (filter TEXT PRIMARY KEY, qos INTEGER NOT NULL) WITHOUT ROWID;
+"""
+VERSION_2 = f"""{VERSION_1}
+ALTER TABLE received ADD COLUMN is_stored INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE delayed (topic TEXT PRIMARY KEY, grp TEXT NOT NULL) WITHOUT ROWID;
+"""
 
 
 async def test_what_is_saved_is_there_after_a_start(tmp_path: Path) -> None:
@@ -50,6 +67,7 @@ async def test_what_is_saved_is_there_after_a_start(tmp_path: Path) -> None:
     assert set(again.received) == {1, 2}
     assert again.published == {place(5): Published(0, State.DONE), place(6): Published(8, State.RELEASED)}
     assert again.subscriptions == {"a/#": 1}
+    assert (again.in_hand("g"), again.in_hand("h")) == ({QUEUE: 7}, {})
     again.forget_session()
     assert (again.received, again.subscriptions) == ({}, {})
     await again.close()
@@ -71,10 +89,7 @@ async def test_what_is_stored_is_known_after_a_start_if_it_was_noted(tmp_path: P
 
 async def test_a_journal_of_version_1_is_read(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as old:
-        tables = module._TABLES.replace(", is_stored INTEGER NOT NULL DEFAULT 0", "").partition("CREATE TABLE delayed")[
-            0
-        ]
-        old.executescript(f"{tables}PRAGMA user_version = 1;")
+        old.executescript(f"{VERSION_1}PRAGMA user_version = 1;")
         old.execute("INSERT INTO received VALUES (1, 'KEY1', X'00', 'T', 'broker-a', 3, 7, 1, 0)")
         old.commit()
     for is_stored in (False, True):
@@ -84,6 +99,45 @@ async def test_a_journal_of_version_1_is_read(tmp_path: Path) -> None:
         assert journal.delayed == ({"t": "g"} if is_stored else {})
         journal.set_delayed("t", "g")
         await journal.close()
+
+
+@pytest.mark.parametrize(("version", "tables"), [(1, VERSION_1), (2, VERSION_2)])
+async def test_rows_of_a_journal_without_fingerprints_fit_any_message(
+    tmp_path: Path, version: int, tables: str
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as old:
+        old.executescript(f"{tables}PRAGMA user_version = {version};")
+        old.executemany("INSERT INTO published VALUES ('g', 'T', 'broker-a', 3, ?, ?, ?)", [(12, 0, 2), (13, 9, 0)])
+        old.execute("INSERT INTO passed VALUES ('g', 'T', 'broker-a', 3, 10, 10, 12, 0)")
+        old.commit()
+    for _ in range(2):
+        journal = await open_journal(tmp_path)
+        assert [journal.is_passed(place(each), 0) for each in (10, 11, 12)] == [True, True, False]
+        assert journal.find(place(13)) == Published(9, State.PUBLISHED)
+        assert journal.find(place(13, fingerprint=2)) is None, "the row is that of the message now"
+        await journal.close()
+    journal = await open_journal(tmp_path)
+    assert journal.forget_before("g", {QUEUE: 13}, 0) == []
+    assert [journal.is_passed(place(each), 0) for each in (11, 12, 13)] == [True, True, False]
+    await journal.close()
+
+
+async def test_messages_of_another_store_have_not_passed(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path)
+    assert not journal.is_passed(place(10), 0)
+    journal.set_published((place(10 + each), Published(0, State.DONE)) for each in range(4))
+    journal.forget_before("g", {QUEUE: 14}, 0)
+    await journal.close()
+    journal = await open_journal(tmp_path)
+    assert [journal.is_passed(place(each), 0) for each in (10, 13)] == [True, True]
+    others = [place(each, fingerprint=2) for each in range(11, 15)]
+    assert [journal.is_passed(each, 0) for each in others] == [False] * 4
+    journal.set_published((each, Published(0, State.DONE)) for each in others)
+    journal.forget_before("g", {QUEUE: 14}, 0)
+    await journal.close()
+    journal = await open_journal(tmp_path)
+    assert [journal.is_passed(each, 0) for each in others] == [True, True, True, False]
+    await journal.close()
 
 
 async def test_many_changes_are_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +215,12 @@ async def test_what_passed_long_ago_may_be_given_again(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path)
     assert not journal.is_passed(place(0), 0)
     for turn in range(4):
+        journal.set_published((place(100 * turn + each), Published(0, State.DONE)) for each in range(100))
         journal.forget_before("g", {QUEUE: 100 * (turn + 1)}, turn * TURN_MS)
-    assert journal.is_passed(place(250), 0)
+    await journal.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as file:
+        assert file.execute("SELECT count(*) FROM passed_done").fetchone() == (2,)
+    journal = await open_journal(tmp_path)
+    assert [journal.is_passed(place(each), 0) for each in (200, 299, 300, 399, 400)] == [True] * 4 + [False]
     assert not journal.is_passed(place(199), 0)
     await journal.close()

@@ -15,7 +15,7 @@ from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge.outbound import CLOSES_CONNECTION, LOST_CONNECTIONS, Flight, ToMqtt, Window
 from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
 from duemq.mqtt_bridge.session.client import ServerLimits
-from duemq.mqtt_bridge.session.journal import Journal, Place, Published, State, open_journal
+from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, Published, State, fingerprint_of, open_journal
 from duemq.mqtt_bridge.session.packet_ids import NoPacketIdError, PacketIds
 from duemq.mqtt_bridge.session.packets import (
     MAX_PACKET_IDS,
@@ -31,15 +31,17 @@ from duemq.mqtt_bridge.session.packets import (
 )
 from duemq.mqtt_bridge.status import Status
 from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames.command import Command
 from tests.unit.duemq.conftest import INTERVALS
-from tests.unit.duemq.fake import FakeBroker
+from tests.unit.duemq.fake import FakeBroker, Request, success
 from tests.unit.duemq.mqtt_bridge.fakes import FakeSession
+from tests.unit.duemq.test_consumer_control import wait_until
 
 QUEUE = MessageQueue("Out", "broker-a", 0)
 
 
-def place(number: int) -> Place:
-    return Place("g", QUEUE, number)
+def place(number: int) -> MessagePosition:
+    return MessagePosition("g", QUEUE, number, 7)
 
 
 def flight(number: int, qos: int) -> Flight:
@@ -366,9 +368,23 @@ async def test_drain_waits_until_nothing_is_on_its_way(journal: Journal) -> None
     await draining
 
 
+async def test_what_rocketmq_gives_again_while_it_is_on_its_way_is_not_sent_again(journal: Journal) -> None:
+    bench = Bench(journal)
+    await bench.connect(session(most=3))
+    bench.send(1, qos=2)
+    again = flight(1, 2)
+    again.message = cast("Any", "again")
+    bench.window.send([again])
+    assert bench.shown() == ["1"]
+    bench.window.received([Ack(PUBREC, 1), Ack(PUBCOMP, 1)])
+    assert [each.message is again.message for each in bench.finished] == [True]
+    bench.send(2, 3, qos=2)
+    assert bench.shown() == ["1", "2", "3"], "it takes the room of one"
+
+
 async def test_messages_of_rules_that_are_gone_take_no_room_for_ever(journal: Journal) -> None:
     """The MQTT broker counts those that it has, until they get a PUBREL."""
-    gone = [Place("gone", QUEUE, offset) for offset in range(4)]
+    gone = [MessagePosition("gone", QUEUE, offset, 7) for offset in range(4)]
     states = [State.PUBLISHED, State.PUBLISHED, State.RELEASED, State.DONE]
     rows = zip(gone, (11, 12, 13, 0), states, strict=True)
     journal.set_published((where, Published(packet_id, state)) for where, packet_id, state in rows)
@@ -392,7 +408,7 @@ async def test_messages_of_rules_that_are_gone_take_no_room_for_ever(journal: Jo
 
 
 async def test_a_session_that_the_broker_has_lost_has_none_of_them(journal: Journal) -> None:
-    journal.set_published([(Place("gone", QUEUE, 1), Published(11, State.PUBLISHED))])
+    journal.set_published([(MessagePosition("gone", QUEUE, 1, 7), Published(11, State.PUBLISHED))])
     bench = Bench(journal)
     await bench.connect(session(is_present=False))
     assert (bench.shown(), journal.published) == ([], {})
@@ -429,6 +445,7 @@ class Rule:
         self.window = Window(
             most=100, journal=journal, ids=self.ids, comes_again=lambda _: True, finished=self._finished
         )
+        self.consumer = consumer
         self.session = FakeSession()
         self.rule = ToMqtt(
             Outbound(topic="demo", mqtt_topic=_topic, group="g", tags="*", qos=qos, retain=False, start="first"),
@@ -489,6 +506,23 @@ async def test_the_offset_moves_when_mqtt_has_the_message(journal: Journal, brok
         assert at.status.counters.published == 2
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+async def test_a_rule_that_is_closed_takes_nothing_more(journal: Journal, broker: FakeBroker, is_empty: bool) -> None:
+    if not is_empty:
+        await broker.store("demo", b"a")
+    async with rule(journal, broker, 1) as at:
+        if not is_empty:
+            await at.session.until(1)
+            at.window.received([Ack(PUBACK, 1)])
+            await committed(broker, 1)
+        at.rule.close()
+        await broker.store("demo", b"b")
+        await wait_until(lambda: at.consumer._inbox.messages > 0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(at.session.sent) == (0 if is_empty else 1)
+
+
 async def test_with_qos_0_it_moves_when_the_message_is_sent(journal: Journal, broker: FakeBroker) -> None:
     await broker.store("demo", b"a", b"b")
     async with rule(journal, broker, 0) as at:
@@ -515,13 +549,51 @@ async def test_with_qos_2_the_journal_has_it_before_it_is_published(journal: Jou
         assert (at.session.sent, at.status.counters.repeated) == ([], 1)
 
 
+def place_of(broker: FakeBroker, offset: int) -> MessagePosition:
+    stored = broker.queues["demo", 0][offset]
+    fingerprint = fingerprint_of(stored.offset_message_id, stored.store_timestamp)
+    return MessagePosition("g", MessageQueue("demo", "broker-a", 0), offset, fingerprint)
+
+
+async def publish(at: Rule, number: int) -> None:
+    """Have the MQTT broker take so many messages with QoS 2, each of which has its packet already."""
+    await at.session.until(number)
+    taken = [each.packet_id for each in at.session.sent if isinstance(each, Publish)]
+    at.window.received([Ack(PUBREC, each) for each in taken])
+    await at.session.until(2 * number)
+    at.window.received([Ack(PUBCOMP, each) for each in taken])
+
+
+@pytest.mark.parametrize("is_passed", [True, False])
+async def test_with_qos_2_messages_of_another_store_are_published_though_their_places_are_known(
+    journal: Journal, broker: FakeBroker, is_passed: bool
+) -> None:
+    """The name server is another one, or the broker has a new store; the name of the broker is the same."""
+    await broker.store("demo", b"a", b"b")
+    async with rule(journal, broker, 2) as at:
+        await publish(at, 2)
+        await committed(broker, 2)
+        if is_passed:
+            journal.forget_before("g", {MessageQueue("demo", "broker-a", 0): 2}, NOW)
+            assert journal.published == {}
+    broker.queues.clear()
+    broker.offsets.clear()
+    await broker.store("demo", b"c", b"d")
+    for sent in ([b"c", b"d"], []):
+        async with rule(journal, broker, 2) as at:
+            if sent:
+                await publish(at, 2)
+            await committed(broker, 2)
+            assert [payload for _, payload, _ in at.published()] == sent
+        broker.offsets.clear()  # and what it gives again is known, as ever
+
+
 async def test_with_qos_2_what_was_published_before_a_kill_goes_again_with_its_packet_id(
     journal: Journal, broker: FakeBroker
 ) -> None:
     await broker.store("demo", b"a", b"b")
-    where = MessageQueue("demo", "broker-a", 0)
     states = {0: Published(71, State.PUBLISHED), 1: Published(72, State.RELEASED)}
-    journal.set_published((Place("g", where, offset), state) for offset, state in states.items())
+    journal.set_published((place_of(broker, offset), state) for offset, state in states.items())
     async with rule(journal, broker, 2) as at:
         await at.session.until(3)
         again = [(each.packet_id, each.dup) for each in at.session.sent if isinstance(each, Publish)]
@@ -539,7 +611,7 @@ async def test_with_qos_2_what_is_not_published_again_after_a_kill_takes_no_room
     if why == "skipped":
         await broker.store("demo", b"b")
         broker.offsets["g", "demo", 0] = 1
-    where = Place("g", MessageQueue("demo", "broker-a", 0), 0)
+    where = place_of(broker, 0)
     journal.set_published([(where, Published(71, State.PUBLISHED))])
     async with rule(journal, broker, 2) as at:
         async with asyncio.timeout(10):
@@ -568,6 +640,23 @@ async def test_what_the_mqtt_broker_refuses_comes_again_later(journal: Journal, 
         [request] = await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert request.ext["delayLevel"] == "0"
         assert at.status.counters.refused == 1
+
+
+async def test_all_that_is_refused_is_sent_back_though_the_bridge_ends(journal: Journal, broker: FakeBroker) -> None:
+    """Else the offset would stay before them, and another bridge would publish all that come behind them again."""
+
+    async def take_its_time(request: Request) -> Command:
+        await asyncio.sleep(0.01)
+        return success()
+
+    await broker.store("demo", b"a", b"b", b"c", b"d")
+    broker.on(RequestCode.CONSUMER_SEND_MSG_BACK, take_its_time)
+    async with rule(journal, broker, 1) as at:
+        await at.session.until(4)
+        at.window.received([Ack(PUBACK, 1, 0x83), Ack(PUBACK, 2), Ack(PUBACK, 3, 0x83), Ack(PUBACK, 4)])
+        await broker.until_requests(RequestCode.CONSUMER_SEND_MSG_BACK)
+    assert len(broker.requests_of(RequestCode.CONSUMER_SEND_MSG_BACK)) == 2
+    assert broker.offsets["g", "demo", 0] == 4
 
 
 async def test_a_message_that_loses_connections_again_goes_to_the_dead_letters(

@@ -13,7 +13,7 @@ import pytest
 
 from duemq.mqtt_bridge.rules.model import Subscription
 from duemq.mqtt_bridge.session import packets
-from duemq.mqtt_bridge.session.client import TIMEOUT, MqttConnectionError, Session
+from duemq.mqtt_bridge.session.client import TIMEOUT, Grant, MqttConnectionError, Session
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack, encode_publish
 from tests.unit.duemq.mqtt_bridge.fakes import CONNACK_PRESENT, peer, rules
 
@@ -113,7 +113,7 @@ async def test_an_answer_has_time_until_the_bridge_reads_again(tmp_path: Path, m
         assert not done
         monkeypatch.undo()
         client.resume()
-        assert await subscribing is None
+        assert await subscribing == Grant(2)
 
 
 async def test_nothing_is_acknowledged_by_itself(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ async def test_a_pause_lasts_longer_than_the_keepalive(tmp_path: Path, monkeypat
 
 async def test_packet_ids_of_subscriptions_are_the_bridges(tmp_path: Path) -> None:
     async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
-        assert await client.subscribe_to("a/#", Subscription("a/#", 2, "once")) is None
-        assert await client.subscribe_to("b/#", Subscription("b/#", 1, "never")) is None
+        assert await client.subscribe_to("a/#", Subscription("a/#", 2, "once")) == Grant(2)
+        assert await client.subscribe_to("b/#", Subscription("b/#", 1, "never")) == Grant(1)
         first, second = await broker.until(0x80, 2)
         assert (first[:2], second[:2]) == (b"\x00\x64", b"\x00\x65")
         assert (first[-1], second[-1]) == (0b00010010, 0b00101001)  # retained: if new; never, and the flag as published

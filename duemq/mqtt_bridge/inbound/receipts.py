@@ -26,6 +26,8 @@ class Receipt:
     """Digest of the message."""
     at: float
     """Time by the monotonic clock, in seconds."""
+    order: int
+    """Its place among all packets in the order of their receipt."""
     expiry: int | None
     """Its message expiry then, in seconds."""
 
@@ -38,22 +40,34 @@ class Receipt:
 
 
 class Receipts:
-    """The first receipts of messages in one session at the MQTT broker that have no acknowledgement."""
+    """The first receipts of messages in one session at the MQTT broker that have no acknowledgement; and the numbers of
+    all packets in the order of their receipt, which are never used again."""
 
     def __init__(self) -> None:
+        self._next_order = 0
         self._by_id: dict[int, Receipt] = {}
         """By packet id, the one that was noted last at the end."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def note(self, messages: Iterable[tuple[Publish, float]], most: int) -> None:
-        """Keep messages with QoS 1 and 2, each with the time of its first receipt by the monotonic clock, in seconds.
-        Of all receipts, the `most` that were noted last are kept."""
+    def number(self, count: int) -> int:
+        """Return the place of the first of so many new packets in the order of the receipt."""
+        first = self._next_order
+        self._next_order += count
+        return first
+
+    def first_order(self) -> int | None:
+        """Return the lowest place of a receipt in the order of the receipt of all packets; None if there is none."""
+        return min((each.order for each in self._by_id.values()), default=None)
+
+    def note(self, messages: Iterable[tuple[Publish, float, int]], most: int) -> None:
+        """Keep messages with QoS 1 and 2, each with the time of its first receipt by the monotonic clock, in seconds,
+        and its place in the order of the receipt. Of all receipts, the `most` that were noted last are kept."""
         by_id = self._by_id
-        for publish, at in messages:
+        for publish, at, order in messages:
             by_id.pop(publish.packet_id, None)
-            by_id[publish.packet_id] = Receipt(_mark(publish), at, publish.properties.expiry)
+            by_id[publish.packet_id] = Receipt(_mark(publish), at, order, publish.properties.expiry)
         while len(by_id) > most:
             del by_id[next(iter(by_id))]
 

@@ -30,7 +30,7 @@ SCRATCH: Final = ".scratch"
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
-class Place:
+class NewDirectory:
     """A new directory of this machine in the making. `begin` makes it. Raises JobError for a URI."""
 
     def __init__(self, target: str) -> None:

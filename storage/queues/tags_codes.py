@@ -1,0 +1,33 @@
+"""The tags code of a message in its consume queue, from its record.
+
+Mirrors apache/rocketmq store/CommitLog.java (4.9.7), checkMessageAndReturnSize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from duemq.protocol.records import properties, timer_properties
+from duemq.protocol.records.record import Summary
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+
+DeliverTime = Callable[[int, int], int]
+"""Returns when a message of a delay level is due, from the level and the store time; times are in ms since the
+epoch."""
+
+
+def tags_code(topic: str, told: Summary, deliver_time: DeliverTime) -> int:
+    """Return the tags code: the deliver time in the schedule topic and the timer topic, else the hash of the tags."""
+    text = told.properties_text
+    if topic == TIMER_TOPIC:
+        due = timer_properties.queue_code(text, told.store_timestamp, told.prepared_transaction_offset)
+        if due is not None:
+            return due
+    if topic == SCHEDULE_TOPIC:
+        promised = timer_properties.promised_ms(told.store_timestamp, told.prepared_transaction_offset)
+        if promised is not None:
+            return promised
+        level = properties.get(text, properties.DELAY)
+        if level is not None and level.isdecimal() and int(level) > 0:
+            return deliver_time(int(level), told.store_timestamp)
+    return properties.tags_code_of(text)
