@@ -29,8 +29,8 @@ from duemq.broker.access.plain import PlainAuthority
 from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.cleaning import CleaningHandlers
-from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.consumption import ConsumptionHandlers
+from duemq.broker.admin.move_clock import ClockHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, BrokerStats
@@ -81,9 +81,9 @@ from duemq.broker.settings.parts import (
     timer_config,
 )
 from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.locks import QueueLocks
-from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.persister import Persister
 from duemq.broker.tables.topics import Topics
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
@@ -98,7 +98,7 @@ from duemq.protocol.requests.signature import Signer
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
-from duemq.scheduler.pending import Pending
+from duemq.scheduler.search import WaitingMessages
 from duemq.scheduler.timers import inspection
 from duemq.scheduler.timers import service as timers_module
 from duemq.scheduler.timers.files import formats
@@ -491,8 +491,8 @@ class Broker:
         )
         self._slices = slices = Slices(self._turns.share, reads)
         timer_handlers = TimerHandlers(self.settings, store, topics, timers, router, clock, slices, reads)
-        pending = Pending(store, timers, levels)
-        pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices, reads)
+        messages = WaitingMessages(store, timers, levels)
+        pending_handlers = PendingHandlers(timers, messages, timer_handlers, router, clock, slices, reads)
         recurring_handlers = RecurringHandlers(timers, key_turns, timer_handlers, router, clock)
         admin = AdminHandlers(
             self.settings,

@@ -40,7 +40,7 @@ from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, is_among, joined, places_of
-from duemq.scheduler.timers.second import slot_second_of
+from duemq.scheduler.timers.seconds.second import slot_second_of
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE
 
 if TYPE_CHECKING:

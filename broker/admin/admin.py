@@ -21,8 +21,8 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.clients import Client, Clients
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.topics import DELAY_LEVELS, PERM_READ, Topics, check_name
 from duemq.protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError

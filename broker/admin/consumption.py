@@ -17,8 +17,8 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.clients import Clients, Subscription
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.topics import Topic, Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson

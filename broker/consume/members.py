@@ -13,9 +13,9 @@ from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_NAME_LENGTH
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups, is_group_name
 from duemq.broker.tables.locks import QueueLocks
-from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.topics import RETRY_PREFIX, Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson

@@ -6,8 +6,8 @@ from duemq.broker.access.permission import ASK_TOPIC, CONSUME, LOOK, needs
 from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.topics import Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson

@@ -19,8 +19,8 @@ from duemq.broker.net.request_turns import RequestTurns
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.clients import Clients, check_expression, tags_codes
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.offsets import ConsumerOffsets
 from duemq.broker.tables.topics import PERM_READ, Topics
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import LANGUAGE, VERSION, RequestCode, ResponseCode

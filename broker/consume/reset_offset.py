@@ -20,7 +20,7 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Client, Clients
-from duemq.broker.tables.offsets import ConsumerOffsets
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.topics import Topics
 from duemq.protocol.codes import VERSION_RESET_OFFSET, RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command

@@ -36,7 +36,7 @@ from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, Frame, FrameReader
 from duemq.protocol.records.message_id import pack_host
-from duemq.protocol.requests.pending import PendingRequests
+from duemq.protocol.requests.in_flight import InFlightRequests
 
 log = structlog.get_logger(__name__)
 
@@ -159,6 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         "_backlog",
         "_budget",
         "_handler",
+        "_in_flight",
         "_is_held_back",
         "_is_over",
         "_is_plain",
@@ -167,7 +168,6 @@ class Connection(asyncio.BufferedProtocol):
         "_loop",
         "_output",
         "_paused",
-        "_pending",
         "_position",
         "_reader",
         "_reads",
@@ -231,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._waiters: list[Callable[[Connection], None]] = []
         """Called once when the connection takes answers again."""
-        self._pending: PendingRequests[ResponseHandler] | None = None
+        self._in_flight: InFlightRequests[ResponseHandler] | None = None
         self.host = ""
         self.peer = ""
         self.born_host = b""
@@ -325,8 +325,8 @@ class Connection(asyncio.BufferedProtocol):
         self._free_frame()
         self._output.release(self)
         self._waiters.clear()
-        if self._pending is not None:
-            for waiter in self._pending.clear():
+        if self._in_flight is not None:
+            for waiter in self._in_flight.clear():
                 waiter(None)
         self._handler.connection_lost(self)
 
@@ -391,9 +391,9 @@ class Connection(asyncio.BufferedProtocol):
         """Send a one-way request to the client, unless it is stalled."""
         if self._transport is None or self._paused:
             return
-        if self._pending is None:
-            self._pending = PendingRequests()
-        command.opaque = self._pending.new_opaque()
+        if self._in_flight is None:
+            self._in_flight = InFlightRequests()
+        command.opaque = self._in_flight.new_opaque()
         command.flag = FLAG_ONEWAY
         self.write(codec.encode(command, self.last_codec))
 
@@ -401,23 +401,23 @@ class Connection(asyncio.BufferedProtocol):
         """Send a request to the client. `on_response` is called once: with the response; with None after `timeout`
         seconds or when the connection is lost; and with None at once if the client is stalled or already owes
         MAX_REQUESTS responses. Raises LocalProtocolError for a request that does not fit into a frame."""
-        if self._pending is None:
-            self._pending = PendingRequests()
-        if self._transport is None or self._paused or len(self._pending) >= MAX_REQUESTS:
+        if self._in_flight is None:
+            self._in_flight = InFlightRequests()
+        if self._transport is None or self._paused or len(self._in_flight) >= MAX_REQUESTS:
             on_response(None)
             return
-        command.opaque = self._pending.add(on_response, self._loop.time() + timeout)
+        command.opaque = self._in_flight.add(on_response, self._loop.time() + timeout)
         try:
             data = codec.encode(command, self.last_codec)
         except LocalProtocolError:
-            self._pending.take(command.opaque)
+            self._in_flight.take(command.opaque)
             raise
         self.write(data)
         self._loop.call_later(timeout, self._expire)
 
     def take_response(self, command: Command) -> None:
         """Take a client's response."""
-        waiter = self._pending.take(command.opaque) if self._pending is not None else None
+        waiter = self._in_flight.take(command.opaque) if self._in_flight is not None else None
         if waiter is not None:
             waiter(command)
 
@@ -598,6 +598,6 @@ class Connection(asyncio.BufferedProtocol):
             self._output.hold(self, given)
 
     def _expire(self) -> None:
-        if self._pending is not None:
-            for waiter in self._pending.expire(self._loop.time()):
+        if self._in_flight is not None:
+            for waiter in self._in_flight.expire(self._loop.time()):
                 waiter(None)

@@ -35,8 +35,8 @@ from duemq.protocol.requests.bodies import (
     PendingRecurrence,
 )
 from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, DueCurve, ListPending, Request, response
-from duemq.scheduler.pending import Pending, SearchPosition, Selection, WaitingMessage
 from duemq.scheduler.recurring.records import is_recurring
+from duemq.scheduler.search import SearchPosition, Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.config import Cancelled, Refusal
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.service import Timers
@@ -98,8 +98,8 @@ class PendingHandlers:
     def __init__(
         self,
         timers: Timers,
-        pending: Pending,
-        waiting: TimerHandlers,
+        messages: WaitingMessages,
+        timer_handlers: TimerHandlers,
         router: Router,
         clock: Clock,
         slices: Slices,
@@ -108,8 +108,8 @@ class PendingHandlers:
         self._slices = slices
         self._reads = reads
         self._timers = timers
-        self._pending = pending
-        self._waiting = waiting
+        self._messages = messages
+        self._timer_handlers = timer_handlers
         self._router = router
         self._clock = clock
         self._turns = asyncio.Semaphore(MAX_SEARCHES)
@@ -160,7 +160,7 @@ class PendingHandlers:
         header = request.header
         selection = _selection(header)
         if header.count_only:
-            counted = await self._result(connection, self._pending.count(selection, request.now_ms))
+            counted = await self._result(connection, self._messages.count(selection, request.now_ms))
             return response(ResponseCode.SUCCESS, body=fastjson.dumps(PendingPage([], None, counted)))
         if not 1 <= header.limit <= MAX_PAGE:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"limit={header.limit}: a page has 1 to {MAX_PAGE} messages")
@@ -170,7 +170,7 @@ class PendingHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, "unknown cursor: this broker did not issue it") from None
         async with self._turn():
             page = await self._page(
-                connection, self._pending.select(selection, self._clock.now_ms(), after), header.limit
+                connection, self._messages.select(selection, self._clock.now_ms(), after), header.limit
             )
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(page))
 
@@ -200,7 +200,7 @@ class PendingHandlers:
             )
         if abs(begin_ms) > _MAX_MS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is not a time")
-        steps = self._pending.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
+        steps = self._messages.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
         counts = await self._result(connection, steps)
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCounts(begin_ms, header.step_ms, counts)))
 
@@ -236,7 +236,7 @@ class PendingHandlers:
         work: Callable[[ChangedMessages], Awaitable[None]],
     ) -> Answer:
         header = request.header
-        self._waiting.check_allowed("change")
+        self._timer_handlers.check_allowed("change")
         _check_action(header)
         if header.delay_ms is not None:
             header.deliver_ms, header.delay_ms = self._clock.now_ms() + header.delay_ms, None
@@ -263,7 +263,7 @@ class PendingHandlers:
         """Change the messages of a selection: some are looked for and then changed, repeatedly. Raises Refused,
         StoreError, OSError."""
         part: list[_Found] = []
-        async for found in self._slices.of(self._pending.select(selection, self._clock.now_ms()), is_patient=True):
+        async for found in self._slices.of(self._messages.select(selection, self._clock.now_ms()), is_patient=True):
             # The messages themselves are not kept: together they may be large.
             part.append(_Found(given_id(found.message), found.message.physical_offset))
             if len(part) == _CHANGE_UNITS:
@@ -282,18 +282,22 @@ class PendingHandlers:
                 done.messages.append(ChangedMessage(found.message_id, outcome))
 
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
-        place = found.place if found.place is not None else await self._waiting.place_of(found.message_id, found.owner)
+        place = (
+            found.place
+            if found.place is not None
+            else await self._timer_handlers.place_of(found.message_id, found.owner)
+        )
         if place is None:
             return "NEVER_EXISTED"
 
         def change() -> Cancelled | None:
             if header.action == _CANCEL:
-                return self._pending.cancel(place, self._clock.now_ms(), found.owner)
+                return self._messages.cancel(place, self._clock.now_ms(), found.owner)
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
-            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
+            return self._messages.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
-        result = await self._waiting.outcome(change)
+        result = await self._timer_handlers.outcome(change)
         return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
 
     def _check_time(self, deliver_ms: int) -> None:

@@ -26,10 +26,12 @@ ACTIONS: Final = ("pause", "resume", "remove")
 class RecurringHandlers:
     """Changes recurring messages. `clock` is the messages' clock."""
 
-    def __init__(self, timers: Timers, turns: KeyTurns, waiting: TimerHandlers, router: Router, clock: Clock) -> None:
+    def __init__(
+        self, timers: Timers, turns: KeyTurns, timer_handlers: TimerHandlers, router: Router, clock: Clock
+    ) -> None:
         self._timers = timers
         self._turns = turns
-        self._waiting = waiting
+        self._timer_handlers = timer_handlers
         self._router = router
         self._clock = clock
 
@@ -41,7 +43,7 @@ class RecurringHandlers:
         """Pause, resume or remove a recurring message; return whether there was one, and when it is delivered next. The
         answer is sent once the change is as durable as a send would be."""
         header = request.header
-        self._waiting.check_allowed(header.action[:40])
+        self._timer_handlers.check_allowed(header.action[:40])
         if header.action not in ACTIONS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is not one of {', '.join(ACTIONS)}")
         try:

@@ -24,7 +24,7 @@ from duemq.protocol.frames import codec as frame_codec
 from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.frames.frame import JSON, MSGPACK, FrameReader
 from duemq.protocol.requests.headers import Header, response
-from duemq.protocol.requests.pending import PendingRequests
+from duemq.protocol.requests.in_flight import InFlightRequests
 
 if TYPE_CHECKING:
     from duemq.protocol.requests.signature import Signer
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self._on_request = on_request
         self._has_answered = False
         self._frames = FrameReader()
-        self._pending: PendingRequests[asyncio.Future[Command]] = PendingRequests()
+        self._in_flight: InFlightRequests[asyncio.Future[Command]] = InFlightRequests()
         self._turns = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._writable = asyncio.Event()
         self._writable.set()
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
     @property
     def silence(self) -> float:
         """How long ago the peer sent something, in seconds, while a request waits for an answer; 0 where none does."""
-        return asyncio.get_running_loop().time() - self._heard_at if self._pending else 0.0
+        return asyncio.get_running_loop().time() - self._heard_at if self._in_flight else 0.0
 
     async def request(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> Command:
         """Send a request and wait for the answer, whatever its code. `timeout` in seconds.
@@ -105,14 +105,14 @@ class Connection(asyncio.Protocol):
                 await self._turns.acquire()
             try:
                 answer: asyncio.Future[Command] = loop.create_future()
-                opaque = self._pending.add(answer, deadline)
+                opaque = self._in_flight.add(answer, deadline)
                 try:
                     self._write(self._command(code, opaque, header, body, 0), self.codec)
                     if self._timer is None or self._timer.when() > deadline:
                         self._watch(loop, deadline)
                     return await answer
                 finally:
-                    self._pending.take(opaque)
+                    self._in_flight.take(opaque)
             finally:
                 self._turns.release()
         except TimeoutError:
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
                 await self._writable.wait()
         except TimeoutError:
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
-        self._write(self._command(code, self._pending.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
+        self._write(self._command(code, self._in_flight.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
 
     def close(self) -> None:
         """Close the connection once written data is sent; pending requests fail with ConnectionLostError."""
@@ -158,10 +158,10 @@ class Connection(asyncio.Protocol):
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail the requests whose time is over."""
         self._timer = None
-        for answer in self._pending.expire(loop.time()):
+        for answer in self._in_flight.expire(loop.time()):
             if not answer.done():
                 answer.set_exception(TimeoutError())
-        deadline = self._pending.first_deadline()
+        deadline = self._in_flight.first_deadline()
         if deadline is not None:
             self._watch(loop, deadline)
 
@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
         self._has_answered = True
         if self._choice == "auto" and command.language == LANGUAGE:
             self.codec = MSGPACK
-        answer = self._pending.take(command.opaque)
+        answer = self._in_flight.take(command.opaque)
         if answer is not None and not answer.done():
             answer.set_result(command)
 
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for answer in self._pending.clear():
+        for answer in self._in_flight.clear():
             if not answer.done():
                 answer.set_exception(self._error())
         if self._transport is not None:

@@ -34,7 +34,7 @@ from duemq.scheduler.timers.index.keys import key_hash, tag_of
 from duemq.scheduler.timers.policy.catch_up import CatchUp
 from duemq.scheduler.timers.records import TimerRecords
 from duemq.scheduler.timers.search import LOOK_UNITS
-from duemq.scheduler.timers.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.slots import Slots, due_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import ORIGIN_ZERO
@@ -43,7 +43,7 @@ from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 log = structlog.get_logger(__name__)
 

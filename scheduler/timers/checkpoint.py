@@ -14,7 +14,7 @@ from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.files.formats import Sums, TimerCheck, TimerNote
-from duemq.scheduler.timers.slots import Slots
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.clock import Moment
 from duemq.storage.durability.recovery import Recovered

@@ -15,8 +15,8 @@ from duemq.scheduler.timers.files.unit import DELETE, MAX_DUE_MS, NORMAL, WITHDR
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.timers.search import LOOK_UNITS
-from duemq.scheduler.timers.second import WAIT, slot_second_of
-from duemq.scheduler.timers.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.second import WAIT, slot_second_of
+from duemq.scheduler.timers.seconds.slots import Slots, due_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.log.copies import PackedRecords, origin_of
 from duemq.storage.queues.consume_queue import PADDING_SIZE, ConsumeQueue
@@ -26,7 +26,7 @@ from duemq.storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.timers.files.unit import NO_MESSAGE, UNIT, seconds_of
-from duemq.scheduler.timers.second import NO_WAITS, waits_of
+from duemq.scheduler.timers.seconds.second import NO_WAITS, waits_of
 from duemq.storage.queues.pull import ColdRead, patiently
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from duemq.scheduler.timers.files.log import Positions
     from duemq.scheduler.timers.files.unit import Units
-    from duemq.scheduler.timers.second import Waits
-    from duemq.scheduler.timers.slots import Slots
+    from duemq.scheduler.timers.seconds.second import Waits
+    from duemq.scheduler.timers.seconds.slots import Slots
 
 LOOK_UNITS: Final = 32
 """Most records read in one piece of work, where units do not tell enough of their messages."""

@@ -50,8 +50,8 @@ from duemq.scheduler.timers.policy.catch_up import CatchUp
 from duemq.scheduler.timers.policy.policies import Policies, Split, TimerPolicy
 from duemq.scheduler.timers.records import TimerRecords
 from duemq.scheduler.timers.recovery import TimerRecovery
-from duemq.scheduler.timers.second import Second, slot_second_of
-from duemq.scheduler.timers.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.second import Second, slot_second_of
+from duemq.scheduler.timers.seconds.slots import Slots, due_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
@@ -66,7 +66,7 @@ from duemq.storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from duemq.storage.errors import StoreError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 
 class TimerTopics:
@@ -79,7 +79,7 @@ class TimerTopics:
 
     def staged(self, queue_offset: int, topic: str, key: int = 0, *, is_again: bool = False) -> None:
         """Note that a message for a topic was staged at a queue offset. `key`: the hash of its key
-        (`timers.second.WAIT`), 0 without one; `is_again`: whether it was appended again."""
+        (`timers.seconds.second.WAIT`), 0 without one; `is_again`: whether it was appended again."""
         topic_hash = self._hashes.get(topic)
         if topic_hash is None:
             topic_hash = self.hash_of(topic)

@@ -37,7 +37,7 @@ from duemq.spark_jobs.audit.audit import Audit, finish, summarise, warn
 from duemq.spark_jobs.audit.figures import CANCELLED, CASE, DELIVERED, TWICE, WAITING, Figures
 from duemq.spark_jobs.audit.steps import BARS, POINTS, is_by_minute, step_of
 from duemq.spark_jobs.source import tables
-from duemq.spark_jobs.source.offsets import offset_rows
+from duemq.spark_jobs.source.offset_rows import offset_rows
 from duemq.spark_jobs.store.local_files import refuse_within
 from duemq.spark_jobs.store.progress import known_delays
 from duemq.spark_jobs.store.ranges import records_at

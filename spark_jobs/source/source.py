@@ -54,7 +54,7 @@ from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import tables
 from duemq.spark_jobs.source.filters import ALL, Filters, Span, only
-from duemq.spark_jobs.source.offsets import offset_rows
+from duemq.spark_jobs.source.offset_rows import offset_rows
 from duemq.spark_jobs.source.queue_offsets import EARLIEST, LATEST, Asked, parse
 from duemq.spark_jobs.spark_errors import with_short_errors, with_short_errors_each
 from duemq.spark_jobs.store.known_again import tail_of, why_not

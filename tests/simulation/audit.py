@@ -15,7 +15,7 @@ from duemq.broker.settings.parts import timer_config
 from duemq.protocol.records import properties
 from duemq.scheduler.levels.service import LevelQueues, read_saved
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.pending import Pending, Selection, WaitingMessage
+from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.service import Timers
 from duemq.spark_jobs.audit import events
 from duemq.spark_jobs.audit.cases import match
@@ -189,7 +189,7 @@ def _told(store: MessageStore, recovered: Any, config: BrokerConfig, now: Moment
     table = DelayLevels(config.delay_levels)
     levels = LevelQueues(store, file, read_saved(file, is_needed=False), table, recovered, now)
     timers = Timers(store, timer_config(config), recovered, now, levels=levels)
-    pending = Pending(store, timers, levels)
+    pending = WaitingMessages(store, timers, levels)
     found = [each for each in pending.select(Selection(), now.wall_ms) if isinstance(each, WaitingMessage)]
     timers.close()
     return {each.message.physical_offset for each in found}

@@ -1,5 +1,5 @@
 """Superseded units of the timer log: their messages got newer units before the turn of their slots. They are the units
-of parked messages whose pause has ended (`timers.parking`).
+of parked messages whose pause has ended (`timers.seconds.parking`).
 
 Such a unit lies in a future slot, but its message has a newer unit or is delivered, so it stands for no message. No
 record of the commitlog says so. Instead the note of the checkpoint with which the newer unit becomes durable lists the

@@ -30,7 +30,7 @@ from duemq.scheduler.timers.index.sorted_offsets import distinct_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
     Integers = NDArray[np.int64]
 

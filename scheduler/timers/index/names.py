@@ -15,7 +15,7 @@ from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 _MARK: Final = f"{properties.PROPERTY_END}{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _FROM_LEVEL: Final = f"{properties.PROPERTY_END}{properties.TIMER_FROM_LEVEL}{properties.NAME_END}".encode()

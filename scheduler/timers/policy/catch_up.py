@@ -29,7 +29,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.config import OVERDUE_MS
 from duemq.scheduler.timers.index.sorted_offsets import is_among
-from duemq.scheduler.timers.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.slots import Slots, due_of
 from duemq.storage.log.copies import PackedRecords
 from duemq.storage.queues.pull import ColdRead, Range, ReadCold
 from duemq.storage.store import MessageStore
@@ -37,7 +37,7 @@ from duemq.storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
     Mask = NDArray[np.bool_]
 
@@ -240,7 +240,7 @@ class _Search:
         """Whether a thread has read the first of these records."""
 
     def passing(self, waits: Waits) -> None:
-        """See `timers.slots.Pass`."""
+        """See `timers.seconds.slots.Pass`."""
         position = waits["position"]
         mine = (position >= self._position) & (position < self._end) & np.isin(waits["hash"], self.topics)
         if mine.any():

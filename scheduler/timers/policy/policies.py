@@ -13,7 +13,7 @@
 
 Other topics are not affected, not even those whose names have the same hash: if a unit has the hash of a topic with a
 policy, the record tells the topic of its message. A message that is to be delivered later gets another unit in the
-timer log, for that time; a message of a paused topic is parked (`timers.parking`).
+timer log, for that time; a message of a paused topic is parked (`timers.seconds.parking`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.message_id import offset_message_id, pack_host
 from duemq.protocol.requests.headers import CancelMessage, ChangeByHandle, ChangePending, DueCurve, ListPending
-from duemq.scheduler.pending import Pending
+from duemq.scheduler.search import WaitingMessages
 from duemq.scheduler.timers.config import Cancelled
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFull
@@ -501,7 +501,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             steps.append(1)
             yield None
 
-    monkeypatch.setattr(Pending, "select", select)
+    monkeypatch.setattr(WaitingMessages, "select", select)
     return steps
 
 

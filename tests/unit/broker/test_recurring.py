@@ -17,8 +17,8 @@ from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending, Topic
 from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.service import Timers
-from duemq.scheduler.timers.slots import Slots
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFull

@@ -219,8 +219,8 @@ async def test_what_does_not_fit_into_a_frame_ends_nothing(
     await servers.turns()
     assert all(servers.registered(address) for address in ADDRESSES)
     for peer in servers.peers.values():
-        assert peer.connection._pending is not None
-        assert len(peer.connection._pending) == 0
+        assert peer.connection._in_flight is not None
+        assert len(peer.connection._in_flight) == 0
 
 
 async def test_any_surprise_is_said_once_and_ends_nothing(

@@ -28,7 +28,7 @@ from duemq.broker.repair.cli import main
 from duemq.broker.repair.repair import Report, repair
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.pending import Pending, Selection, WaitingMessage
+from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.config import Cancelled
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import ManualClock, look
@@ -80,7 +80,7 @@ def logs_as_before() -> Iterator[None]:
 
 def waiting(broker: Broker) -> Counter[bytes]:
     """The bodies of the messages that wait in a broker."""
-    pending = Pending(broker.store, broker.timers, broker.levels)
+    pending = WaitingMessages(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return Counter(each.message.body for each in found)
 
@@ -638,7 +638,7 @@ def test_any_history(
 
 def waiting_at(broker: Broker) -> set[int]:
     """The physical offsets of the messages that wait in a broker."""
-    pending = Pending(broker.store, broker.timers, broker.levels)
+    pending = WaitingMessages(broker.store, broker.timers, broker.levels)
     found = pending.select(Selection(), broker.clock.now_ms())
     return {each.message.physical_offset for each in found if isinstance(each, WaitingMessage)}
 
@@ -959,7 +959,7 @@ def test_a_delay_that_nothing_tells_is_not_assumed(tmp_path: Path, is_ours: bool
 
 def times(broker: Broker) -> Counter[tuple[bytes, int]]:
     """The bodies of the messages that wait in a broker, with their due times."""
-    pending = Pending(broker.store, broker.timers, broker.levels)
+    pending = WaitingMessages(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return Counter((each.message.body, each.due_ms) for each in found)
 

@@ -12,7 +12,7 @@ import pytest
 
 from duemq.protocol.records import properties
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.pending import Selection, WaitingMessage
+from duemq.scheduler.search import Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.storage.errors import StoreFull
 from tests.support.messages import HOST

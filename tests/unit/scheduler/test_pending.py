@@ -12,7 +12,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.pending import SearchPosition, Selection, WaitingMessage
+from duemq.scheduler.search import SearchPosition, Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.index.ids import first_place
 from duemq.scheduler.timers.policy.policies import policy_of
@@ -270,7 +270,7 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
 def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that moves during a search is listed once, whether the search has reached its old unit or not."""
     monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
-    monkeypatch.setattr("duemq.scheduler.timers.slots._ROLL_UNITS", 16)
+    monkeypatch.setattr("duemq.scheduler.timers.seconds.slots._ROLL_UNITS", 16)
     random = Random(chance)
     world = PendingWorld(TimerConfig(log_segment_size=5200, roll_window=10 if how == "rolled" else 1000))
     if how != "rolled":

@@ -14,7 +14,7 @@ import pytest
 from duemq.protocol.records import properties
 from duemq.protocol.records.message_id import offset_message_id
 from duemq.protocol.records.timer_properties import AGAIN_ROOM
-from duemq.scheduler.pending import Selection, WaitingMessage
+from duemq.scheduler.search import Selection, WaitingMessage
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.ids import given_id

@@ -13,8 +13,8 @@ from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.wheel import TimerWheel
 from duemq.scheduler.timers.index.census import Census, DueCounts
 from duemq.scheduler.timers.index.places import UnitPlaces
-from duemq.scheduler.timers.second import Second
-from duemq.scheduler.timers.slots import Slots
+from duemq.scheduler.timers.seconds.second import Second
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.storage.errors import StoreBroken
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 

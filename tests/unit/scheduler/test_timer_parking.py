@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from duemq.protocol.records.record import StoredMessage
-from duemq.scheduler.pending import Selection
-from duemq.scheduler.timers import parking, service
+from duemq.scheduler.search import Selection
+from duemq.scheduler.timers import service
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.superseded import Superseded
 from duemq.scheduler.timers.files.unit import DELETE, UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.wheel import SLOTS
 from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.seconds import parking
 from duemq.storage.budget import SPENT
 from duemq.storage.clock import look
 from duemq.storage.queues.pull import ColdRead

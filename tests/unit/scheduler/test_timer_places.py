@@ -18,8 +18,8 @@ from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import APPLIED, UNIT, UNIT_SIZE
 from duemq.scheduler.timers.index import places as timer_places
 from duemq.scheduler.timers.index.places import UnitPlaces
-from duemq.scheduler.timers.loading import Loading
 from duemq.scheduler.timers.policy.policies import policy_of
+from duemq.scheduler.timers.seconds.loading import Loading
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from duemq.protocol.records.properties import java_hash
-from duemq.scheduler.pending import Selection
+from duemq.scheduler.search import Selection
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.policy.policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
 from duemq.storage.budget import Pieces
@@ -19,7 +19,7 @@ from duemq.storage.errors import NotInMemory
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 if TYPE_CHECKING:
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duemq.scheduler.timers import second as timer_second
-from duemq.scheduler.timers.second import WAIT, Second
+from duemq.scheduler.timers.seconds import second as timer_second
+from duemq.scheduler.timers.seconds.second import WAIT, Second
 
 if TYPE_CHECKING:
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 SECOND = 1_700_000_000
 BEGIN_MS = SECOND * 1000 + 1

@@ -906,7 +906,7 @@ def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch, steps: int, is_killed: bool
 ) -> None:
     monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 500)
-    monkeypatch.setattr("duemq.scheduler.timers.slots._ROLL_UNITS", 3)
+    monkeypatch.setattr("duemq.scheduler.timers.seconds.slots._ROLL_UNITS", 3)
     places = [world.send(START_MS + 100 + number // 2 * 100) for number in range(16)]
     world.pass_time(250)
     world.checkpoint()

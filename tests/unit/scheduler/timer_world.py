@@ -11,7 +11,7 @@ from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.pending import Pending
+from duemq.scheduler.search import WaitingMessages
 from duemq.scheduler.timers import service as timers
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.service import Timers, TimerState
@@ -65,7 +65,7 @@ class TimerWorld:
         file, now = ConfigFile(self.files, "/s/config/delayOffset.json"), look(self.clock)
         self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now)
         self.timers = Timers(self.store, self.config, recovered, now, levels=self.levels, wake=self.wake)
-        self.pending = Pending(self.store, self.timers, self.levels)
+        self.pending = WaitingMessages(self.store, self.timers, self.levels)
         self.sender = Sender(self.store, self.clock, self.levels, self.timers)
         parts: dict[str, CheckpointPart] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)

@@ -12,7 +12,7 @@ import pytest
 
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import read_saved
-from duemq.scheduler.pending import Pending, Selection, WaitingMessage
+from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.files import formats
 from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
@@ -79,7 +79,7 @@ def found_by_us(root: Path, broker: Broker) -> int:
     if after.recovered.is_foreign:
         after.owned.checkpoint()
     after.timers.gather(broker.clock.now_ms())
-    pending = Pending(after.store, after.timers, after.levels)
+    pending = WaitingMessages(after.store, after.timers, after.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     return sum(each.message.body != b"soon" for each in found)  # the others were delivered
 

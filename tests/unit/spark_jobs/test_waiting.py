@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.timer_properties import out_ms
-from duemq.scheduler.pending import Pending, Selection, WaitingMessage
+from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.spark_jobs.compact.compact import CompactOptions, compact
 from duemq.spark_jobs.store.progress import destroyed, read_progress, waiting
@@ -33,7 +33,7 @@ def jobs_say(root: Path) -> set[int]:
 
 def broker_says(broker: Broker) -> set[int]:
     """Physical offsets of the waiting messages, by an open broker."""
-    pending = Pending(broker.store, broker.timers, broker.levels)
+    pending = WaitingMessages(broker.store, broker.timers, broker.levels)
     found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, WaitingMessage)]
     offsets = [each.message.physical_offset for each in found]
     assert len(offsets) == len(set(offsets))

@@ -150,7 +150,7 @@ class _Counting:
         return position is not None and self.position <= position < self._wheel_end
 
 
-class Pending:
+class WaitingMessages:
     """Searches for and changes waiting messages. Owned by the event loop's thread."""
 
     def __init__(self, store: MessageStore, timers: Timers, levels: LevelQueues) -> None:

@@ -40,11 +40,11 @@ from duemq.scheduler.timers.index.census import Census
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.index.places import UnitPlaces
 from duemq.scheduler.timers.index.sorted_offsets import is_among
-from duemq.scheduler.timers.loading import Deleting, Loading
-from duemq.scheduler.timers.parking import Parking
 from duemq.scheduler.timers.recovery import Start
 from duemq.scheduler.timers.search import TimerSearch
-from duemq.scheduler.timers.second import NO_WAITS, Second, due_fields, picked, slot_second_of, waits_of
+from duemq.scheduler.timers.seconds.loading import Deleting, Loading
+from duemq.scheduler.timers.seconds.parking import Parking
+from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, picked, slot_second_of, waits_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duemq.scheduler.timers.files.unit import Units
-    from duemq.scheduler.timers.second import Waits
+    from duemq.scheduler.timers.seconds.second import Waits
 
 PRELOAD_SECONDS: Final = 10
 """Lead, in seconds, with which slots are loaded before their time."""

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.scheduler.timers.files.wheel import HOUR
-from duemq.scheduler.timers.second import NO_WAITS, Second, joined, picked, waits_of
+from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, joined, picked, waits_of
 from duemq.scheduler.waiting import is_parked
 
 if TYPE_CHECKING:
     from duemq.scheduler.timers.files.log import Chain
-    from duemq.scheduler.timers.second import Waits
-    from duemq.scheduler.timers.slots import Slots
+    from duemq.scheduler.timers.seconds.second import Waits
+    from duemq.scheduler.timers.seconds.slots import Slots
 
 SLOT_UNITS: Final = 65_536
 """Approximate limit of messages parked in one slot."""

@@ -14,13 +14,13 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import deleted_message
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, seconds_of
 from duemq.scheduler.timers.search import LOOK_UNITS
-from duemq.scheduler.timers.second import picked, waits_of
+from duemq.scheduler.timers.seconds.second import picked, waits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.second import Magic, Second, Waits
-    from duemq.scheduler.timers.slots import Slots
+    from duemq.scheduler.timers.seconds.second import Magic, Second, Waits
+    from duemq.scheduler.timers.seconds.slots import Slots
     from duemq.storage.store import MessageStore
 
 
@@ -38,7 +38,7 @@ class Loading:
         """A part that was read and is not in the second yet."""
 
     def step(self) -> bool:
-        """See `timers.second.Loader`."""
+        """See `timers.seconds.second.Loader`."""
         if self._part is None:
             self._part = self._next_part()
         if self._part is None:
@@ -115,7 +115,7 @@ class Deleting:
         """Number of deleting records that were read; then, number of messages that were looked at."""
 
     def step(self) -> bool:
-        """See `timers.second.Loader`."""
+        """See `timers.seconds.second.Loader`."""
         if self._waits is None:
             if self._at < len(self._deletes):
                 text = self._text(*self._deletes[self._at])

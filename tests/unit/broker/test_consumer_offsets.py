@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from duemq.broker.tables.offsets import ConsumerOffsets
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.persister import Persister
 from duemq.broker.workers import Background, ThreadWorkers
 from duemq.storage.config_file import ConfigFile

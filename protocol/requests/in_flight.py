@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class PendingRequests(Generic[T]):
+class InFlightRequests(Generic[T]):
     """Numbers requests of one connection and finds them again by the opaque of their response."""
 
     def __init__(self) -> None:
