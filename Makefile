@@ -17,7 +17,7 @@ LATE := tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
-IN_MEMORY := $(MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed
+IN_MEMORY := $(MEMORY) $(PYTEST)
 # Python keeps its compiled files, since the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -5,7 +5,6 @@ A filled store is written once and copied for each case. The broker under test r
 no test waits for a delay level.
 """
 
-import shutil
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tests.interop.support import eventually
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing
+from tests.support.copies import copy_tree
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 APACHE = "apache-4.9.7"
@@ -138,7 +138,7 @@ async def test_rocketmq_writes_what_the_module_extension_says(filled: Filled) ->
 
 
 async def test_a_store_of_rocketmqs_reads_as_if_it_had_no_extension(filled: Filled, tmp_path: Path) -> None:
-    shutil.copytree(filled.store, tmp_path / "store")
+    copy_tree(filled.store, tmp_path / "store")
     store = MessageStore(
         StoreConfig(str(tmp_path / "store")), OsFiles(), ("127.0.0.1", 1), lambda level, stored: stored + 3_600_000
     )
@@ -168,7 +168,7 @@ async def test_tags_and_levels_of_a_store_of_rocketmqs(
     if target != "duemq":
         pytest.skip("moves the clock of the broker")
     reader = brokers.make(target, {**properties, "testClock": "true"})
-    shutil.copytree(filled.store, reader.store)
+    copy_tree(filled.store, reader.store)
     for topic, queue_id in ((filled.topic, 0), (SCHEDULE, HOUR - 1)):
         if damage is not None:
             damage(extension_file(reader.store, topic, queue_id))
@@ -176,9 +176,11 @@ async def test_tags_and_levels_of_a_store_of_rocketmqs(
     assert await pulled(reader, java, filled.topic, "a") == tagged("old", "a")
     assert await pulled(reader, java, filled.topic, "b || rare") == [*tagged("old", "b"), b"old-rare"]
     clock = TestClock(reader.nameserver)
-    await clock.advance("59m")
+    ((_, due, _),) = extension_units(filled.store, SCHEDULE, HOUR - 1)
+    now = await clock.now()  # minutes after the store was filled, on a slow machine
+    await clock.advance(ms=due - 600_000 - int(now.timestamp() * 1000))
     assert await pulled(reader, java, filled.topic, "hour") == []
-    await clock.advance("1m")
+    await clock.advance("10m")
     await eventually(lambda: pulled(reader, java, filled.topic, "hour"), lambda found: found == [b"old-hour"])
     await fill(reader, java, filled.topic, "new")
     await reader.stop()
