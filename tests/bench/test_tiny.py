@@ -117,7 +117,7 @@ async def test_the_cases_of_the_mqtt_bridge_give_their_figures(make: MakeBroker,
     "name",
     [
         # Four Spark sessions, whose jobs tests/spark runs as well.
-        pytest.param(spark_cases.spark_jobs.__name__, marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
+        pytest.param(spark_cases.spark_jobs.__name__, marks=pytest.mark.soak),
         spark_cases.spark_naive.__name__,
     ],
 )

@@ -114,7 +114,6 @@ def normal(output: str) -> list[str]:
     return sorted(line for line in lines if line and not line.startswith(("at ", "... ")))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("version", "command"),
     # A command of 5.3.3 waits three seconds for a thread of its own to end, so all of them take minutes.

@@ -29,8 +29,6 @@ from tests.spark import oracle
 from tests.spark.stores import copy_store, sampled
 from tests.support import rows
 
-pytestmark = pytest.mark.timeout(300)
-
 TOPIC = "orders"
 SEGMENT = 1 << 20
 PROPERTIES: dict[str, object] = {

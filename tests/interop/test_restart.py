@@ -20,8 +20,6 @@ from tests.peers.clients import Client, PushConsumer, unique
 from tests.peers.errors import PeerError
 from tests.peers.messages import Outgoing
 
-pytestmark = pytest.mark.timeout(400)  # each step waits for a client that does not come back
-
 ENOUGH = 40
 BEFORE = 30
 HOWS = ("stop", "kill")

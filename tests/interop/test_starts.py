@@ -26,8 +26,6 @@ from tests.interop.test_repair import PROPERTIES, SCHEDULE, SHORTENED, TOPIC, ZE
 from tests.peers.messages import Outgoing
 from tests.spark.stores import copy_store, sampled
 
-pytestmark = pytest.mark.timeout(300)
-
 TIMER_QUEUE = "consumequeue/rmq_sys_wheel_timer"
 CASES = [
     ("apache-4.9.7", "stop", (SCHEDULE,)),

@@ -31,8 +31,6 @@ from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
 from tests.support import rows
 
-pytestmark = pytest.mark.timeout(300)
-
 TIMER = "rmq_sys_wheel_timer"
 APACHE = "apache-5.3.3"
 QUEUES = 3

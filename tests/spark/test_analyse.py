@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from pyspark.sql import SparkSession
 
 from duemq.spark_jobs.analyse import output
@@ -24,8 +23,6 @@ from tests.spark.stores import WrittenStore
 from tests.spark.test_audit import check_totals
 from tests.unit.spark_jobs.compact_world import new_broker
 from tests.unit.spark_jobs.test_cluster import check_percentile
-
-pytestmark = pytest.mark.timeout(300)
 
 SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
 

@@ -14,8 +14,6 @@ from tests.spark.stores import WrittenStore
 from tests.spark.test_cli import SMALL, duemq
 from tests.unit.spark_jobs.test_append import READERS, World, keys
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_the_command_appends_each_store(spark: SparkSession, tmp_path: Path) -> None:
     worlds = [World(tmp_path / name / "store", str(tmp_path / name / "store")) for name in ("a", "b")]

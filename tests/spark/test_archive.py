@@ -21,7 +21,7 @@ from tests.spark import oracle
 from tests.spark.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
 from tests.spark.test_compact import client_for, running
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.interop]
+pytestmark = pytest.mark.interop
 
 
 def test_records_come_back_byte_for_byte(written: WrittenStore, tmp_path: Path) -> None:

@@ -35,8 +35,6 @@ from tests.spark.oracle import Record
 from tests.spark.stores import SEGMENT, WrittenStore
 from tests.unit.spark_jobs.compact_world import new_broker
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True)
 class Case:

@@ -24,8 +24,6 @@ from tests.spark import audit, faults, oracle
 from tests.spark.stores import WrittenStore
 from tests.unit.spark_jobs.test_nights import night, run
 
-pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--master", "local[1]", "--memory", "512m")
 

@@ -24,7 +24,7 @@ from tests.spark import oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.interop]
+pytestmark = pytest.mark.interop
 
 SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
 WITH_TIMERS: tuple[Kind, ...] = ("duemq", "apache-5.3.3")

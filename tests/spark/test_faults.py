@@ -12,8 +12,6 @@ from tests.spark.faults import AuditFault, DiskFault
 from tests.spark.oracle import Contents, Record
 from tests.spark.stores import SEGMENT, WrittenStore
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def some(before: Audit, real_topic: str) -> list[Scheduled]:
     """Delivered messages for a topic, or for topics with this prefix."""

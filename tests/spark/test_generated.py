@@ -97,7 +97,6 @@ def test_offsets_and_topics_are_there(generated: Generated) -> None:
 
 
 @pytest.mark.interop
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", sampled(["duemq", "apache-4.9.7"], ["duemq"]))
 def test_brokers_go_on_with_it(generated: Generated, kind: str, tmp_path: Path) -> None:
     before = audit.audit(generated.path)

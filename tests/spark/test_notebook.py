@@ -8,11 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.unit.spark_jobs.compact_world import new_broker
-
-pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "spark-jobs.md").read_text(encoding="utf-8")

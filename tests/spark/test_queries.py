@@ -13,8 +13,6 @@ import pytest
 from tests.bench import spark_stores
 from tests.spark import class_archive
 
-pytestmark = pytest.mark.timeout(600)
-
 ROOT = Path(__file__).parents[2]
 
 

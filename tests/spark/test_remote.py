@@ -20,8 +20,6 @@ from tests.spark import faults, oracle
 from tests.spark.object_store import ObjectStore, serving
 from tests.spark.stores import SEGMENT, WrittenStore
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def writable(duemq_store: WrittenStore, tmp_path: Path) -> WrittenStore:

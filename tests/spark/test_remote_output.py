@@ -22,8 +22,6 @@ from tests.spark.test_cli import SMALL, duemq
 from tests.unit.spark_jobs.test_append import READERS, World, keys
 from tests.unit.spark_jobs.test_compact import tree
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:

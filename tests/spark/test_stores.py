@@ -13,8 +13,6 @@ from tests.spark.load import LEVEL_MS, Sent
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Contents, Record
 from tests.spark.stores import SEGMENT, WrittenStore
 
-pytestmark = pytest.mark.timeout(300)
-
 # RocketMQ checks levels every 100 ms, and delivers timers at the next whole second; the rest is for a busy machine.
 LATE_MS = 30_000
 

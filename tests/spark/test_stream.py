@@ -26,8 +26,6 @@ from tests.spark.stores import PROPERTIES, Kind, Stores, WrittenStore, sampled
 from tests.spark.test_queries import ROOT
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Stream:
     """A query from a store into Parquet files, with a checkpoint. Both outlive a query."""

@@ -24,8 +24,6 @@ from tests.spark.stores import SEGMENT, WrittenStore
 from tests.unit.spark_jobs.test_processes import die
 from tests.unit.spark_jobs.test_spark_errors import spoil, write
 
-pytestmark = pytest.mark.timeout(300)
-
 Row = dict[str, Any]
 RANGE = str(4 << 20)
 MESSAGES = [name for name in COLUMNS["messages"] if not name.endswith("_time") and name != STORE]

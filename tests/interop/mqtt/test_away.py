@@ -181,7 +181,6 @@ async def test_a_second_bridge_with_the_same_state_ends(world: World) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_duemq_is_away_for_a_minute_under_load(world: World, qos: int) -> None:
     await world.start(RULES)
@@ -209,7 +208,6 @@ async def test_duemq_is_away_for_a_minute_under_load(world: World, qos: int) -> 
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_mosquitto_is_away_for_a_minute_under_load(world: World, qos: int) -> None:
     """Mosquitto 2.0.11 may give a subscriber messages twice that were on their way to it when it was stopped, also with
