@@ -17,7 +17,7 @@ from tests.simulation.failures import Failure, failure_in, failure_of
 from tests.simulation.found import FOUND
 from tests.simulation.script import generate
 
-SEEDS = 100
+SEEDS = 60
 TOGETHER = 10
 
 
