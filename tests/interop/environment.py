@@ -115,11 +115,8 @@ class ClientPool:
         self._starting = asyncio.Lock()
 
     async def get(self, name: str) -> Client:
-        """Return a client by its name, started if necessary. One that hangs in its library, as the C++ client sometimes
-        does when an ordered consumer stops, fails its test and is replaced, so that it fails no others."""
+        """Return a client by its name, started if necessary."""
         async with self._starting:
-            if name in self._clients and self._clients[name].program.is_hung:
-                await self._clients.pop(name).stop()
             if name not in self._clients:
                 client = make_client(name, self._directory / name)
                 await client.start()

@@ -30,8 +30,6 @@ class Program:
         self._replies: dict[int, asyncio.Future[Json]] = {}
         self._child: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
-        self.is_hung = False
-        """Whether a request was not answered in its time. Its library may never answer again."""
 
     async def start(self) -> None:
         """Start the process and wait until it answers."""
@@ -68,7 +66,6 @@ class Program:
             async with asyncio.timeout(timeout):
                 answer = await reply
         except TimeoutError:
-            self.is_hung = True
             raise TimeoutError(f"{self.name} did not answer {op} within {timeout:.0f} s; see {self.log}") from None
         finally:
             self._replies.pop(number, None)

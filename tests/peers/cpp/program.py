@@ -116,14 +116,12 @@ class _Log:
     """
 
     def __init__(self) -> None:
-        self._path = Path(os.environ["HOME"]) / "logs" / "rocketmq-cpp" / f"{os.getpid()}_rocketmq-cpp.log.0"
+        self._directory = Path(os.environ["HOME"]) / "logs" / "rocketmq-cpp"
         self._starting = threading.Lock()
 
-    def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
+    def _sizes(self) -> dict[Path, int]:
+        """Return the size of each of the log's files. The library begins another one at midnight."""
+        return {path: path.stat().st_size for path in self._directory.glob(f"{os.getpid()}_rocketmq-cpp.log.*")}
 
     @contextmanager
     def until_heartbeats(self, count: int) -> Iterator[None]:
@@ -133,20 +131,23 @@ class _Log:
         One client starts at a time, since the log lines do not name their client. Raises TimeoutError.
         """
         with self._starting:
-            begin = self._size()
+            begin = self._sizes()
             yield
             deadline = time.monotonic() + _START_TIMEOUT_S
             while self._heartbeats_since(begin) < count:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{self._path} does not tell of the first heartbeats of a client")
+                    raise TimeoutError(
+                        f"the log in {self._directory} does not tell of the first heartbeats of a client"
+                    )
                 time.sleep(_LOOK_EVERY_S)
 
-    def _heartbeats_since(self, begin: int) -> int:
-        if self._size() == 0:
-            return 0
-        with self._path.open("rb") as file:
-            file.seek(begin)
-            return file.read().count(_HEARTBEAT_TO_NOBODY)
+    def _heartbeats_since(self, begin: dict[Path, int]) -> int:
+        count = 0
+        for path in self._sizes():
+            with path.open("rb") as file:
+                file.seek(begin.get(path, 0))
+                count += file.read().count(_HEARTBEAT_TO_NOBODY)
+        return count
 
 
 _log = _Log()
