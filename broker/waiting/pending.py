@@ -282,11 +282,9 @@ class PendingHandlers:
                 done.messages.append(ChangedMessage(found.message_id, outcome))
 
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
-        place = (
-            found.place
-            if found.place is not None
-            else await self._timer_handlers.place_of(found.message_id, found.owner)
-        )
+        place = found.place
+        if place is None:
+            place = await self._timer_handlers.place_of(found.message_id, found.owner)
         if place is None:
             return "NEVER_EXISTED"
 

@@ -8,9 +8,9 @@ from tests.peers import ports
 from tests.peers.broker import BROKER, CLUSTER, HOST
 from tests.peers.process import Process
 
-# The broker logs JSON lines on stderr; it logs this event once all sockets listen.
 _SECRETS = ("initAuthenticationUser", "innerClientAuthenticationCredentials")
 """Properties that the command line may not have."""
+# The broker logs JSON lines on stderr; it logs this event once all sockets listen.
 _UP = r'"event": ?"listening"'
 
 

@@ -240,7 +240,7 @@ class _Search:
         """Whether a thread has read the first of these records."""
 
     def passing(self, waits: Waits) -> None:
-        """See `timers.seconds.slots.Pass`."""
+        """See `timers.seconds.slots.RunningSearch.passing`."""
         position = waits["position"]
         mine = (position >= self._position) & (position < self._end) & np.isin(waits["hash"], self.topics)
         if mine.any():
