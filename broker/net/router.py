@@ -18,7 +18,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -74,6 +74,10 @@ _FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short, so the time is checked only once per this many."""
 
+# Decoders have no state, and making one takes a millisecond: many codes, and all brokers of a process, share them.
+_request_decoder = cache(RequestDecoder)
+_signed_decoder = cache(SignedDecoder)
+
 
 class Route:
     """How requests of one code are decoded and handled. `permission`: what they need, which `guard` checks; without
@@ -95,7 +99,7 @@ class Route:
         code: int = 0,
     ) -> None:
         is_guarded = guard is not None and not permission.is_open
-        self.decoder = SignedDecoder(header_type) if is_guarded else RequestDecoder(header_type)
+        self.decoder = (_signed_decoder if is_guarded else _request_decoder)(header_type)
         self.decode_json = self.decoder.decode_json
         self.is_async = inspect.iscoroutinefunction(handler)
         self.permission = permission

@@ -261,7 +261,7 @@ def check_recurring(after: World, world: World, acknowledged: set[bytes], end_ms
 
 
 @pytest.mark.parametrize("has_pauses", [False, True], ids=["", "pauses"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 10))])
 def test_any_image_a_power_cut_leaves_delivers_each_message_once(seed: int, has_pauses: bool) -> None:
     world = run_scenario(seed, 60, has_pauses=has_pauses)
     operations = world.files.operations

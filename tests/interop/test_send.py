@@ -114,7 +114,7 @@ async def test_compressed_body_arrives_uncompressed(
 async def test_body_of_a_megabyte(broker: Broker, topic: str, client: Client) -> None:
     body = b"0123456789abcdef" * 65536
     async with (
-        await client.producer(broker.nameserver, timeout_ms=10_000) as producer,
+        await client.producer(broker.nameserver) as producer,
         await client.consumer(broker.nameserver, unique("group"), topic) as consumer,
     ):
         await producer.send(topic, [Outgoing(body)])

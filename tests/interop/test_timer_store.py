@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import random
 import time
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -37,9 +38,15 @@ QUEUES = 3
 COUNT = 300
 FIRST_MS = 2000
 # The times over which the messages are due. It has to outlive all brokers but the last: RocketMQ's takes up to 26 s to
-# start beside others of its kind and the other tests, and up to 30 s to stop.
+# start beside others of its kind and the other tests, and up to 30 s to stop. Where a machine is slower, a hand-over
+# begins again with more time.
 STOP_MS, START_MS, SPARE_MS = 36_000, 26_000, 18_000
+FACTORS = (1, 2, 4)
 ROLL_WINDOW = 6
+
+
+class TooSlowError(Exception):
+    """The messages were due before the brokers had come to what the test is about."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ async def _fill(broker: Broker, java: JavaClient, span_ms: int, *, is_reschedule
         for body in (neighbours[1], neighbours[3]):
             handle = results[list(content.due).index(body)].recall_handle
             assert handle is not None
+            _still_before(second)
             await producer.recall(content.topic, handle)
             content.recalled.add(body)
     if is_rescheduled:
@@ -129,10 +137,17 @@ async def _fill(broker: Broker, java: JavaClient, span_ms: int, *, is_reschedule
                 at = chance.randrange(start + span_ms // 2, last) if body.isdigit() else second + 150
                 message_id = ids[body]
                 assert message_id is not None
+                _still_before(start + span_ms // 2)
                 changes = await changer.reschedule([message_id], deliver_at=at / 1000)
                 assert changes.counts == {ChangeResult.RESCHEDULED: 1}
                 content.due[body] = at
     return content
+
+
+def _still_before(at: int) -> None:
+    """Raise TooSlowError from a second before this time on, ms."""
+    if _now_ms() + 1000 > at:
+        raise TooSlowError
 
 
 async def _stored(broker: Broker, java: JavaClient, topic: str) -> int:
@@ -187,12 +202,12 @@ def _check(content: Content, found: list[list[Received]], last: Broker, last_up:
                     assert content.due[earlier.body] <= content.due[later.body]
 
 
-async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, end: str) -> None:
+async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, end: str, factor: int) -> None:
     kinds = [kind or brokers.target for kind in CHAINS[chain].kinds]
     first, *others = [brokers.make(kind, CHAINS[chain].properties) for kind in kinds]
     await first.start()
     is_rescheduled = first.kind == "duemq" and end == "stop"
-    content = await _fill(first, java, CHAINS[chain].span_ms(end), is_rescheduled=is_rescheduled)
+    content = await _fill(first, java, factor * CHAINS[chain].span_ms(end), is_rescheduled=is_rescheduled)
     broker, up = first, 0
     for follower in others:
         enough = await _stored(broker, java, content.topic) + COUNT // 10
@@ -200,8 +215,7 @@ async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, en
         if broker.kind == APACHE and CHAINS[chain].roll_window is not None:
             await eventually(partial(_rolled, broker, java))
         await (broker.stop() if end == "stop" else broker.kill())
-        ended = _now_ms()
-        assert max(content.due.values()) > ended, "this machine was too slow: all were due before the broker ended"
+        _still_before(max(content.due.values()))
         await follower.start()
         broker, up = follower, _now_ms()
         await eventually(partial(java.admin(broker.nameserver).route, content.topic))
@@ -261,11 +275,21 @@ class HandOvers:
 
     async def _run(self, chain: str, end: str) -> None:
         async with self._room:
-            brokers = BrokerFactory(self._target, self._new_directory())
-            try:
-                await _change_hands(brokers, self._java, chain, end)
-            finally:
-                await brokers.close()
+            for factor in FACTORS[:-1]:
+                try:
+                    await self._attempt(chain, end, factor)
+                except TooSlowError:
+                    warnings.warn(f"{chain}, {end}: {factor} times the usual time is not enough here", stacklevel=1)
+                else:
+                    return
+            await self._attempt(chain, end, FACTORS[-1])
+
+    async def _attempt(self, chain: str, end: str, factor: int) -> None:
+        brokers = BrokerFactory(self._target, self._new_directory())
+        try:
+            await _change_hands(brokers, self._java, chain, end, factor)
+        finally:
+            await brokers.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

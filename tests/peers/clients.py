@@ -238,14 +238,17 @@ class Client:
         nameserver: str,
         group: str | None = None,
         *,
-        timeout_ms: int | None = None,
+        timeout_ms: int = 30_000,
         retries: int | None = None,
         compress_over: int | None = None,
         vip: bool | None = None,
         account: Account | None = None,
         trace_topic: str | None = None,
     ) -> Producer:
-        """Start a producer. `account` signs its requests. `trace_topic`: a Java client sends its traces there."""
+        """Start a producer. `account` signs its requests. `trace_topic`: a Java client sends its traces there.
+
+        `timeout_ms`: for one send. The libraries' own 3 s are not enough for RocketMQ's broker on a busy machine.
+        """
         producer = Producer(self, _handle("p"))
         await self.program.call(
             "producer_start",

@@ -16,7 +16,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.interop.support import eventually
 from tests.peers.broker import HOST, Broker
-from tests.peers.clients import JavaClient, Outcome, unique
+from tests.peers.clients import JavaClient, Outcome, Producer, unique
 from tests.peers.messages import Outgoing
 from tests.spark import oracle
 from tests.support import wire
@@ -77,9 +77,10 @@ class Retried:
 class Load:
     """One run of the load against a broker with the settings of `tests.spark.stores`."""
 
-    def __init__(self, broker: Broker, java: JavaClient, seed: int = 1) -> None:
+    def __init__(self, broker: Broker, java: JavaClient, producer: Producer, seed: int = 1) -> None:
         self._broker = broker
         self._java = java
+        self._producer = producer
         self._admin = java.admin(broker.nameserver)
         self._chance = random.Random(seed)
         self._has_timers = broker.kind != "apache-4.9.7"
@@ -131,15 +132,14 @@ class Load:
             Outgoing(b"\0\1\2\xff", tags="a=b", properties={"long": "x" * 3000}),
         ]
         await self._send(other, odd, "plain", "delivered")
-        async with await self._java.producer(self._broker.nameserver) as producer:
-            for batch in range(4):
-                parts = [Outgoing(b"part %d of %d" % (n, batch), tags="batch", keys=f"b-{n}") for n in range(25)]
-                (result,) = await producer.send(other, parts, "batch")
-                assert result.msg_id is not None
-                assert result.offset_msg_id is not None
-                keys, ids = result.msg_id.split(","), result.offset_msg_id.split(",")
-                for part, key, offset_id in zip(parts, keys, ids, strict=True):
-                    self._note(other, part, key, offset_id, "plain", "delivered")
+        for batch in range(4):
+            parts = [Outgoing(b"part %d of %d" % (n, batch), tags="batch", keys=f"b-{n}") for n in range(25)]
+            (result,) = await self._producer.send(other, parts, "batch")
+            assert result.msg_id is not None
+            assert result.offset_msg_id is not None
+            keys, ids = result.msg_id.split(","), result.offset_msg_id.split(",")
+            for part, key, offset_id in zip(parts, keys, ids, strict=True):
+                self._note(other, part, key, offset_id, "plain", "delivered")
         if self._broker.kind != "apache-5.3.3":  # it fails on an empty body
             offset_id = await self._send_empty(other)
             self._note(other, Outgoing(b"", tags="empty"), "", offset_id, "plain", "delivered")
@@ -171,7 +171,7 @@ class Load:
         rolled = [self._timer(now + (ROLL_WINDOW_SECONDS + 6) * 1000 + n) for n in range(5)]
         await self._send(topic, rolled, "timer", "delivered")
         now = _now_ms()
-        soon = [self._timer(now + 7000 + n * 100) for n in range(4)]
+        soon = [self._timer(now + 8500 + n * 100) for n in range(4)]
         await self._send(topic, soon, "timer", "cancelled")
         now = _now_ms()
         due = [self._timer(now + 3000 + self._chance.randrange(4000)) for _ in range(120)]
@@ -298,15 +298,14 @@ class Load:
         return replace(self._small(f"timer {at}", tags="timer"), properties={"TIMER_DELIVER_MS": str(at)})
 
     async def _send(self, topic: str, messages: Sequence[Outgoing], kind: Kind, outcome: Fate) -> list[Sent]:
-        async with await self._java.producer(self._broker.nameserver, timeout_ms=30_000) as producer:
-            results = await producer.send(topic, messages, "async")
-            sent = [
-                self._note(topic, message, result.msg_id or "", result.offset_msg_id or "", kind, outcome)
-                for message, result in zip(messages, results, strict=True)
-            ]
-            for result in results if outcome == "cancelled" else ():
-                assert result.recall_handle is not None
-                await producer.recall(topic, result.recall_handle)
+        results = await self._producer.send(topic, messages, "async")
+        sent = [
+            self._note(topic, message, result.msg_id or "", result.offset_msg_id or "", kind, outcome)
+            for message, result in zip(messages, results, strict=True)
+        ]
+        for result in results if outcome == "cancelled" else ():
+            assert result.recall_handle is not None
+            await self._producer.recall(topic, result.recall_handle)
         return sent
 
     def _note(self, topic: str, message: Outgoing, key: str, offset_id: str, kind: Kind, outcome: Fate) -> Sent:

@@ -117,7 +117,8 @@ async def _write(kind: Kind, directory: Path, end: End) -> WrittenStore:
     java = java_client("4.9.7" if kind == "apache-4.9.7" else "5.3.3", directory / "client")
     try:
         await asyncio.gather(broker.start(), java.start())
-        found = await Load(broker, java).run(cut_short=end == "kill")
+        async with await java.producer(broker.nameserver) as producer:
+            found = await Load(broker, java, producer).run(cut_short=end == "kill")
         await (broker.stop() if end == "stop" else broker.kill())
     finally:
         if broker.running:

@@ -305,7 +305,7 @@ async def test_a_store_is_read_while_a_broker_writes_it(
         done = asyncio.Event()
 
         async def send() -> None:
-            async with await java.producer(broker.nameserver, timeout_ms=30_000) as producer:
+            async with await java.producer(broker.nameserver) as producer:
                 for part in range(10):
                     messages = [Outgoing(b"%d of %d" % (n, part) * 20, level=1 + n % 2) for n in range(count // 10)]
                     assert all(sent.status for sent in await producer.send(topic, messages, "async"))
