@@ -113,9 +113,10 @@ bench: $(VENV)/.dev ## Measure duemq and Apache's broker, and print one table
 profile: $(VENV)/.dev ## Show where the hot path spends its time (WHAT=sends, signed, timers, levels or pulls)
 	$(BIN)/python -m tests.bench.profile $(WHAT)
 
-soak: $(VENV)/.dev ## Run the soak tests: 500 times kill -9 under load
+soak: $(VENV)/.dev ## Run the soak tests: 500 times kill -9 under load, thousands of examples, all seeds
 	$(BIN)/python -m tests.peers install --bench
 	$(BIN)/python -m pytest -m soak --timeout 0
+	$(IN_MEMORY) --timeout 0 --hypothesis-profile soak tests/unit
 
 lint: $(VENV)/.dev ## Check the style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

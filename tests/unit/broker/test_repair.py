@@ -584,7 +584,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, frozenset[str], bool, bool]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(histories())
 def test_any_history(
     tmp_path_factory: pytest.TempPathFactory, history: tuple[int, int, frozenset[str], bool, bool]

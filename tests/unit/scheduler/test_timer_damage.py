@@ -98,7 +98,7 @@ def test_all_queues_made_again_say_nothing_of_the_timer_log() -> None:
     assert len(world.bodies()) == 9
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 30),
     is_stopped=st.booleans(),
@@ -114,7 +114,7 @@ def test_flipped_bytes_of_the_log_lose_nothing(seed: int, is_stopped: bool, flip
     settled(world, come)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 30),
     is_stopped=st.booleans(),

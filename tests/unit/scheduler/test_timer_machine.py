@@ -183,6 +183,6 @@ class TimerMachine(RuleBasedStateMachine):
 
 
 TimerMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, phases=[Phase.explicit, Phase.generate]
+    max_examples=40, stateful_step_count=25, phases=[Phase.explicit, Phase.generate]
 )
 TestTimers = TimerMachine.TestCase

@@ -643,7 +643,7 @@ def test_what_delta_is_told_of_s3() -> None:
     assert _options("/bucket/t") is None
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.none() | st.integers(0, 2)), max_size=6))
 def test_any_order_of_nights(
     tmp_path_factory: pytest.TempPathFactory, nights: list[tuple[int, int, int | None]]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -698,7 +698,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(operations, st.booleans(), st.integers(0, 1))
 def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int]], is_foreign: bool, times: int

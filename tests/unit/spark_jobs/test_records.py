@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.records import properties, record
@@ -51,7 +51,6 @@ def walked(data: bytes, *, base: int = BASE, check_crc: bool = True, is_last: bo
     return walk(array, base, len(data), check_crc=check_crc, is_last=is_last)
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=8))
 def test_columns_are_what_the_codec_says(messages: list[StoredMessage]) -> None:
     data = log_of(messages)
@@ -83,7 +82,6 @@ def test_columns_are_what_the_codec_says(messages: list[StoredMessage]) -> None:
     assert [dict(row) for row in batch.column("properties").to_pylist()] == [message.properties for message in expected]
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=5), st.data())
 def test_a_property_is_found_as_the_codec_finds_it(messages: list[StoredMessage], data: st.DataObject) -> None:
     known = [name for message in messages for name in message.properties]
@@ -118,7 +116,6 @@ def test_a_property_that_is_a_number(text: str, value: int | None) -> None:
     assert (int(values[0]) if present[0] else None) == value
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=2, max_size=6), st.data())
 def test_a_flipped_bit_costs_one_record_and_is_told(messages: list[StoredMessage], data: st.DataObject) -> None:
     log = bytearray(log_of(messages))
@@ -144,7 +141,6 @@ def messages_size(starts: list[int], i: int, end: int) -> int:
     return (starts[i + 1] if i + 1 < len(starts) else end) - starts[i]
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=5), st.integers(0, 4), st.data())
 def test_a_wrong_body_is_told_by_its_checksum(messages: list[StoredMessage], victim: int, data: st.DataObject) -> None:
     victim %= len(messages)
@@ -181,7 +177,6 @@ def test_properties_that_were_not_written_to_their_end_are_damage(left: int, zer
         assert found.damages[0] == (BASE + size, size, "zeros in the properties")
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=5), st.data())
 def test_a_torn_tail_is_damage_and_zeros_behind_are_not(messages: list[StoredMessage], data: st.DataObject) -> None:
     log = log_of(messages)
@@ -218,7 +213,6 @@ def test_zeros_between_records_are_told() -> None:
     assert found.damages == [(BASE + len(first), 4096, "zeros where a record should be")]
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(100, 3000))
 def test_bytes_that_come_in_pieces_give_the_same_records(messages: list[StoredMessage], step: int) -> None:
     log = log_of(messages)

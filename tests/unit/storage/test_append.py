@@ -110,7 +110,7 @@ def test_a_batch_over_several_files(tmp_path: Path) -> None:
     assert list(problems(store)) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(

@@ -312,7 +312,7 @@ def test_without_room_for_the_extension_the_queue_goes_on() -> None:
     owned.stop()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(["send", "send", "write", "kill", "checkpoint", "off", "on", "cut"]), max_size=25))
 def test_whatever_happens_the_addresses_lead_to_the_right_tags(steps: list[str]) -> None:
     files = SimulatedFiles()
