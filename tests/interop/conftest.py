@@ -6,6 +6,7 @@ Apache's brokers, which shows that they state RocketMQ's behaviour and not duemq
 All tests and fixtures share one event loop, since broker and clients live for the session.
 """
 
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.interop.apache_stores import ApacheStores
 from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, SharedBroker, Together
 from tests.peers.admin import Admin
 from tests.peers.broker import Broker
@@ -87,6 +89,22 @@ async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cli
     pool = ClientPool(tmp_path_factory.mktemp("clients"))
     yield pool
     await pool.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _written_by_apache(
+    clients: ClientPool, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ApacheStores]:
+    directory = tmp_path_factory.mktemp("apache_stores")
+    yield ApacheStores(directory, clients)
+    shutil.rmtree(directory)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def apache_stores(shared_broker: SharedBroker, _written_by_apache: ApacheStores) -> ApacheStores:
+    """Stores of Apache's brokers, each written on first use. Tests work on copies."""
+    await shared_broker.make_room()
+    return _written_by_apache
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=CLIENTS)

@@ -2,16 +2,13 @@
 
 The stores are those of the tests of `duemq store repair`; here they are not repaired."""
 
-import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
@@ -20,9 +17,19 @@ from duemq.spark_jobs.audit.starts import StartOutcome, starts
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
-from tests.interop.environment import ClientPool, SharedBroker, make_broker
+from tests.interop.apache_stores import (
+    PROPERTIES,
+    SCHEDULE,
+    SHORTENED,
+    TOPIC,
+    ZEROED,
+    ApacheStores,
+    bodies,
+    damage,
+    stored,
+)
+from tests.interop.environment import ClientPool, make_broker
 from tests.interop.support import eventually
-from tests.interop.test_repair import PROPERTIES, SCHEDULE, SHORTENED, TOPIC, ZEROED, Stores, bodies, damage, stored
 from tests.peers.messages import Outgoing
 from tests.spark.stores import copy_store, sampled
 
@@ -42,16 +49,6 @@ CASES = [
 ALWAYS = [CASES[0], CASES[3], CASES[8]]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def stores(
-    shared_broker: SharedBroker, clients: ClientPool, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stores]:
-    await shared_broker.make_room()
-    directory = tmp_path_factory.mktemp("starts")
-    yield Stores(directory, clients)
-    shutil.rmtree(directory)
-
-
 def told(path: Path) -> StartOutcome:
     """The audit's statement about the broker that wrote the store."""
     store = StoreFiles.open(path)
@@ -64,9 +61,9 @@ def told(path: Path) -> StartOutcome:
 
 @pytest.mark.parametrize(("kind", "end", "lost"), sampled(CASES, ALWAYS))
 async def test_a_broker_finds_what_the_audit_says(
-    stores: Stores, clients: ClientPool, tmp_path: Path, kind: str, end: str, lost: tuple[str, ...]
+    apache_stores: ApacheStores, clients: ClientPool, tmp_path: Path, kind: str, end: str, lost: tuple[str, ...]
 ) -> None:
-    written = await stores.get(kind, end)
+    written = await apache_stores.get(kind, end)
     assert told(written).misses == 0, "nothing is wrong with it"
     store = copy_store(written, tmp_path / "store")
     damage(store, lost)
@@ -78,7 +75,9 @@ async def test_a_broker_finds_what_the_audit_says(
     try:
         await broker.start()
         await eventually(partial(java.admin(broker.nameserver).route, TOPIC))
-        await eventually(partial(stored, broker, java), lambda found: found >= before.total() + expected.finds)
+        await eventually(
+            partial(stored, broker, java), lambda found: found >= before.total() + expected.finds, timeout=60
+        )
         # Messages sent behind all others, by each delivery path that still works, show when no more deliveries follow.
         ends = [Outgoing(b"end level 1", level=1), Outgoing(b"end level 3", level=3)]
         if kind == "apache-5.3.3" and TIMER_QUEUE not in lost:
@@ -90,7 +89,7 @@ async def test_a_broker_finds_what_the_audit_says(
         async def has_ended() -> bool:
             return {message.body for message in ends} <= bodies(store).keys()
 
-        await eventually(has_ended)
+        await eventually(has_ended, timeout=60)
         await broker.stop()
     finally:
         if broker.running:
