@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from duemq.spark_jobs import session
 from duemq.spark_jobs.cli.commands import main
-from tests.spark import audit, faults, oracle
+from tests.spark import audit, class_archive, faults, oracle
 from tests.spark.stores import WrittenStore
 from tests.unit.spark_jobs.test_nights import night, run
 
@@ -29,12 +29,10 @@ SMALL = ("--master", "local[1]", "--memory", "512m")
 
 
 def duemq(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `duemq spark ...`, without the environment of these tests' own session."""
+    """Run `duemq spark ...`."""
     code = "from duemq.cli import main; main()"
-    own = ("PYSPARK", "SPARK", "PYTHONPATH")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     command = [sys.executable, "-c", code, "spark", *map(str, arguments)]
-    environment["PYTHONPATH"] = str(ROOT)
+    environment = class_archive.of_a_user() | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment, timeout=200)
 
 
@@ -155,7 +153,8 @@ def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
         if not path.name.startswith(("duemq", "_duemq", "__editable__")) and path.suffix != ".pth":
             (libraries / path.name).symlink_to(path)
     base = str(Path(sys.base_prefix) / "bin" / "python3")
-    environment = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "LANG") if name in os.environ}
+    names = ("PATH", "JAVA_HOME", "HOME", "LANG", "SPARK_SUBMIT_OPTS")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"PYTHONPATH": str(libraries), "PYSPARK_PYTHON": base, "SPARK_LOCAL_IP": "127.0.0.1"}
     found = subprocess.run([base, "-c", "import duemq"], env=environment, cwd=tmp_path, check=False)
     assert found.returncode != 0, "the project is importable here: this would prove nothing"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.spark import class_archive
 from tests.unit.spark_jobs.compact_world import new_broker
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +29,13 @@ def test_the_snippet_of_the_docs(tmp_path: Path) -> None:
     code = re.sub(r"(?m)^ {4}", "", lines[0]).replace("/data/", f"{tmp_path}/")
     code += "print(orders.count(), sorted(row.store[-7:] for row in orders.select('store').distinct().collect()))\n"
     code += "print(waiting.to_dict('records'))\n"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))}
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=class_archive.of_a_user(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines() == [
