@@ -1,5 +1,5 @@
-"""Changes of the pages for `make docs`: the overview is README.md, links to README.md lead to it, and links to other files
-beside the pages become text."""
+"""Changes of the pages for `make docs`: the overview is README.md, links to README.md lead to it, and links to other
+files beside the pages become text."""
 
 from __future__ import annotations
 
