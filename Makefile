@@ -130,7 +130,7 @@ format: $(VENV)/.dev ## Format the code
 docs: $(VENV)/.dev ## Build the pages for users and the reference of the Python client, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
-check: lint type quick ## Run lint, type and quick, before each commit (a minute or two)
+check: lint type quick ## Check the style and the types, and run the quick tests: before each commit
 
 # Kept as they are unless pyproject.toml asks for others; `make lock UPGRADE=--upgrade` takes the newest ones.
 lock: $(VENV)/tools/bin/pip-compile ## Lock the versions and hashes of what a broker needs (network)

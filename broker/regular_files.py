@@ -1,7 +1,7 @@
 """Reads files of accounts, certificates and settings, which people and programs replace while the broker runs.
 
-A path may have become something else: opening a FIFO waits until somebody writes, and a device may have no end. So what
-is not a regular file is refused, without waiting.
+A path may have become something else: opening a FIFO waits for a writer, and a device may have no end. So a file that
+is not a regular one is refused, without waiting.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
 
 
 def _fields(message: bodies.PendingMessage, address: str) -> dict[str, Any]:
-    """What all messages that wait have, as arguments of their classes."""
+    """The fields that all waiting messages have, as arguments of their classes."""
     return {
         "message_id": message.unique_key or message.msg_id,
         "offset_message_id": message.msg_id,

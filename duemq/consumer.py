@@ -79,7 +79,8 @@ class Consumer:
         epoch. Queues that are newer than the group's first start are read from their beginning. RocketMQ 4.9's brokers
         have a new group read a young queue, which still has its first messages in memory, from its beginning, too,
         whatever this says.
-    `max_reconsume_times`: after so many retries a message goes to the dead-letter topic, %DLQ% and the group's name.
+    `max_reconsume_times`: how often a message is retried before it goes to the dead-letter topic, %DLQ% and the
+        group's name.
     `ordered`: the messages of a queue, such as those with the same sharding key, are handled one after the other, in
         their order, by one member at a time: the members lock the queues at the broker. A message that fails is tried
         again in its place, after a second, and holds up its queue until it succeeds or goes to the dead letters. All
@@ -89,9 +90,10 @@ class Consumer:
     `on_assigned`, `on_revoked`: coroutine functions that are called with the queues that this member gets, before it
         reads them, and gives away, before another member can get them: then nothing more of them is handed out, and
         offsets can still be stored. The queues wait until they return, for `close_timeout` at most. An error is logged.
-    `max_cached_messages`, `max_cached_bytes`: so much may be read and unfinished; then reading waits.
-    `max_ahead`: so many messages of a queue may be finished beyond one that is not; then reading of that queue waits
-        for it. After a crash they would be delivered again.
+    `max_cached_messages`, `max_cached_bytes`: limits for the messages that are read and not finished; at a limit,
+        reading waits.
+    `max_ahead`: how many messages of a queue may be finished behind one that is not; then reading of that queue waits
+        for that one. After a crash the finished ones would be delivered again.
     `close_timeout`: how long `close` waits for handlers, in seconds; and an ordered consumer for that of a queue which
         it gives away.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.

@@ -175,7 +175,7 @@ _ACCESS_DENIED: Final = "org.apache.rocketmq.acl.common.AclException: "
 _DENIED_TO_USER: Final = re.compile(
     "username cannot be null|check signature failed|User:.* (is not found|is disabled|has no permission to access .*)"
 )
-"""What brokers with ACL 2.0 answer, with the code 16."""
+"""The remarks with which brokers with ACL 2.0 refuse, with the code 16."""
 
 
 class BrokerFailureError(BrokerError):

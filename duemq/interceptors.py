@@ -1,4 +1,4 @@
-"""What sees the messages of a producer or consumer on their way: for tracing, metrics, audits, common properties.
+"""Interceptors see the messages of a producer or consumer on their way: for tracing, metrics, common properties.
 
     class Stamp(ProducerInterceptor):
         def before_send(self, sending):
@@ -101,7 +101,7 @@ class ProducerInterceptor:
         What it adds has to leave room: the broker bounds properties (32 KiB) and body."""
 
     def after_send(self, sending: Sending) -> None:
-        """Called when it is known what became of the message, and told to nobody else yet; also of one that was
+        """Called when the outcome of a message is known, before the caller learns it; also for a message that was
         refused, perhaps before the turn of this interceptor's `before_send`."""
 
     def before_batch(self, batch: SendBatch) -> None:

@@ -116,7 +116,7 @@ class Settler(Protocol):
         """It is consumed."""
 
     async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
-        """It is to be delivered again, after the delay of a level, or so many ms later."""
+        """It is to be delivered again, after the delay of a level, or after `delay_ms` if that is given."""
 
     async def dead_letter(self, message: ReceivedMessage) -> None:
         """It is given up."""
@@ -292,8 +292,8 @@ class ReceivedMessage:
             await self._settler.retry(self, level, delay_ms)
 
     async def dead_letter(self) -> None:
-        """Give it up: it goes to the dead letters at once, the topic %DLQ% and the group's name, where it stays until
-        somebody reads it. Later calls of ack, retry or dead_letter do nothing.
+        """Give it up: it goes to the dead letters at once, the topic %DLQ% and the group's name, and is not delivered
+        to the group again. Later calls of ack, retry or dead_letter do nothing.
 
         A broadcasting consumer has no dead letters: the message is dropped, with a line in the log. Where the broker
         cannot be reached, this client handles the message again itself.

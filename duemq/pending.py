@@ -12,7 +12,7 @@ from typing import Final
 
 
 class ChangeResult(StrEnum):
-    """What became of a request to change a message that waits."""
+    """The result of a request to change a waiting message."""
 
     CANCELLED = "CANCELLED"
     RESCHEDULED = "RESCHEDULED"
@@ -39,7 +39,7 @@ _DONE: Final = (ChangeResult.CANCELLED, ChangeResult.RESCHEDULED, ChangeResult.D
 
 @dataclass(frozen=True, slots=True)
 class ChangedMessage:
-    """What became of one message that was to be changed."""
+    """The result for one message that was to be changed."""
 
     offset_message_id: str
     result: ChangeResult
@@ -47,7 +47,7 @@ class ChangedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What became of messages that were to be cancelled, rescheduled or delivered now."""
+    """The results for messages that were to be cancelled, rescheduled or delivered now."""
 
     counts: Mapping[ChangeResult, int]
     """How many had which result."""
@@ -61,7 +61,7 @@ class Changes:
 
     @property
     def result(self) -> ChangeResult:
-        """What became of the message, where exactly one was named. Raises ValueError otherwise."""
+        """The result for the message, if exactly one was named. Raises ValueError otherwise."""
         if len(self.messages) != 1 or sum(self.counts.values()) != 1:
             raise ValueError(f"{sum(self.counts.values())} messages, and not one: look at counts or messages")
         return self.messages[0].result
@@ -86,7 +86,7 @@ class Recurrence:
 
 
 class RecurringResult(StrEnum):
-    """What became of a recurring message that was to be changed."""
+    """The result of a request to change a recurring message."""
 
     PAUSED = "PAUSED"
     RESUMED = "RESUMED"

@@ -80,7 +80,7 @@ class _Send(NamedTuple):
 
     @property
     def size(self) -> int:
-        """What it takes of the window, in bytes."""
+        """The room that it takes in the window, in bytes."""
         return len(self.message.body) + OVERHEAD_BYTES
 
 
@@ -374,7 +374,7 @@ class Producer(Changing):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Send a message without waiting for the broker: nobody tells whether it was stored. Gives the message id.
+        """Send a message without waiting for the broker: whether it is stored remains unknown. Returns the message id.
 
         Arguments and errors as of `send`; there is one try only.
         """
@@ -446,8 +446,8 @@ class Producer(Changing):
             async for outcome in producer.send_each(messages()):
                 if outcome.error is not None: ...
 
-        A failure ends nothing: whoever wants that leaves the loop, or closes the generator, and then no more messages
-        are taken; those on their way are stored or not, which nobody tells. At most `max_in_flight` messages are taken
+        A failure ends nothing. To end early, leave the loop or close the generator: then no more messages are taken,
+        and it remains unknown which of those on their way were stored. At most `max_in_flight` messages are taken
         ahead of the loop, so a source may have no end. Raises as `send_many`, but no SendManyError.
         """
         async with aclosing(self._many(retries, timeout, gives_up=False).each(messages)) as outcomes:
@@ -804,7 +804,7 @@ class Producer(Changing):
         return self._timeout if timeout is None else checks.check_timeout(timeout)
 
     def _check_open(self) -> UniqueKeys:
-        """What makes message ids. Raises ClosedError, and ArgumentError in another event loop than that of `start`."""
+        """Return the maker of ids. Raises ClosedError, and ArgumentError in another event loop than that of `start`."""
         if self._closed or self._keys is None:
             raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
         if asyncio.get_running_loop() is not self._loop:
@@ -835,7 +835,7 @@ def _message_of(
     queue: MessageQueue | None,
     message_id: str | None,
 ) -> Message:
-    """What the arguments of a send say, as a Message. Raises ArgumentError if there is no body."""
+    """The arguments of a send as a Message. Raises ArgumentError if there is no body."""
     if isinstance(topic, Message):
         return topic
     if body is None:

@@ -26,7 +26,7 @@ VERSION_STRICT_JSON: Final = 401
 
 
 class RequestCode(IntEnum):
-    """What a frame asks for."""
+    """The kinds of requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -196,4 +196,4 @@ LANGUAGES: Final = (
 """Names of the client languages; the index is the number that the binary header carries."""
 
 LANGUAGE: Final = "PYTHON"
-"""What duemq's own frames say of their sender."""
+"""The language that duemq's own frames name as their sender's."""

@@ -25,7 +25,7 @@ _OF_ALL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 _EXCEPTION: Final = "org.apache.rocketmq.acl.common.AclException: "
 """How the remark of a refusal begins, at RocketMQ's brokers and here, since clients and scripts look for it."""
 REFUSALS: Final = ("account", "signature", "role", "permission")
-"""What may be wrong with a request: the kinds of refusals that are counted."""
+"""The kinds of refusals that are counted, by the reason."""
 _MAX_HOSTS: Final = 10_000
 _MAX_NAME: Final = 255
 
@@ -139,7 +139,7 @@ class Accounts:
         self._white_lists = tuple(white_lists)
         self._by_address = tuple(account for account in self.by_key.values() if account.white_list.text)
         self.hosts: dict[str, tuple[bool, frozenset[str]]] = {}
-        """What `of_host` found, by host."""
+        """The results of `of_host`, by host."""
 
     def __len__(self) -> int:
         return len(self.by_key)

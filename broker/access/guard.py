@@ -33,7 +33,7 @@ Handler = Callable[[Connection, Request[Any]], Any]
 class SignedRequest(Request[H]):
     """A request with its fields as they came (see `signature.Fields`), until they have been checked: then None, and
     what keeps the request, such as a held pull, does not keep them. `account`: who sent it, once that is known; None if
-    nobody needs to be."""
+    no account is needed."""
 
     fields: Any = None
     account: Any = None
@@ -199,8 +199,8 @@ class Guard:
             raise self._counted(error) from None
 
     def check_unread(self, connection: Connection, command: Command, permission: Permission) -> None:
-        """Check what can be checked of a request that does not decode, or has a code that nobody knows: who is not let
-        in is not told what requests there are, nor what they have to look like. Raises AccessRefused, LimitReached."""
+        """Check what can be checked of a request that does not decode, or has an unknown code: a client that is not
+        let in does not learn which requests exist or which fields they have. Raises AccessRefused, LimitReached."""
         if permission.is_open:
             return
         try:

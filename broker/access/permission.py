@@ -29,7 +29,7 @@ from duemq.protocol.requests.headers import Request
 
 
 class PlainAction(IntEnum):
-    """What may be done with a topic or a group by 4.9's access control, as bits. ACL 2.0 has `auth.model.Action`."""
+    """The actions on a topic or a group in 4.9's access control, as bits. ACL 2.0 has `auth.model.Action`."""
 
     DENY = 0
     PUB = 4
@@ -39,7 +39,7 @@ class PlainAction(IntEnum):
 
 
 class Role(IntEnum):
-    """What an account may do beside sending and receiving. Each role includes those before it."""
+    """The rights of an account beside sending and receiving. Each role includes those before it."""
 
     NONE = 0
     LOOK = 1
@@ -77,8 +77,8 @@ class ResourceNeed:
 @dataclass(frozen=True)
 class Permission:
     """What requests of one code need. `record`: the attribute of the header with the physical offset of a record, for
-    whose topic SUB is needed. `is_open`: nothing is needed, not even a signature. `instead_of_role`: who has this has
-    enough without the role."""
+    whose topic SUB is needed. `is_open`: nothing is needed, not even a signature. `instead_of_role`: an account that
+    has this needs no role."""
 
     role: Role = Role.NONE
     needs: tuple[ResourceNeed, ...] = ()

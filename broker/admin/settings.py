@@ -24,7 +24,7 @@ from duemq.protocol.requests.headers import NoFields, Request, response
 log = structlog.get_logger(__name__)
 
 _FOR_PRODUCERS: Final = ("maxMessageSize", "messageDelayLevel", "timerMaxDelaySec", "timerWheelEnable")
-"""What a producer has to know of the broker: which delays it has, and how large a message may be."""
+"""The settings that a producer has to know: which delays the broker has, and how large a message may be."""
 
 
 _FIXED: Final = {"filterServerNums": "0", "slaveReadEnable": "false", "useTLS": "false"}

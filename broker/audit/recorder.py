@@ -1,4 +1,4 @@
-"""What is recorded in the audit log: each request that changes something, as an entry, also when it is refused.
+"""The entries of the audit log: one for each request that changes something, also when it is refused.
 
     {"time":"2026-11-25T19:30:00.123Z","action":"UPDATE_AND_CREATE_TOPIC","code":17,"account":"administrator",
      "peer":"10.0.0.5:40000","topic":"orders","fields":{"perm":6,...},"result":0}
@@ -12,9 +12,9 @@ passwords or signatures: of a header only fields of other names are taken, and o
 Topics and groups that a send or a heartbeat creates are recorded too. Registrations of brokers, which are repeated all
 the time, are recorded when they change something: a new broker, another address or account, another result.
 
-Refusals for the account or the signature, which anybody can cause, have no fields, and are limited to so many entries a
-second and so many bytes a minute, so that nobody without an account can push other entries out of the files within
-weeks; an entry says how many were left out. Refusals for a permission or a role have limits of their own of that kind.
+Refusals for the account or the signature, which any client can cause, have no fields. The entries a second and the
+bytes a minute are limited for them, so that a client without an account cannot push other entries out of the files
+within weeks; an entry says how many were left out. Refusals for a permission or a role have limits of their own.
 
 Keeps invariants 31 and 33 of ARCHITECTURE.md.
 """
@@ -56,7 +56,7 @@ MAX_REFUSAL_BYTES_A_MINUTE: Final = 16 * 1024
 _OF_STRANGERS: Final = ("account", "signature")
 """The kinds of refusals that need no account."""
 _HEAD: Final = ("time", "action", "code", "account", "peer")
-"""What entries about strangers have, apart from the result."""
+"""The fields of entries about strangers, apart from the result."""
 _RESOURCES: Final = (("topic", "topic"), ("consumer_group", "group"), ("group_name", "group"), ("group", "group"))
 """Fields of headers that name a topic or a group."""
 _SECRET: Final = ("secret", "password", "signature", "value", "credential", "token")
@@ -143,7 +143,7 @@ class Recorder:
         """Return the entry of a request, as far as it is known before it is handled. Raises Refused if the log takes no
         more entries."""
         if self._log.is_full:
-            # Without the reason, which has a path: nobody has looked for an account yet. The broker's log has it.
+            # Without the reason, which has a path: no account has been looked up yet. The broker's log has it.
             raise Refused(
                 ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: the audit log cannot be written"
             )

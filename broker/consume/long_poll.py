@@ -58,7 +58,8 @@ class HeldPull:
 
 class LongPolls:
     """All held pulls. `serve` answers a pull if there are messages for it, and returns whether it did; `expire` answers
-    that there are none; `check` raises if the pull is no longer allowed; `fail` answers if one of the three raised."""
+    that there are none; `check` raises if the pull is no longer allowed; `fail` answers with the error that one of
+    these three raised."""
 
     def __init__(
         self,

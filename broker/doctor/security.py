@@ -26,7 +26,7 @@ _SHORT_SECRET: Final = 16
 _RENEW_DAYS: Final = 30
 _NAME_ADDRESSES: Final = "remove it, or write the addresses that are meant"
 _ROUTES: Final = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO})
-"""What RocketMQ's example of a white list has: routes, and the names and addresses of brokers."""
+"""The requests in RocketMQ's example of a white list: routes, and the names and addresses of brokers."""
 _OTHERS: Final = stat.S_IRWXO
 
 

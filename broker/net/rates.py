@@ -1,4 +1,4 @@
-"""How many requests in a second somebody may make: a connection, an address, an account.
+"""Limits of the requests in a second, for each connection, address or account.
 
 Each name may make the requests of one second at once, and gets them back at the rate. Kept of a name is one number, the
 time at which it has all of them back (the generic cell rate algorithm, which allows what a token bucket does); a name
@@ -19,7 +19,7 @@ _ROUNDING: Final = 1e-3
 
 
 class Rates(Generic[N]):
-    """What each name has used. Times are in seconds of one monotonic clock, rates in requests a second."""
+    """The requests that each name has left. Times are in seconds of one monotonic clock, rates in requests a second."""
 
     __slots__ = ("_full_at", "_look_at")
 

@@ -161,7 +161,8 @@ class Router:
         self._limits = limits
         self._connection_limits = connection_limits
         self._refused = 0
-        """Requests that were not handled, of those that `handle` was given: for their sender, or they are not known."""
+        """Frames of the present call of `handle` that do not count as the first request of a new connection: responses,
+        requests that do not decode or have an unknown code, and requests that the guard refuses."""
         self.ended: Counter[str] = Counter()
         """How many connections ended before their time, see `_ENDS`."""
         self.ended.update(dict.fromkeys(_ENDS.values(), 0))
@@ -207,7 +208,7 @@ class Router:
 
     @property
     def permissions(self) -> dict[int, Permission]:
-        """What the requests of each code need."""
+        """The permission that the requests of each code need."""
         return {code: route.permission for code, route in self._routes.items()}
 
     def add_clients(self, clients: ConnectionListener) -> None:

@@ -38,7 +38,7 @@ _PIECE: Final = 16 * 1024
 
 
 class TlsMode(Enum):
-    """What a server does about TLS, by RocketMQ's names."""
+    """Whether a server takes connections with TLS and without, by RocketMQ's names."""
 
     DISABLED = "disabled"
     """Clients with TLS are refused."""
@@ -53,7 +53,7 @@ class TlsServer(Protocol):
 
     @property
     def mode(self) -> TlsMode:
-        """What is done about TLS."""
+        """Whether clients may, must or must not use TLS."""
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -114,7 +114,7 @@ class TlsEnd:
         self._bytes = 0
         """Bytes of the handshake so far."""
         self.transport = TlsTransport(transport, self)
-        """What the connection writes to."""
+        """The transport that the connection writes to."""
 
     def receive(self, data: bytes) -> bytes:
         """Take the bytes of a read; return those that they decrypt to, which may be none."""

@@ -625,7 +625,7 @@ LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata
 SECRET: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_SECRET])
 """Properties whose values are shown nowhere."""
 HIDDEN: Final = "******"
-"""What is shown in place of such a value."""
+"""The text that is shown in place of such a value."""
 _AUTH: Final = "org.apache.rocketmq.auth"
 _CLASSES: Final = {
     "authenticationProvider": ("authentication.provider.DefaultAuthenticationProvider",),

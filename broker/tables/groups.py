@@ -152,7 +152,7 @@ class Groups:
         self._json[name] = msgspec.Raw(fastjson.dumps(fields))
 
     def _check_room(self, code: int, more: int = 1) -> None:
-        """Raise Refused if so many groups more would be too many."""
+        """Raise Refused if `more` further groups would exceed maxSubscriptionGroups."""
         limit = self._limits.groups
         if more and len(self.table) + more > limit:
             raise LimitReached(

@@ -6,7 +6,7 @@ certificate is renewed without a restart, and while a certificate is new and its
 Connections that exist keep theirs.
 
 Without a certificate, in test mode, which is RocketMQ's default, one is made when the first client wants TLS, and lasts
-until the broker stops. It keeps away who only listens, and nobody else: clients cannot tell it from another's.
+until the broker stops. It protects against eavesdroppers only: clients cannot tell it from another's.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TlsContexts:
 
     @property
     def mode(self) -> TlsMode:
-        """What is done about TLS; it does not change."""
+        """Whether clients may, must or must not use TLS; it does not change."""
         return self._state.options.mode
 
     @property

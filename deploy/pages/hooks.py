@@ -1,4 +1,5 @@
-"""Changes of the pages for `make docs`: the overview is README.md, and links to files beside the pages become text."""
+"""Changes of the pages for `make docs`: the overview is README.md, links to README.md lead to it, and links to other
+files beside the pages become text."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _linked(found: re.Match[str]) -> str:
-    """Return a link to a page as it is, and one to another file of the project as text."""
+    """Return a link to a page as it is, one to README.md as one to the overview, and one to another file of the project
+    as text."""
     text, path = found[1], found[2]
+    if path == "../README.md":
+        return f"[{text}](index.md{found[3] or ''})"
     is_page = "/" not in path and (ROOT / "docs" / path).exists()
     return found[0] if is_page else f"{text} (`{path.removeprefix('../')}`)"

@@ -24,7 +24,7 @@ class Inbox:
         self.max_bytes = max_bytes
         self._waiting: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
         self._paused: dict[MessageQueue, deque[ReceivedMessage]] = {}
-        """What is set aside, by paused queue."""
+        """The messages that are set aside, by paused queue."""
         self._room = asyncio.Event()
         self._room.set()
         self._closed = False
@@ -84,7 +84,7 @@ class Inbox:
             self.release(message)
 
     def get_more(self, most: int) -> list[ReceivedMessage]:
-        """Up to so many messages that are there now and are still this member's."""
+        """Up to `most` messages that have arrived and are still this member's. Does not wait."""
         found: list[ReceivedMessage] = []
         while len(found) < most and not self._waiting.empty():
             message = self._waiting.get_nowait()
@@ -126,7 +126,7 @@ class Inbox:
             self._take_out(queue)
 
     def close(self) -> None:
-        """Drop what nobody has got yet, and tell those who wait that there will be nothing more."""
+        """Drop the messages that are not handed out yet, and wake all waiting calls of `get`, which return None."""
         self._closed = True
         self._paused.clear()
         while not self._waiting.empty():

@@ -90,7 +90,7 @@ class OrderedInbox(Inbox):
                 return message
 
     def get_more(self, most: int) -> list[ReceivedMessage]:
-        """Up to so many messages of as many queues."""
+        """Up to `most` messages, each of another queue, that can be handed out now. Does not wait."""
         found: list[ReceivedMessage] = []
         while len(found) < most and not self._ready.empty():
             lane = self._ready.get_nowait()
@@ -148,7 +148,7 @@ class OrderedInbox(Inbox):
             del self._lanes[queue]
 
     def close(self) -> None:
-        """Drop what nobody has got yet, and tell those who wait that there will be nothing more."""
+        """Drop the messages that are not handed out yet, and wake all waiting calls of `get`, which return None."""
         self._closed = True
         for lane in self._lanes.values():
             lane.messages.clear()

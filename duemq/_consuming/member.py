@@ -89,7 +89,7 @@ class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext | None = None
     clock: Clock = now_ms
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds, by a clock that nobody sets."""
+    """Seconds, by a clock that cannot be set."""
 
     @property
     def broadcasting(self) -> bool:
@@ -158,7 +158,7 @@ class Member:
         if config.ordered:
             self._ordered_inbox = OrderedInbox(config.max_cached_messages, config.max_cached_bytes)
         self.inbox: Inbox = self._ordered_inbox or Inbox(config.max_cached_messages, config.max_cached_bytes)
-        """What was read and is not finished."""
+        """The messages that were read and are not finished."""
         self._client = Client(
             config.nameserver,
             codec=config.codec,

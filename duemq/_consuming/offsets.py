@@ -16,7 +16,7 @@ from duemq.messages import MessageQueue
 
 _MOST_QUEUE_ID: Final = 2**31 - 1
 _MOST_OFFSET: Final = 2**63 - 1
-"""What the protocol's numbers hold."""
+"""The largest numbers that the fields of the protocol can hold."""
 
 
 class OffsetTracker:

@@ -1,4 +1,4 @@
-"""The tasks that call a consumer's handler: so many at once, each with the next message."""
+"""The tasks that call a consumer's handler: up to `concurrency` at once, each with the next message."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def signer_of(access_key: str | None, secret_key: str | None) -> Signer | None:
-    """What signs with these keys, None without keys. Raises ArgumentError where one of them is missing; no error has
+    """The signer for these keys, None without keys. Raises ArgumentError where one of them is missing; no error has
     the secret key in it."""
     if not access_key and not secret_key:
         return None

@@ -64,7 +64,7 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 async def of_all(ask: Callable[[str], Awaitable[T]], addresses: Iterable[str]) -> tuple[list[T], list[BaseException]]:
     """Return the answers of all duemq brokers, of which there is at least one, and the errors of others. Raises the
-    first error where nobody answers."""
+    first error if no broker answers."""
     found = await asyncio.gather(*map(ask, addresses), return_exceptions=True)
     answers = [each for each in found if not isinstance(each, BaseException)]
     errors = [each for each in found if isinstance(each, BaseException)]
@@ -227,7 +227,7 @@ class _Change:
             results |= {name: result for name, result in each.items() if result is not ChangeResult.NEVER_EXISTED}
         nowhere = [name for name, result in results.items() if result is ChangeResult.NEVER_EXISTED]
         if nowhere:
-            # One that cannot be asked may have those that nobody else has.
+            # One that cannot be asked may have those that no other broker has.
             raise_first(errors)
         results |= {name: ChangeResult.BROKER_UNKNOWN for name in nowhere if is_of_none(name, addresses)}
         return results

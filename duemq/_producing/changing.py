@@ -36,7 +36,7 @@ class Changing:
     """
 
     def _pending_changes(self) -> PendingChanges:
-        """What carries out changes. Raises ClosedError."""
+        """The object that carries out changes. Raises ClosedError."""
         raise NotImplementedError
 
     async def cancel(

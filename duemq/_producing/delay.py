@@ -51,8 +51,8 @@ class Delays(msgspec.Struct, frozen=True):
     levels_ms: tuple[int, ...] = ()
     timers: bool = False
     topics_have_levels: bool = False
-    """Whether a topic may have a table of its own there: at a duemq broker. RocketMQ's pay no heed to that attribute,
-    which a topic has there too when duemq wrote the store before."""
+    """Whether a topic may have a table of its own there: at a duemq broker. RocketMQ's brokers ignore that attribute,
+    also where a topic has it because duemq wrote the store before."""
     replaces: bool = False
     """Whether a message may take the place of one that waits: at a duemq broker."""
     own: TopicLevels | None = None

@@ -41,7 +41,7 @@ default."""
 _PART_BYTES: Final = 22
 """What a batch has for each message besides its body and properties."""
 _FEW: Final = 2
-"""A batch that is not full waits while so many of its lane are on their way."""
+"""A batch that is not full waits while this many batches of its lane are on their way."""
 
 _OF_THE_MESSAGE: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
 """Failures that are the message's own: others may be sent all the same."""
@@ -70,10 +70,10 @@ class _Slot:
         """The caller's."""
         self.job: Job | None = None
         self.sending: Sending | None = None
-        """What interceptors see of it, until its end."""
+        """The view of this send that interceptors get, until its end."""
         self.text = ""
         self.size = 0
-        """What it takes of the window, in bytes; 0 outside."""
+        """The room that it takes in the window, in bytes; 0 outside."""
         self.result: SendResult | None = None
         self.error: DueMQError | None = None
 

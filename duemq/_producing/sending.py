@@ -60,7 +60,7 @@ _MAYBE_STORED: Final = (ConnectionLostError, RequestTimeoutError, PeerError, Bro
 Choose = Callable[[Route, str | None], MessageQueue]
 """Chooses a queue of a route; the second argument is the broker that just failed, if any."""
 Failure = tuple[DueMQError, str, str | None]
-"""What failed, the address, and the name of the broker."""
+"""The error, and the address and the name of the broker."""
 
 log = logging.getLogger("duemq.producer")
 

@@ -1,4 +1,4 @@
-"""What to do with an exception of code that is not the client's own: a handler, a listener, an interceptor."""
+"""How exceptions are handled that foreign code raises: a handler, a listener, an interceptor."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def clock() -> None:
     """
 
 
-@clock.command(short_help="Move it ahead.")
+@clock.command(short_help="Advance the clock.")
 @click.argument("by", type=duration, metavar="DURATION")
 @nameserver_option
 @account_option

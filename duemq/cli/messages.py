@@ -36,7 +36,7 @@ from duemq.producer import Producer
 @click.command(short_help="Send a message, now or due later.")
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver it after so long: 250ms, 5s, 1h30m.")
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver it after a delay: 250ms, 5s, 1h30m.")
 @click.option(
     "--at", type=moment, metavar="TIME", help="Deliver it at a time: 2030-01-31T08:30, local unless it has a zone."
 )
@@ -49,7 +49,7 @@ from duemq.producer import Producer
 @click.option("--tag", help="Tag, by which consumers may filter.")
 @click.option("--key", "keys", multiple=True, help="Key, under which the broker indexes it. May be repeated.")
 @click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
-@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--replace", is_flag=True, help="Take the place of the message that waits with --replace for this --key.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
@@ -254,7 +254,7 @@ async def _next_message(consumer: Consumer, follow: bool, wait_ms: int | None) -
 
 @click.command(short_help="Cancel messages that wait.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
 @client_options
 @one_line_errors

@@ -55,7 +55,9 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(admin=admin, **options)
 
-    timeout = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after so long.")
+    timeout = click.option(
+        "--timeout", type=duration, default="30s", show_default=True, help="Give up after this time."
+    )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
     return timeout(as_json(client_options(wrapper)))
 
@@ -158,7 +160,7 @@ def change_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.argument("ids", metavar="[ID]...", nargs=-1)(selection_options(command))
 
 
-@pending.command("cancel", short_help="Cancel them.")
+@pending.command("cancel", short_help="Cancel waiting messages.")
 @change_options
 def cancel_pending(**options: Any) -> None:
     """Cancel messages that wait: the messages with an ID, which is a handle or what `duemq pending list` prints; or the
@@ -171,8 +173,8 @@ def cancel_pending(**options: Any) -> None:
     _change(Admin.cancel, {ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED}, **options)
 
 
-@pending.command(short_help="Give them another time.")
-@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver them after so long: 250ms, 5s, 1h30m.")
+@pending.command(short_help="Reschedule waiting messages.")
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver them after a delay: 250ms, 5s, 1h30m.")
 @click.option(
     "--at", type=moment, metavar="TIME", help="Deliver them at a time: 2030-01-31T08:30, local unless it has a zone."
 )
@@ -190,7 +192,7 @@ def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
     _change(functools.partial(Admin.reschedule, deliver_at=at, delay=span), {ChangeResult.RESCHEDULED}, **options)
 
 
-@pending.command(short_help="Deliver them now.")
+@pending.command(short_help="Deliver waiting messages now.")
 @change_options
 def deliver(**options: Any) -> None:
     """Deliver messages that wait at once. The messages are selected, and the results printed, as by `duemq pending

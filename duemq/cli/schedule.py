@@ -40,7 +40,7 @@ def schedule() -> None:
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--name", required=True, help="Its name in the topic; a message of the same name is replaced.")
-@click.option("--every", type=duration, metavar="DURATION", help="Deliver it again after so long: 90s, 1h30m.")
+@click.option("--every", type=duration, metavar="DURATION", help="Deliver it at this interval: 90s, 1h30m.")
 @click.option("--cron", metavar="FIELDS", help="Deliver it when these five or six fields of cron say.")
 @click.option("--zone", metavar="ZONE", help="Time zone of --cron, such as Europe/Paris; UTC by default.")
 @click.option("--from", "start", type=moment, metavar="TIME", help="Deliver nothing before this time.")
@@ -48,7 +48,7 @@ def schedule() -> None:
 @click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="Deliver it N times, then remove it.")
 @click.option("--tag", help="Tag, by which consumers may filter.")
 @click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
-@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
 @one_line_errors
@@ -142,21 +142,21 @@ _TEXTS = {
 }
 
 
-@schedule.command(short_help="Have a recurring message wait.")
+@schedule.command(short_help="Pause a recurring message.")
 @click.argument("topic")
 @click.argument("name")
 @admin_options
 def pause(topic: str, name: str, **options: Any) -> None:
-    """Have the message NAME of TOPIC wait until it is resumed. Deliveries until then are left out."""
+    """Pause the message NAME of TOPIC until it is resumed. Deliveries until then are left out."""
     _change("pause", topic, name, **options)
 
 
-@schedule.command(short_help="Have a paused message go on.")
+@schedule.command(short_help="Resume a paused message.")
 @click.argument("topic")
 @click.argument("name")
 @admin_options
 def resume(topic: str, name: str, **options: Any) -> None:
-    """Have the paused message NAME of TOPIC go on with its next delivery."""
+    """Resume the paused message NAME of TOPIC: it goes on with its next delivery."""
     _change("resume", topic, name, **options)
 
 

@@ -142,7 +142,7 @@ class _Keys:
             click.echo("This is shown once: keep it.", err=True)
 
     def dropped(self) -> None:
-        """Remove the file, since the keys are nobody's."""
+        """Remove the file, since no user has these keys."""
         if self._file is not None and self._out is not None:
             self._file.close()
             self._out.unlink()

@@ -290,7 +290,7 @@ class _Running:
         )
 
     async def _publish(self, rule: Outbound, rules: int, *, is_delayed: bool) -> None:
-        """Carry the messages of one of so many rules."""
+        """Carry the messages of one rule to MQTT. `rules`: how many rules to MQTT there are, with this one."""
         consumer = await self._clients.consumer(rule, rules, self._journal.in_hand(rule.group))
         outbound = self._outbound[rule.group] = ToMqtt(
             rule,
@@ -493,7 +493,7 @@ class _Running:
 
 
 def _comes_again(rules: Rules) -> Callable[[MessagePosition], bool]:
-    """Return a function that tells whether a rule with QoS 2 reads the message at a place."""
+    """Return a function that tells whether a rule with QoS 2 reads the message at a position."""
     groups = {rule.group: rule.topic for rule in rules.outbound if rule.qos == 2}
     if rules.delayed is not None and rules.delayed.qos == 2:
         groups[rules.delayed.group] = rules.delayed.topic

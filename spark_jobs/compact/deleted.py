@@ -55,9 +55,9 @@ class First(NamedTuple):
 
 
 class Owners(NamedTuple):
-    """What tells which records are of deleted topics. `removed`: by topic, the physical offset before which they are;
-    `firsts`: by queue that exists, None where none of its units stands for a record; `topics`: those that have queues
-    or are in topics.json, None if that is unknown."""
+    """The facts that show which records are of deleted topics. `removed`: by topic, the physical offset before which
+    they are; `firsts`: by queue that exists, None where none of its units stands for a record; `topics`: those that
+    have queues or are in topics.json, None if that is unknown."""
 
     removed: dict[str, int]
     firsts: dict[tuple[str, int], First | None]

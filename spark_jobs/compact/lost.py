@@ -1,9 +1,9 @@
-"""Between the steps of compacting: which messages are lost, though they are done by the broker's books.
+"""Between the steps of compacting: which messages are lost, although the broker's progress counts them as done.
 
-The books tell how far the broker came, not whether it delivered the messages that it passed. duemq's deliveries name
-their messages; for those that RocketMQ delivered, and for those that no broker did, the commitlog is read once more,
-and matched as in the audit (`cases`), except for records that are named. Only stores that have such messages are read:
-one that only duemq had has none, unless some were lost.
+The progress tells how far the broker came, not whether it delivered the messages that it passed. duemq's deliveries
+name their messages; for those that RocketMQ delivered, and for those that no broker did, the commitlog is read once
+more, and matched as in the audit (`cases`), except for records that are named. Only stores that have such messages are
+read: one that only duemq had has none, unless some were lost.
 
     read     a task a range     <n>.waits, <n>.done        WAITS and DONE, by bucket of `cases.bucket_of`
                                 <n>.again                  WAITS of records that are done, and waited in place of others

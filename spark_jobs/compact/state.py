@@ -1,5 +1,5 @@
-"""What is done in a store by its own books: which scheduled messages were delivered or cancelled, and which half
-messages have ended.
+"""The messages that are done by a store's own files of progress: the scheduled messages that were delivered or
+cancelled, and the half messages that have ended.
 
     delay levels   if duemq had the store last: the checkpoint's note "levels" (a cursor for each run,
                    `scheduler.levels.runs`); if Apache's broker: config/delayOffset.json. And units of size 1 in
@@ -8,8 +8,8 @@ messages have ended.
                    the wheel yet lies at or behind timercheck's (duemq's: the note's) queue offset
     transactions   half and op messages below the offsets of CID_RMQ_SYS_TRANS in config/consumerOffset.json
 
-Also, a record that names an origin says that that one is done, whatever the books say (`compact.scan` finds those).
-Where a book is missing, only the messages named as origins count as done.
+Also, a record that names an origin says that the origin is done, whatever these files say (`compact.scan` finds those).
+Where a file is missing, only the messages named as origins count as done.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class TimerProgress(NamedTuple):
 
 
 class StoreState(NamedTuple):
-    """What is done. `levels`: the runs of each delay level. `half_offset`, `op_offset`: messages below have ended.
-    `forced`: physical offsets, ascending, of records that must stay. `anchors`: the physical offset of the last record
-    of each queue of the schedule topic, which stays if anything of the queue does, so that the queue ends where it did.
-    `withdrawn`: physical offsets of withdrawn level messages; `level_delivered`: of delivered ones that no cursor has
-    passed."""
+    """The messages of a store that are done. `levels`: the runs of each delay level. `half_offset`, `op_offset`:
+    messages below have ended. `forced`: physical offsets, ascending, of records that must stay. `anchors`: the physical
+    offset of the last record of each queue of the schedule topic, which stays if anything of the queue does, so that
+    the queue ends where it did. `withdrawn`: physical offsets of withdrawn level messages; `level_delivered`: of
+    delivered ones that no cursor has passed."""
 
     checkpoint: Checkpoint
     levels: dict[int, list[Run]]

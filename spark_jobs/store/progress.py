@@ -368,7 +368,7 @@ class WaitingRecords(NamedTuple):
 
 
 class _Outcomes(NamedTuple):
-    """What records say: the physical offsets of delivered and of withdrawn messages, and the scheduled messages."""
+    """The outcomes in a range: the physical offsets of delivered and withdrawn messages, and scheduled messages."""
 
     delivered: Integers
     withdrawn: Integers

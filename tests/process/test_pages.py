@@ -31,6 +31,26 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     assert errors - documented == set()
 
 
+def test_links_lead_somewhere_in_the_repository() -> None:
+    """The build of the pages checks the links between them; in the repository, README.md is the overview."""
+    dead = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for path, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", _without_code(page)):
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
+                dead.append(f"{page.relative_to(ROOT)}: {path}#{anchor}")
+    assert dead == []
+
+
+def _without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)", _without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_each_page_is_in_the_contents() -> None:
     text = re.sub(r"!!\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     contents = re.findall(r"[\w-]+\.md", str(yaml.safe_load(text)["nav"]))

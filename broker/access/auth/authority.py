@@ -35,7 +35,7 @@ class AuthAuthority:
         """The user that signed a request of a connection last; None with the stateless strategy."""
 
     def connection_lost(self, connection: Connection) -> None:
-        """See `router.Clients`."""
+        """See `router.ConnectionListener`."""
         if self._known is not None:
             self._known.pop(connection, None)
 

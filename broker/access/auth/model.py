@@ -35,7 +35,7 @@ MAX_ENTRIES: Final = 10_000
 
 
 class UserType(IntEnum):
-    """What a user is. A super user may do everything."""
+    """The types of users. A super user may do everything."""
 
     SUPER = 1
     NORMAL = 2
@@ -56,14 +56,14 @@ class PolicyType(IntEnum):
 
 
 class Decision(IntEnum):
-    """What an entry says."""
+    """Whether an entry allows its actions or denies them."""
 
     ALLOW = 1
     DENY = 2
 
 
 class ResourceType(IntEnum):
-    """What may be done something with."""
+    """The types of resources that an entry may be about."""
 
     UNKNOWN = 0
     ANY = 1
@@ -82,7 +82,7 @@ class Pattern(IntEnum):
 
 
 class Action(IntEnum):
-    """What is done with a resource. ALL is for entries only, ANY and UNKNOWN are for neither."""
+    """The actions on a resource. ALL is only for entries; ANY and UNKNOWN are for neither entries nor requests."""
 
     UNKNOWN = 0
     ALL = 1
@@ -147,7 +147,7 @@ class Environment(_Stored, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Entry(_Stored, frozen=True, kw_only=True):
-    """What a policy says of some actions on one resource."""
+    """A decision of a policy: it allows or denies some actions on one resource."""
 
     actions: tuple[Action, ...]
     decision: Decision
@@ -156,7 +156,7 @@ class Entry(_Stored, frozen=True, kw_only=True):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The addresses and networks for which it counts; none: for all."""
+        """The addresses and networks to which the entry applies; empty if it applies to all."""
         return self.environment.source_ips or () if isinstance(self.environment, Environment) else ()
 
 
@@ -167,7 +167,8 @@ class Policy(_Stored, frozen=True, kw_only=True):
     policy_type: PolicyType
 
     def changed(self, entries: Iterable[Entry]) -> Policy:
-        """Return it with other entries for the resources of these, as RocketMQ's brokers change it."""
+        """Return the policy with these entries added. Each replaces the entry for the same resource, as in RocketMQ's
+        brokers."""
         table = {entry.resource: entry for entry in self.entries}
         table.update((entry.resource, entry) for entry in entries)
         return Policy(entries=tuple(table.values()), policy_type=self.policy_type)
@@ -345,7 +346,8 @@ def user_info(user: User, *, with_password: bool) -> UserInfo:
 
 
 def acl_info(acl: Acl, resource_filter: str = "") -> AclInfo:
-    """Return policies as answers have them: the entries whose resources have a text in their keys."""
+    """Return the policies of a user as answers have them, with the entries whose resource key contains
+    `resource_filter`."""
     policies = []
     for policy in acl.policies:
         entries = [

@@ -66,7 +66,7 @@ def of_group(name: str, actions: int) -> NeededActions:
 
 
 class Needs:
-    """What requests need in one cluster."""
+    """Tells which actions requests need on which resources of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
@@ -166,11 +166,11 @@ _SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[NeededActions]]]] = 
     RequestCode.LIST_PENDING: _topic_or_all,
     RequestCode.DUE_CURVE: _topic_or_all,
 }
-"""What requests of a code need in place of what the permission says, and of its role."""
+"""The needs of requests by code, where these differ from the permission and its role."""
 _OF_CLUSTER: Final[dict[int, int]] = {
     # A consumer is given any record, which RocketMQ lets whoever may consume with the group.
     RequestCode.CONSUME_MESSAGE_DIRECTLY: UPDATE,
     RequestCode.REPORT_BRIDGE: GET_OR_LIST,
     RequestCode.QUERY_DATA_VERSION: UPDATE | GET,
 }
-"""What requests of a code need of the cluster in place of what the role says."""
+"""The actions on the cluster that requests need by code, where these differ from the role's."""

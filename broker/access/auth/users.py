@@ -58,7 +58,7 @@ _OF_ALL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 
 
 class Authorization:
-    """What authorization is about: the cluster, and the request codes that it lets through."""
+    """The scope of authorization: the cluster, and the request codes that need none."""
 
     def __init__(self, cluster: str, free_codes: frozenset[int] = frozenset(), *, is_on: bool = True) -> None:
         self.needs = Needs(cluster)
@@ -79,8 +79,8 @@ class Subject:
         self._authorization = authorization
         self._rules = Rules(acl)
         self._allowed: set[tuple[object, ...]] = set()
-        """What was allowed. It cannot become wrong, since neither the user nor its policies change. Names are at most
-        MAX_NAME_LENGTH characters long, so that their number bounds the memory."""
+        """Requests that were allowed. None can become wrong, since neither the user nor its policies change. Names are
+        at most MAX_NAME_LENGTH characters long, so that their number bounds the memory."""
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ class Users:
         self._on_change: list[Callable[[], None]] = []
         users, acls = store.load()
         self.acls = {acl.subject.username: acl for acl in acls}
-        """The policies by user, also those of users that there are not."""
+        """The policies by user name; a user may have policies before it exists."""
         self.by_name: dict[str, Subject] = {}
         for user in users:
             self._use(user)
@@ -175,8 +175,8 @@ class Users:
     # --- changes. They raise Refused, in RocketMQ's words, and AuthStoreError.
 
     def add_at_start(self, users: Iterable[User], acls: Iterable[Acl]) -> list[str]:
-        """Make users with their policies before any request comes, except those that there are; return the names of
-        the new ones. Raises AuthStoreError."""
+        """Before any request comes, make those users that do not exist yet, with their policies. Return the names of
+        the new users. Raises AuthStoreError."""
         table = {acl.subject.username: acl for acl in acls}
         added = []
         for user in users:
@@ -297,7 +297,7 @@ class Users:
             callback()
 
     def _check_not_last(self, username: str) -> None:
-        """Refuse to leave no super user: nobody could make another one."""
+        """Refuse to remove the last super user: only a super user can make another one."""
         if self.supers == [username]:
             _refuse(f"{username} is the last super user that is enabled, create another one first")
 

@@ -51,7 +51,7 @@ class Arrival:
     """Whether the MQTT broker has lost the session over which they came, or never sends them again for another reason.
     It takes an acknowledgement for that of another message."""
     keyed: list[Keyed] | None = None
-    """Those of `items` that have a key; None before somebody has asked for them."""
+    """Those of `items` that have a key; None until `Decisions.read_keyed` looks for them."""
 
     def messages(self) -> Iterator[tuple[int, Publish]]:
         """Iterate over the messages, each with its place in the order of the receipt."""

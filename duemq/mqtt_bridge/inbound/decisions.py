@@ -1,4 +1,4 @@
-"""What becomes of each message from MQTT: its target in RocketMQ, its delay, or the reason why it is not sent."""
+"""The decision about each message from MQTT: its target in RocketMQ, its delay, or the reason why it is not sent."""
 
 from __future__ import annotations
 

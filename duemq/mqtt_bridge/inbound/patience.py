@@ -81,7 +81,7 @@ class Patience:
             self.resolve()
 
     async def wait(self, error: DueMQError, failures: int) -> None:
-        """Wait after an error that may pass, then `check`. `failures`: so many in a row. Raises ClosedError."""
+        """Wait after an error that may pass, then `check`. `failures`: how many came in a row. Raises ClosedError."""
         if isinstance(error, ClosedError):
             raise error
         await self._pause(str(error), failures)

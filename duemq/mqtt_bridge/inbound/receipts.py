@@ -52,7 +52,7 @@ class Receipts:
         return len(self._by_id)
 
     def number(self, count: int) -> int:
-        """Return the place of the first of so many new packets in the order of the receipt."""
+        """Take the next `count` places in the order of the receipt, for new packets, and return the first of them."""
         first = self._next_order
         self._next_order += count
         return first

@@ -199,8 +199,8 @@ class Fingerprints:
 
 @dataclass(slots=True)
 class History:
-    """What a group has passed in a queue, and the fingerprints of the messages that were published: those before the
-    last turn (`older`) and those since (`newer`)."""
+    """The messages that a group has passed in a queue, and the fingerprints of those that were published: before the
+    last turn (`older`) and since (`newer`)."""
 
     passed: Passed
     older: Fingerprints = field(default_factory=Fingerprints)

@@ -65,7 +65,8 @@ class RunningSearch(Protocol):
     """A search through the units of the timer log that takes more than one step."""
 
     def passing(self, waits: Waits) -> None:
-        """Note that messages are about to get other slots: the search will not find them by their present units."""
+        """Note that messages are about to move to other slots: their present units will no longer lead the search to
+        them."""
 
 
 class Slots:
@@ -497,7 +498,7 @@ class Slots:
             self.search.note_moved(waits["position"][kept], moved[kept])
 
     def moving(self, waits: Waits) -> None:
-        """Tell the searches in progress that messages are about to get other slots."""
+        """Tell the searches in progress that messages are about to move to other slots."""
         for each in self._passes:
             each.passing(waits)
 
