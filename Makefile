@@ -9,10 +9,10 @@ PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
 # Those that need none of the stores which the others have real brokers write.
 STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remote_output report)
-# Two runs of about the same length. Tests in neither of them, nor in SPARK, run with the interop tests.
+# One after the other. Tests in neither of them, nor in SPARK, run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler tests/interop/mqtt
-# Interop tests that run after the unit tests, because the run of the other interop tests takes longest.
+# Interop tests that run after Spark's, because the run of the other interop tests takes longest.
 LATE := tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
@@ -68,16 +68,15 @@ peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test p
 	$(BIN)/python -m tests.peers install
 
 test: $(VENV)/.dev ## Install the peers and run all tests except the soak tests
-	@# Four runs at once: two that use the processors, Spark's, and the tests that mostly wait for brokers and clients. The
+	@# Three runs at once: one that uses a processor, Spark's, and the tests that mostly wait for brokers and clients. The
 	@# unit tests need no peer, so they run while the peers are installed.
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
 	$(MAKE) $(VENV)/.oldest-spark peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
-	{ wait_for() { while kill -0 $$1 2>/dev/null; do sleep 1; done; }; wait_for $$unit; \
+	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; run machine $(PYTEST) -p no:cacheprovider $(MACHINE); } & \
+	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); \
 	  run late $(PYTEST) -p no:cacheprovider $(STORELESS) $(LATE); } & \
-	run machine $(PYTEST) -p no:cacheprovider $(MACHINE) & \
-	run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK) & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK) $(LATE)); failed=$$?; \
 	wait; cat .unit.log .late.log .machine.log .spark.log; \
 	for name in unit late machine spark; do \

@@ -28,13 +28,19 @@ from tests.bench import (
 )
 from tests.bench.brokers import MakeBroker, apache, ours
 
+# The cases that take longest are tried by the soak alone: they are the tests' own programs, which `make bench` runs.
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
 ALONE = [("overdue", "drain_latency", "paths"), ("overdue_levels",), ("steady",), ("pending",)]
 WITH_JAVA = [("overdue_java",)]
 
 
 @pytest.mark.parametrize(
-    "names", [*ALONE, *(pytest.param(names, marks=pytest.mark.interop) for names in WITH_JAVA)], ids="+".join
+    "names",
+    [
+        *(pytest.param(names, marks=pytest.mark.soak) if len(names) > 1 else names for names in ALONE),
+        *(pytest.param(names, marks=[pytest.mark.interop, pytest.mark.soak]) for names in WITH_JAVA),
+    ],
+    ids="+".join,
 )
 async def test_a_case_of_levels_gives_its_figures(names: tuple[str, ...], tmp_path: Path) -> None:
     said: list[str] = []
@@ -50,6 +56,7 @@ def test_every_case_of_levels_is_exercised_here() -> None:
     assert {name for names in ALONE + WITH_JAVA for name in names} == set(level_cases.NAMES)
 
 
+@pytest.mark.soak
 async def test_the_case_of_the_python_client_gives_its_figures(tmp_path: Path) -> None:
     said: list[str] = []
     figures = await client_cases.run(ours, tmp_path, client_cases.TINY, client_cases.NAMES, said.append)
@@ -57,6 +64,7 @@ async def test_the_case_of_the_python_client_gives_its_figures(tmp_path: Path) -
     assert set(figures) == set(client_cases.FIGURES)
 
 
+@pytest.mark.soak
 async def test_the_case_of_access_control_gives_its_figures(tmp_path: Path) -> None:
     said: list[str] = []
     figures = await acl_cases.run(ours, tmp_path, acl_cases.TINY, acl_cases.NAMES, said.append)
@@ -86,6 +94,7 @@ async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:
     assert all(value >= 0 for value in figures.values()), figures
 
 
+@pytest.mark.soak
 async def test_the_cases_of_pressure_give_their_figures(tmp_path: Path) -> None:
     said: list[str] = []
     figures = await pressure_cases.run(ours, tmp_path, pressure_cases.TINY, pressure_cases.NAMES, said.append)

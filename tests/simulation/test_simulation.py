@@ -17,7 +17,7 @@ from tests.simulation.failures import Failure, failure_in, failure_of
 from tests.simulation.found import FOUND
 from tests.simulation.script import generate
 
-SEEDS = 60
+SEEDS = 30
 TOGETHER = 10
 
 

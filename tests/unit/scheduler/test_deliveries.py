@@ -191,7 +191,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(EVENTS, st.sampled_from([1, 2, 5, 1 << 16]))
 def test_any_history_by_batches_of_any_size(events: list[tuple[str, str]], batch: int) -> None:
     log, waiting, done = Log(), list[tuple[str, int, bool]](), set[int]()

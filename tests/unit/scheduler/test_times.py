@@ -296,7 +296,7 @@ def test_the_clock_that_was_set_back_counts_once_however_often_the_broker_starts
     assert delivery_times(world, 60_000) == {b"0": 30_000 - 6000}
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.sampled_from(
@@ -604,7 +604,7 @@ def test_the_clock_set_that_nobody_looked_at_before_the_end(
         assert all(passed >= expected[body] for body, passed in times.items())
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.sampled_from(["schedule", "set", "set and kill", "set while down", "stop", "kill", "checkpoint", "wait"]),

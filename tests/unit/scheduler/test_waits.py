@@ -262,7 +262,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=80)
 @given(steps)
 @example([(deed, 9 if deed == "enqueue" else 4 if deed == "wait" else 0) for deed in WITHDRAWN_ONCE_MOVED])
 def test_any_history(deeds: list[tuple[str, int]]) -> None:

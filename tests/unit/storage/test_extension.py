@@ -180,7 +180,7 @@ def level_codes(
     return [int(code) for code in found]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(
@@ -365,7 +365,7 @@ def test_a_wrong_byte_changes_no_tags(at: int, mask: int) -> None:
     assert codes(queue) == [tags_code("t")] * 20 + [tags_code("u")] * 20
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(at=st.integers(0, 20 * 40 - 1), mask=st.integers(1, 255), delay_ms=st.sampled_from([1000, 5000, 7_200_000]))
 def test_no_level_sees_a_due_time_of_a_flipped_byte(at: int, mask: int, delay_ms: int) -> None:
     data = bytearray(b"".join(struct.pack(">hqqh", 20, NOW_MS + n + delay_ms, NOW_MS + n, 0) for n in range(40)))

@@ -191,7 +191,7 @@ def test_a_store_that_is_whole_opens_without_a_word(how: str) -> None:
     assert world.recovered.records == (0 if how == "stopped" else 36)
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(
     st.sampled_from(["stopped", "killed"]), st.sampled_from(["flip", "cut", "zero", "remove", "directory"]), st.data()
 )
