@@ -78,13 +78,15 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    """Import a name at its first use: numpy, pyarrow and pyspark take seconds."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"duemq.spark_jobs.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # type checkers would take any name, a wrong one too, for one that this function knows
+
+    def __getattr__(name: str) -> object:
+        """Import a name at its first use: numpy, pyarrow and pyspark take seconds."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"duemq.spark_jobs.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

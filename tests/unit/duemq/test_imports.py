@@ -48,7 +48,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_other_names_are_not() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Producers'"):
-        duemq.Producers  # noqa: B018
+        duemq.Producers  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_all_names_come_with_an_asterisk() -> None:
@@ -81,6 +81,13 @@ def test_the_package_alone_imports_nothing() -> None:
     found = imported_by("import duemq")
     assert {name for name in found if name.startswith("duemq")} == {"duemq"}
     assert not {"asyncio", "msgspec", "logging", "dataclasses"} & found
+
+
+@pytest.mark.parametrize("module", ["errors", "sync", "testing"])
+def test_modules_are_imported_at_their_first_use(module: str) -> None:
+    found = imported_by(f"import duemq; assert {module!r} in dir(duemq); duemq.{module}.__doc__.strip()")
+    assert f"duemq.{module}" in found
+    assert not {"duemq.broker", "duemq.cli", "duemq.storage"} & found
 
 
 def test_a_producer_imports_only_what_a_producer_needs() -> None:
