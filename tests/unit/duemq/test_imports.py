@@ -111,6 +111,43 @@ def test_a_consumer_imports_only_what_a_consumer_needs() -> None:
     assert not {"hashlib", "hmac", "secrets", "click", "uvloop"} & found
 
 
+HIDE = """
+import runpy
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "pyarrow", "pyspark", "rocksdict", "opentelemetry"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+"""As after `pip install duemq` without any extra."""
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (
+            "import duemq.otel",
+            "ModuleNotFoundError: duemq.otel needs the package opentelemetry: pip install 'duemq[otel]'",
+        ),
+        (
+            "from duemq.spark import audit",
+            "ModuleNotFoundError: duemq.spark needs the package numpy: pip install 'duemq[spark]'",
+        ),
+        (
+            "sys.argv = ['dump', '.']; runpy.run_module('duemq.broker.dump', run_name='__main__')",
+            "python -m duemq.broker.dump needs the package numpy: pip install 'duemq[broker]'",
+        ),
+    ],
+    ids=["otel", "spark", "dump"],
+)
+def test_what_a_missing_extra_is_called(program: str, line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HIDE + program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", line)
+    if line.startswith("python"):
+        assert done.stderr.count("\n") == 1
+
+
 def test_the_help_imports_no_command() -> None:
     program = """
 import sys
