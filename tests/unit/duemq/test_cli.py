@@ -86,7 +86,9 @@ def process(threaded: Threaded, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_send_prints_where_the_message_is(threaded: Threaded, run: Callable[..., Result]) -> None:
-    threaded.broker.on(SEND, success(SendMessageResponse(IDS[0], 0, 7)))
+    threaded.broker.on(
+        SEND, lambda request: success(SendMessageResponse(IDS[0], request.send_header().queue_id, queue_offset=7))
+    )
     result = run("send", "demo", "hello", "--tag", "a", "--key", "k1", "--key", "k2", "--property", "own=v=w")
     (request,) = threaded.broker.requests_of(SEND)
     properties = request.properties()
