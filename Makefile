@@ -23,7 +23,6 @@ export PYTHONDONTWRITEBYTECODE :=
 
 LOCK := requirements/broker.txt
 DIST ?= dist
-VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SEEDS ?= 100
 WHAT ?= sends
 FROM ?= 0
@@ -142,14 +141,19 @@ audit: $(VENV)/tools/bin/pip-compile ## Ask an advisory database about the locke
 	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCK)
 
 # The wheel, the source distribution, and a file of requirements that has their hashes and those of all that they need.
-# Two builds of one commit are equal. KEY: a private SSH key, with which the hashes of all these files are signed.
-dist: $(VENV)/.dev ## Build a wheel and a source distribution, with signed hashes if KEY is an SSH key, into dist/
+# They are built from an export of the commit: hatchling would also pack files that are ignored, or not known to git. Two
+# builds of one commit are equal. KEY: a private SSH key, with which the hashes of all these files are signed.
+dist: $(VENV)/.dev ## Build a wheel and a source distribution of HEAD, with signed hashes if KEY is an SSH key, into dist/
 	rm -rf $(DIST) && mkdir -p $(DIST)
-	$(BIN)/python -m build --outdir $(DIST) . > $(DIST)/build.log 2>&1 || { cat $(DIST)/build.log; exit 1; }
-	@rm $(DIST)/build.log
-	{ cat $(LOCK); echo 'duemq==$(VERSION) \'; $(BIN)/pip hash $(DIST)/* | sed -n 's/^--hash/    &/p' | sed '$$!s/$$/ \\/'; } \
-		> $(VENV)/requirements.txt
-	mv $(VENV)/requirements.txt $(DIST)/duemq-$(VERSION)-requirements.txt
+	@test -z "$$(git status --porcelain)" || echo 'changes that are not committed are not built: these are files of HEAD' >&2
+	@set -o pipefail; work=$$(mktemp -d) && trap "rm -rf $$work" EXIT && mkdir $$work/tree && \
+	{ git -c core.autocrlf=false archive HEAD | tar -x -C $$work/tree || \
+		{ echo 'make dist builds a commit: run it in a clone of the repository' >&2; exit 1; }; } && \
+	{ $(BIN)/python -m build --outdir $(DIST) $$work/tree > $$work/log 2>&1 || { cat $$work/log; exit 1; }; } && \
+	version=$$(sed -n 's/^version = "\(.*\)"/\1/p' $$work/tree/pyproject.toml) && \
+	{ cat $$work/tree/$(LOCK) && echo "duemq==$$version \\" && $(BIN)/pip hash $(DIST)/* \
+		| sed -n 's/^--hash/    &/p' | sed '$$!s/$$/ \\/'; } > $$work/requirements.txt && \
+	cp $$work/requirements.txt $(DIST)/duemq-$$version-requirements.txt
 	cd $(DIST) && sha256sum * > $(abspath $(VENV))/SHA256SUMS && mv $(abspath $(VENV))/SHA256SUMS .
 	$(if $(KEY),ssh-keygen -q -Y sign -n duemq -f $(KEY) $(DIST)/SHA256SUMS)
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     __version__: str
     """The version of the installed package."""
 
+    from duemq import errors as errors
+    from duemq import sync as sync
+    from duemq import testing as testing
     from duemq._values.retries import Retries
     from duemq.admin import Admin
     from duemq.consumer import Consumer
@@ -196,20 +199,23 @@ _MODULES = {
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_WHOLE = ("errors", "sync", "testing")
+"""Modules that are there after `import duemq` alone."""
 
+if not TYPE_CHECKING:  # type checkers would take any name, a wrong one too, for one that this function knows
 
-def __getattr__(name: str) -> object:
-    """Import a name of the package on first use: `duemq serve`, a command of this package, needs no client."""
-    if name == "__version__":
-        return import_module("importlib.metadata").version("duemq")
-    if name == "errors":
-        return import_module("duemq.errors")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"duemq.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Import a name of the package on first use: `duemq serve`, a command of this package, needs no client."""
+        if name == "__version__":
+            return import_module("importlib.metadata").version("duemq")
+        if name in _WHOLE:
+            return import_module(f"duemq.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"duemq.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_WHOLE})

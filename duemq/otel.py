@@ -37,13 +37,17 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opentelemetry import context as contexts
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
-from opentelemetry.util.types import AttributeValue
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as error:
+    told = f"duemq.otel needs the package {error.name}: pip install 'duemq[otel]'"
+    raise ModuleNotFoundError(told, name=error.name) from error
 
 from duemq.errors import ArgumentError, ClosedError
 from duemq.interceptors import ConsumerInterceptor, Handling, ProducerInterceptor, Receiving, SendBatch, Sending

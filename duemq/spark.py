@@ -9,7 +9,8 @@
     print(summary.delivered, summary.lost, summary.lateness.percentiles_ms.get("p99"))
 
 `register(spark)` makes the data source `rocketmq` known to a session of your own, whose workers must run this Python
-(PYSPARK_PYTHON). All of these functions raise `JobError` where something cannot be done; its text is one line.
+(PYSPARK_PYTHON). All of these functions raise `JobError` where something cannot be done; its text is one line. Without
+the extra, the import of a function raises ModuleNotFoundError, which says what to install.
 """
 
 from importlib import import_module
@@ -78,13 +79,22 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    """Import a name at its first use: numpy, pyarrow and pyspark take seconds."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"duemq.spark_jobs.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # type checkers would take any name, a wrong one too, for one that this function knows
+
+    def __getattr__(name: str) -> object:
+        """Import a name at its first use: numpy, pyarrow and pyspark take seconds."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            module = import_module(f"duemq.spark_jobs.{_MODULE_OF[name]}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "duemq":
+                raise
+            told = f"duemq.spark needs the package {error.name}: pip install 'duemq[spark]'"
+            raise ModuleNotFoundError(told, name=error.name) from error
+        value = getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

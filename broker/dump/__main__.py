@@ -31,8 +31,14 @@ import stat
 import sys
 from collections.abc import Iterator
 
-from duemq.broker.dump.databases import is_database
-from duemq.broker.dump.kinds import BEGIN, END, lines
+try:
+    from duemq.broker.dump.databases import is_database
+    from duemq.broker.dump.kinds import BEGIN, END, lines
+except ModuleNotFoundError as error:
+    if __name__ != "__main__" or (error.name or "").partition(".")[0] == "duemq":
+        raise
+    # As the commands of `duemq` say it, which cannot catch this.
+    sys.exit(f"python -m duemq.broker.dump needs the package {error.name}: pip install 'duemq[broker]'")
 
 
 def _files(path: str) -> Iterator[str]:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_address
+from typing import Final
 
 from duemq._net.connection import split_address
 from duemq.protocol.records.message_id import parse_offset_message_id
+
+_MOST_PORT: Final = 65535
+
+
+def has_broker(offset_message_id: str) -> bool:
+    """Whether an id has a port where a broker can be. One of a sender (UNIQ_KEY) has as many digits, and at the port's
+    place its process id and half of a random number. Raises RemoteProtocolError if the text is no id."""
+    return 0 < parse_offset_message_id(offset_message_id)[1] <= _MOST_PORT
 
 
 def broker_of(offset_message_id: str) -> str:

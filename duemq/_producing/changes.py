@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from duemq._net.client import Client, typed_body, typed_header
-from duemq._net.id_brokers import is_of_none
+from duemq._net.id_brokers import has_broker, is_of_none
 from duemq._net.routes import PRIMARY
 from duemq._values import checks
 from duemq._values.times import Span, Time, span_ms, time_ms
@@ -161,6 +161,12 @@ def _read(which: Which | Iterable[Which]) -> list[MessageHandle | str]:
         each = MessageHandle.parse(named) if isinstance(named, str) and is_handle(named) else named
         message_id = each.offset_message_id if isinstance(each, MessageHandle) else each
         checks.check_offset_message_id(message_id)
+        if not isinstance(each, MessageHandle) and not has_broker(message_id):
+            raise ArgumentError(
+                f"{message_id!r} is the sender's id of a message (its unique key), which does not say where it waits; "
+                f"give its handle, or its offset message id, which `duemq pending list --topic TOPIC --key "
+                f"{message_id}` prints, or its topic and this id as the key"
+            )
         # A handle tells more than the id of the same message.
         if message_id not in found or isinstance(each, MessageHandle):
             found[message_id] = each

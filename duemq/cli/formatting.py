@@ -35,14 +35,13 @@ _BAR: Final = 50
 
 
 def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
-    """Return the result of a send; `delay_ms` is the delay that the user gave, if any."""
+    """Return the result of a send; `delay_ms` is the delay that the user gave, if any. The id is the one that `duemq
+    cancel` and `duemq pending` take, and that `duemq pending list` prints."""
+    sent = f"sent {printable(result.offset_message_id)} to {result.queue}"
     if result.due_time_ms is None:
-        return f"sent {result.message_id} to {result.queue} offset {result.queue_offset}"
+        return f"{sent} offset {result.queue_offset}"
     when = f"in {format_duration(delay_ms)}" if delay_ms else _from_now(result.due_time_ms - now_ms)
-    return (
-        f"sent {result.message_id} to {result.queue} schedule offset {result.queue_offset}, "
-        f"due {local_time(result.due_time_ms)} ({when})"
-    )
+    return f"{sent} schedule offset {result.queue_offset}, due {local_time(result.due_time_ms)} ({when})"
 
 
 def result_as_json(result: SendResult) -> str:

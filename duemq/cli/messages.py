@@ -72,7 +72,10 @@ def send(
     tls: Tls,
     codec: Codec,
 ) -> None:
-    """Send one message to TOPIC and print its id, its queue and offset, and when it is due.
+    """Send one message to TOPIC and print the id that its broker gave it, its queue and offset, and when it is due.
+
+    `duemq cancel` and `duemq pending` take this id. --json prints all there is: also the message's handle, which
+    RocketMQ's brokers need, and message_id, the sender's id, which consumers see.
 
     BODY is text; without it, or if it is -, the body is read from standard input, unchanged.
 
@@ -263,8 +266,9 @@ def cancel(
 ) -> None:
     """Cancel messages that wait for a time or a delay level, and print the result for each.
 
-    ID is the handle or the offset_message_id that `duemq send --json` prints. The exit code is 0 if none of the
-    messages will be delivered. Needs duemq brokers, or for handles of messages with a timer RocketMQ's from 5.3 on.
+    ID is the id that `duemq send` and `duemq pending list` print, or the handle that `duemq send --json` prints. The
+    exit code is 0 if none of the messages will be delivered. Needs duemq brokers, or for handles of messages with a
+    timer RocketMQ's from 5.3 on.
 
     \b
     id=$(duemq send reminders 'call back' --in 1h --json | jq -r .handle)

@@ -163,9 +163,9 @@ def change_options(command: Callable[..., None]) -> Callable[..., None]:
 @pending.command("cancel", short_help="Cancel waiting messages.")
 @change_options
 def cancel_pending(**options: Any) -> None:
-    """Cancel messages that wait: the messages with an ID, which is a handle or what `duemq pending list` prints; or the
-    messages of a --topic with at least one of --key, --from and --to. `duemq pending count` with the same options
-    counts them beforehand.
+    """Cancel messages that wait: the messages with an ID, which is a handle or what `duemq send` and `duemq pending
+    list` print; or the messages of a --topic with at least one of --key, --from and --to. `duemq pending count` with
+    the same options counts them beforehand.
 
     Prints the result for each ID, or the number of messages with each result. The exit code is 1 if some messages will
     be delivered nevertheless, and if --timeout is over before a broker is done: the broker goes on then.

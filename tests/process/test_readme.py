@@ -109,14 +109,14 @@ async def test_list_reschedule_and_cancel(tmp_path: Path) -> None:
         kept = names["result"]
         assert isinstance(kept, SendResult)
         assert (await producer.cancel(kept.handle)).result is ChangeResult.CANCELLED
-        sent = await producer.send("reminders", b"call back", delay="30m")
-    assert sent.offset_message_id in await run(broker.nameserver, show)
-    filled = [
-        [each.replace("MESSAGE-ID", sent.offset_message_id) for each in arguments] for arguments in (reschedule, cancel)
-    ]
-    assert "has another time" in await run(broker.nameserver, filled[0])
-    assert sent.offset_message_id not in await run(broker.nameserver, show), "it is due in two hours now"
-    assert "cancelled" in await run(broker.nameserver, filled[1])
+    for delay in (["--in", "30m"], ["--level", "16"]):
+        told = await run(broker.nameserver, ["send", "reminders", "call back", *delay])
+        (sent,) = re.findall(r"^sent (\S+) to ", told)
+        assert sent in await run(broker.nameserver, show)
+        filled = [[each.replace("MESSAGE-ID", sent) for each in arguments] for arguments in (reschedule, cancel)]
+        assert "has another time" in await run(broker.nameserver, filled[0])
+        assert sent not in await run(broker.nameserver, show), "it is due in two hours now"
+        assert "cancelled" in await run(broker.nameserver, filled[1])
     await broker.stop()
 
 

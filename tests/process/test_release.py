@@ -108,9 +108,22 @@ def test_files_that_were_changed_are_found(release: Path, tmp_path: Path, suffix
         assert b"DO NOT MATCH THE HASHES" in install(copy, text)
 
 
-def test_two_builds_are_equal(release: Path, tmp_path: Path) -> None:
-    made = run("make", "-s", "dist", f"DIST={tmp_path / 'dist'}")
+def test_two_builds_of_a_commit_are_equal_whatever_else_lies_in_the_tree(release: Path, tmp_path: Path) -> None:
+    """Files that git ignores or does not know, and changes that are not committed, are in no release."""
+    tree = tmp_path / "tree"
+    assert run("git", "clone", "--quiet", "--shared", str(ROOT), str(tree)).returncode == 0
+    (tree / "broker" / "data").mkdir()
+    (tree / ".venv").symlink_to(ROOT / ".venv")
+    for name in ("broker/secret.env", "broker/main.py.orig", "broker/data/commit", "protocol/new.py", "docs/mine.md"):
+        (tree / name).write_text("not committed")
+    for name in ("pyproject.toml", "broker/main.py", "requirements/broker.txt", "README.md"):
+        with (tree / name).open("a") as file:
+            file.write("# not committed\n")
+    # The environment is that of another tree: nothing is installed into it.
+    options = ["-o", ".venv/.dev", f"DIST={tmp_path / 'dist'}"]
+    made = run("make", "-s", *options, "dist", directory=tree)
     assert made.returncode == 0, made.stderr.decode()
+    assert b"changes that are not committed are not built" in made.stderr
     assert (tmp_path / "dist" / "SHA256SUMS").read_bytes() == (release / "SHA256SUMS").read_bytes()
     assert not (tmp_path / "dist" / "SHA256SUMS.sig").exists(), "without a key"
 

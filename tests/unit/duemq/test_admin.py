@@ -34,7 +34,7 @@ from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, success
 LIST, CURVE, CHANGE = RequestCode.LIST_PENDING, RequestCode.DUE_CURVE, RequestCode.CHANGE_PENDING
 CODES = [LIST, CURVE, CHANGE]
 NOT_SUPPORTED = failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type not supported")
-A, B, C = "0" * 31 + "A", "0" * 31 + "b", "0" * 55 + "C"
+A, B, C = "7F00000100002A9F000000000000000A", "7F00000100002A9F000000000000000b", "0" * 36 + "2A9F000000000000000C"
 Pair = tuple[FakeBroker, FakeBroker, Admin]
 
 
@@ -198,11 +198,11 @@ async def test_messages_are_changed_wherever_they_are(pair: Pair) -> None:
     first.on(CHANGE, changed((B, nowhere), (A, "RESCHEDULED"), (C, nowhere)))
     second.on(CHANGE, changed((B, "ALREADY_DELIVERED"), (A, nowhere), (C, nowhere)))
     assert await admin.reschedule([B, A, C, A], deliver_at=5) == Changes(
-        {ChangeResult.ALREADY_DELIVERED: 1, ChangeResult.RESCHEDULED: 1, ChangeResult.NEVER_EXISTED: 1},
+        {ChangeResult.ALREADY_DELIVERED: 1, ChangeResult.RESCHEDULED: 1, ChangeResult.BROKER_UNKNOWN: 1},
         (
             ChangedMessage(B, ChangeResult.ALREADY_DELIVERED),
             ChangedMessage(A, ChangeResult.RESCHEDULED),
-            ChangedMessage(C, ChangeResult.NEVER_EXISTED),
+            ChangedMessage(C, ChangeResult.BROKER_UNKNOWN),
         ),
     )
     assert [request.ext for request in first.requests_of(CHANGE)] == [
@@ -213,7 +213,7 @@ async def test_messages_are_changed_wherever_they_are(pair: Pair) -> None:
 
 async def test_many_ids_go_in_several_requests(pair: Pair) -> None:
     first, second, admin = pair
-    many = [f"{number:032X}" for number in range(2001)]
+    many = [f"7F00000100002A9F{number:016X}" for number in range(2001)]
 
     def answer(request: Request) -> Any:
         return changed(*((each, "CANCELLED") for each in request.ext["msgId"].split(",")))
@@ -250,7 +250,7 @@ async def test_apaches_brokers_have_none_of_it(pair: Pair, theirs: int) -> None:
     assert await admin.count() == 1
     assert (await admin.due_curve(steps=1)).counts == (1,)
     assert (await admin.cancel(topic="t", key="k")).counts == {ChangeResult.CANCELLED: 1}
-    assert (await admin.cancel([A, B])).counts == {ChangeResult.CANCELLED: 1, ChangeResult.NEVER_EXISTED: 1}
+    assert (await admin.cancel([A, B])).counts == {ChangeResult.CANCELLED: 1, ChangeResult.BROKER_UNKNOWN: 1}
 
 
 async def test_without_a_broker_of_ours_nothing_is_possible(pair: Pair) -> None:

@@ -35,7 +35,7 @@ from tests.unit.duemq.fake import FakeBroker, Request, failure, success
 
 CHANGE, BY_HANDLE, RECALL = RequestCode.CHANGE_PENDING, RequestCode.CHANGE_BY_HANDLE, RequestCode.RECALL_MESSAGE
 NOT_SUPPORTED = failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 30005 not supported")
-X, Y, Z = "0" * 31 + "1", "0" * 31 + "2", "0" * 31 + "3"
+X, Y, Z = (f"7F00000100002A9F000000000000000{digit}" for digit in "123")
 Pair = tuple[FakeBroker, FakeBroker]
 Changer = Producer | Admin
 
@@ -215,6 +215,23 @@ async def test_a_message_that_is_not_delayed_has_nothing_to_change(pair: Pair, c
             await changer.cancel(wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="not both"):
         await changer.cancel(timer(X), topic="t")
+    assert not any(asked(broker) for broker in pair)
+
+
+@pytest.mark.parametrize(
+    "port", ["0001869F", "FFFF2A9F", "00010000", "00000000"], ids=["above", "negative", "first above", "none"]
+)
+async def test_an_id_of_a_sender_is_none_of_a_broker(pair: Pair, changer: Changer, port: str) -> None:
+    """It has as many digits, and whatever it has in the place of the port was taken for one."""
+    for message_id in (f"7F000001{port}6B21DDE300010000", f"{'0' * 31}1{port}6B21DDE300010000"):
+        works = (
+            changer.cancel(message_id),
+            changer.reschedule([X, message_id], delay="1h"),
+            changer.deliver_now(message_id.lower()),
+        )
+        for work in works:
+            with pytest.raises(ArgumentError, match=r"is the sender's id .* --key .* its topic and this id as the key"):
+                await work
     assert not any(asked(broker) for broker in pair)
 
 

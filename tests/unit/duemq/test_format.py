@@ -22,7 +22,7 @@ def result(due_time_ms: int | None = None) -> SendResult:
 
 
 def test_a_sent_message() -> None:
-    assert formatting.result_as_text(result(), 0) == "sent ID to demo@broker-a:3 offset 7"
+    assert formatting.result_as_text(result(), 0) == "sent OFFSET to demo@broker-a:3 offset 7"
 
 
 def test_a_delay_is_told_as_it_was_asked_for() -> None:
@@ -36,7 +36,7 @@ def test_a_delay_is_told_as_it_was_asked_for() -> None:
 def test_a_delayed_message_says_when_it_is_due(now_ms: int, rest: str) -> None:
     assert (
         formatting.result_as_text(result(5_400_000), now_ms)
-        == f"sent ID to demo@broker-a:3 schedule offset 7, due 1970-01-01 01:30:00.000 ({rest})"
+        == f"sent OFFSET to demo@broker-a:3 schedule offset 7, due 1970-01-01 01:30:00.000 ({rest})"
     )
 
 

@@ -48,7 +48,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_other_names_are_not() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Producers'"):
-        duemq.Producers  # noqa: B018
+        duemq.Producers  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_all_names_come_with_an_asterisk() -> None:
@@ -83,6 +83,13 @@ def test_the_package_alone_imports_nothing() -> None:
     assert not {"asyncio", "msgspec", "logging", "dataclasses"} & found
 
 
+@pytest.mark.parametrize("module", ["errors", "sync", "testing"])
+def test_modules_are_imported_at_their_first_use(module: str) -> None:
+    found = imported_by(f"import duemq; assert {module!r} in dir(duemq); duemq.{module}.__doc__.strip()")
+    assert f"duemq.{module}" in found
+    assert not {"duemq.broker", "duemq.cli", "duemq.storage"} & found
+
+
 def test_a_producer_imports_only_what_a_producer_needs() -> None:
     found = imported_by("import duemq; duemq.Producer, duemq.Message")
     assert not any(name.startswith("duemq._consuming.") for name in found)
@@ -102,6 +109,43 @@ def test_a_consumer_imports_only_what_a_consumer_needs() -> None:
         & found
     )
     assert not {"hashlib", "hmac", "secrets", "click", "uvloop"} & found
+
+
+HIDE = """
+import runpy
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "pyarrow", "pyspark", "rocksdict", "opentelemetry"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+"""As after `pip install duemq` without any extra."""
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (
+            "import duemq.otel",
+            "ModuleNotFoundError: duemq.otel needs the package opentelemetry: pip install 'duemq[otel]'",
+        ),
+        (
+            "from duemq.spark import audit",
+            "ModuleNotFoundError: duemq.spark needs the package numpy: pip install 'duemq[spark]'",
+        ),
+        (
+            "sys.argv = ['dump', '.']; runpy.run_module('duemq.broker.dump', run_name='__main__')",
+            "python -m duemq.broker.dump needs the package numpy: pip install 'duemq[broker]'",
+        ),
+    ],
+    ids=["otel", "spark", "dump"],
+)
+def test_what_a_missing_extra_is_called(program: str, line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HIDE + program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", line)
+    if line.startswith("python"):
+        assert done.stderr.count("\n") == 1
 
 
 def test_the_help_imports_no_command() -> None:

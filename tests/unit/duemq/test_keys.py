@@ -168,7 +168,7 @@ def test_no_text_has_the_secret() -> None:
     [
         ("send", "demo", "hello"),
         ("receive", "demo", "--wait", "1ms"),
-        ("cancel", "0" * 32),
+        ("cancel", "7F00000100002A9F0000000000000000"),
         ("pending", "count"),
         ("clock", "advance", "1s"),
     ],

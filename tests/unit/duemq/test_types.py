@@ -106,6 +106,18 @@ def of_the_facade(error: SendManyError) -> None:
     assert_type(error.refused, tuple[SendOutcome, ...])
 
 
+def of_the_package() -> None:
+    """Not run: names that are imported at their first use have types, and wrong ones are errors."""
+    assert_type(duemq.errors.BusyError(2, "no", "h:1"), duemq.BusyError)
+    assert_type(duemq.sync.Producer(), sync.Producer)
+    assert_type(duemq.testing.TestBroker().nameserver, str)
+    assert_type(duemq.__version__, str)
+    duemq.Consumr  # type: ignore[attr-defined]  # noqa: B018
+    duemq.error  # type: ignore[attr-defined]  # noqa: B018
+    from duemq import Prodcer  # type: ignore[attr-defined]  # noqa: F401
+    from duemq.spark import laod  # type: ignore[attr-defined]  # noqa: F401
+
+
 @pytest.mark.parametrize("name", ["Producer", "Admin", "Consumer"])
 def test_the_facade_has_the_arguments_of_the_client(name: str) -> None:
     """Help and editors show them."""
