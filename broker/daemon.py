@@ -66,7 +66,6 @@ from duemq.broker.settings.config import BrokerConfig, Origin, credentials_of, p
 from duemq.broker.settings.parts import (
     DELIVERY_SETTINGS,
     DURABILITY_SETTINGS,
-    RETENTION_SETTINGS,
     TIMER_SETTINGS,
     delivery_config,
     durability_config,
@@ -205,6 +204,7 @@ class Broker:
             (self.config.advertised_host, self.config.listen_port),
             self._levels_table.deliver_time,
             self._durability_work.wake,
+            self.settings.current(lambda config: config.max_message_size),
         )
         try:
             self.store.inspect()
@@ -374,14 +374,14 @@ class Broker:
             self._levels_table,
             recovered,
             now,
-            delivery_config(config),
+            self.settings.current(delivery_config),
             is_awaited=config.sync_flush,
             read_cold=self._read_cold,
             wake=self._levels_work.wake,
         )
         self.timers = timers = Timers(
             store,
-            timer_config(config),
+            self.settings.current(timer_config),
             recovered,
             now,
             self._read_cold,
@@ -390,13 +390,13 @@ class Broker:
             self._timers_work.wake_later,
             self.topics.is_deleted,
         )
-        retention = Retention(retention_config(config), self._files, store.log)
+        retention = Retention(self.settings.current(retention_config), self._files, store.log)
         self.durability = durability = Durability(
             store,
             {service.NAME: levels, timers_module.NAME: timers},
             retention,
             _Waking(self._workers, self._durability_work.wake),
-            durability_config(config),
+            self.settings.current(durability_config),
             self,
             now,
         )
@@ -661,41 +661,20 @@ class Broker:
     # --- settings
 
     def _follow_settings(self) -> None:
-        """Give the layers below the broker their part of the settings whenever it changes. The broker's own components
-        read the settings themselves."""
+        """Act on changes for which it is not enough that the components read the settings in force."""
         on = self.settings.on_change
-        on(DELIVERY_SETTINGS, self._change_delivery)
+        on(DELIVERY_SETTINGS, lambda _: self._levels_work.wake())
         on("messageDelayLevel", self._change_levels)
-        on(TIMER_SETTINGS, self._change_timers)
-        on(RETENTION_SETTINGS, self._change_retention)
-        on(DURABILITY_SETTINGS, self._change_durability)
-        on("maxMessageSize", self._change_message_size)
+        on(TIMER_SETTINGS, lambda _: self._timers_work.wake())
+        on(DURABILITY_SETTINGS, lambda _: self._durability_work.wake())
         on("flushConsumerOffsetInterval", lambda _: self.housekeeping.wait_anew(_SAVE_OFFSETS))
 
     def _policy_changed(self, topic: str, policy: TimerPolicy | None) -> None:
         self.timers.set_policy(topic, policy)
 
-    def _change_delivery(self, config: BrokerConfig) -> None:
-        self.levels.delivery.config = delivery_config(config)
-        self._levels_work.wake()
-
     def _change_levels(self, config: BrokerConfig) -> None:
         self.levels.set_table(DelayLevels(config.delay_levels), self._clock.now_ms())
         self._durability_work.wake()
-
-    def _change_timers(self, config: BrokerConfig) -> None:
-        self.timers.config = timer_config(config)
-        self._timers_work.wake()
-
-    def _change_retention(self, config: BrokerConfig) -> None:
-        self.durability.retention.config = retention_config(config)
-
-    def _change_durability(self, config: BrokerConfig) -> None:
-        self.durability.config = durability_config(config)
-        self._durability_work.wake()
-
-    def _change_message_size(self, config: BrokerConfig) -> None:
-        self.store.appender.max_body_size = config.max_message_size
 
     # --- chores
 

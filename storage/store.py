@@ -28,6 +28,7 @@ from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage, Summary, summarize
+from duemq.storage.current import Current
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.health import Health
@@ -113,9 +114,11 @@ class MessageStore:
         store_host: tuple[str, int],
         deliver_time: DeliverTime,
         on_work: Callable[[], None] = lambda: None,
+        max_message_size: Current[int] | None = None,
     ) -> None:
-        """Make a store that is not open yet. `on_work` is called when the store's verdict changed, or much was written:
-        then the owner of durability has work to do."""
+        """Make a store that is not open yet. `max_message_size`: the most bytes of a body where that can change; by
+        default the one in `config`. `on_work` is called when the store's verdict changed, or much was written: then the
+        owner of durability has work to do."""
         self.config = config
         self.files = files
         self._deliver_time = deliver_time
@@ -140,7 +143,7 @@ class MessageStore:
             self.log,
             self.health,
             store_host,
-            config.max_message_size,
+            max_message_size or Current(config.max_message_size),
             self._appended,
             with_checksums=config.with_checksums,
         )

@@ -98,8 +98,8 @@ class BatchHandlers:
     def _parts(self, data: bytes, request_text: str) -> list[tuple[int, bytes, bytes]]:
         """Return the messages of a batch: flag, body, and properties as stored. Raises Refused, BodyError,
         RecordTooLarge."""
-        if len(data) > self._appender.max_body_size:
-            raise RecordTooLarge("a batch", len(data), self._appender.max_body_size)
+        if len(data) > self._appender.max_body_size.value:
+            raise RecordTooLarge("a batch", len(data), self._appender.max_body_size.value)
         most = self._limits.batch_messages
         decoded = batch.decode(data, most + 1)
         if len(decoded) > most:

@@ -126,7 +126,11 @@ class SendHandlers:
         body = request.body
         property_bytes = as_stored(text, self._added).encode()
         appender = self._appender
-        if len(body) > appender.max_body_size or len(property_bytes) > self._max_properties or 0 in property_bytes:
+        if (
+            len(body) > appender.max_body_size.value
+            or len(property_bytes) > self._max_properties
+            or 0 in property_bytes
+        ):
             appender.check(body, property_bytes)
         if not appender.has_begun:
             appender.begin(request.now_ms)
@@ -177,7 +181,7 @@ class SendHandlers:
             f"\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}"
         ).encode()
         if (
-            len(body) > appender.max_body_size
+            len(body) > appender.max_body_size.value
             or len(property_bytes) > self._max_waiting_properties
             or 0 in property_bytes
         ):
@@ -219,7 +223,7 @@ class SendHandlers:
             f"{as_stored(text, self._added)}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
         if (
-            len(body) > appender.max_body_size
+            len(body) > appender.max_body_size.value
             or len(property_bytes) > self._max_waiting_properties
             or 0 in property_bytes
         ):

@@ -57,6 +57,7 @@ from duemq.scheduler.timers.index.sorted_offsets import joined
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import Moment
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.jobs import Lane
@@ -476,11 +477,11 @@ class _Repair:
                 self._table,
                 recovered,
                 self._now,
-                DeliveryConfig(save_interval=0),
+                Current(DeliveryConfig(save_interval=0)),
                 most_handed_over=2**62,
                 rules=self._rules(ours),
             )
-            timers = Timers(store, timer_config(config), recovered, self._now, None, levels)
+            timers = Timers(store, Current(timer_config(config)), recovered, self._now, None, levels)
             while levels.hand_over_some(self._now.wall_ms):
                 pass
             while timers.hand_over_some(self._now.wall_ms):
@@ -488,9 +489,9 @@ class _Repair:
             durability = Durability(
                 store,
                 {service.NAME: levels, timers_module.NAME: timers},
-                Retention(RetentionConfig(), files, store.log),
+                Retention(Current(RetentionConfig()), files, store.log),
                 _NoWorkers(),
-                DurabilityConfig(),
+                Current(DurabilityConfig()),
                 _NoWatcher(),
                 self._now,
             )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
 from duemq.broker.settings.config import FIELDS, LIVE, BrokerConfig, Origin, as_text, change
 from duemq.protocol.requests.bodies import DataVersion
+from duemq.storage.current import Current
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
 Callback = Callable[[BrokerConfig], None]
 
 
@@ -32,11 +34,22 @@ class LiveSettings:
         self.origin = origin or Origin()
         self.version = DataVersion(int(time.time() * 1000))
         self._callbacks: dict[str, list[Callback]] = {}
+        self._parts: list[Callable[[BrokerConfig], None]] = []
 
     @property
     def followed(self) -> frozenset[str]:
         """Properties that have a callback."""
         return frozenset(self._callbacks)
+
+    def current(self, part: Callable[[BrokerConfig], T]) -> Current[T]:
+        """Return the part of the settings that a component below the broker needs, which follows each change."""
+        current = Current(part(self.config))
+
+        def follow(config: BrokerConfig) -> None:
+            current.value = part(config)
+
+        self._parts.append(follow)
+        return current
 
     def on_change(self, names: str | Iterable[str], callback: Callback) -> None:
         """Call back with the new settings, once per update that changed any of some live properties. The callback must
@@ -60,6 +73,8 @@ class LiveSettings:
             self.config = new
             self.version.counter += 1
             self.version.timestamp = int(time.time() * 1000)
+            for follow in self._parts:
+                follow(new)
             callbacks = (callback for name, _, _ in changes for callback in self._callbacks.get(name, ()))
             for callback in dict.fromkeys(callbacks):
                 try:

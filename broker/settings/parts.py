@@ -19,6 +19,7 @@ READ_WHERE_USED: Final = frozenset(
         "autoCreateSubscriptionGroup",
         "brokerPermission",
         "longPollingEnable",
+        "maxMessageSize",
         "maxTransferBytesOnMessageInMemory",
         "maxTransferCountOnMessageInMemory",
         "notifyConsumerIdsChangedEnable",

@@ -19,6 +19,7 @@ from duemq.scheduler.delivery.batches import Batches, Kind, Outcome
 from duemq.scheduler.levels.level import Level, OpenRun, Put, Status
 from duemq.scheduler.levels.times import LevelTimes
 from duemq.scheduler.waiting import is_message
+from duemq.storage.current import Current
 from duemq.storage.errors import NotInMemory, StoreError
 from duemq.storage.queues.pull import ReadCold
 from duemq.storage.store import MessageStore
@@ -60,7 +61,7 @@ class LevelDelivery:
         store: MessageStore,
         batches: Batches,
         times: LevelTimes,
-        config: DeliveryConfig,
+        config: Current[DeliveryConfig],
         *,
         is_awaited: bool,
         read_cold: ReadCold | None,
@@ -72,10 +73,15 @@ class LevelDelivery:
         self._store = store
         self._batches = batches
         self._times = times
-        self.config = config
+        self._config = config
         self._is_awaited = is_awaited
         self._read_cold = read_cold
         self._on_ready = on_ready
+
+    @property
+    def config(self) -> DeliveryConfig:
+        """The settings in force."""
+        return self._config.value
 
     def next_times(self, level: Level) -> Iterator[int]:
         """Yield the times at which a level has work, ms since the epoch."""
@@ -92,12 +98,12 @@ class LevelDelivery:
             return False
         if not level.puts:
             return True
-        if not self.config.is_async:
+        if not self._config.value.is_async:
             return False
-        if level.pending >= self.config.pending_limit:
+        if level.pending >= self._config.value.pending_limit:
             level.trouble = "flow control: scheduleAsyncDeliverMaxPendingLimit"
             return False
-        return not level.is_held_back(self.config.max_resends)
+        return not level.is_held_back(self._config.value.max_resends)
 
     def deliver(self, level: Level, now_ms: int) -> bool:
         """Put one batch of a level, or resend a failed one. Return whether anything was tried."""
@@ -115,9 +121,9 @@ class LevelDelivery:
         if run.cursor > level.queue.next_offset:
             self._correct(level, now_ms)
             return True
-        limit = self.config.batch_size
+        limit = self._config.value.batch_size
         if level.puts:
-            limit = max(1, min(limit, self.config.pending_limit - level.pending))
+            limit = max(1, min(limit, self._config.value.pending_limit - level.pending))
         units = self._batches.read(level.queue, run.cursor, min(limit, level.end_of(run) - run.cursor))
         units = units[: self._times.due_count(level, run, units, now_ms)]
         if not len(units):
@@ -169,7 +175,7 @@ class LevelDelivery:
     def _note(self, level: Level, put: Put, outcome: Outcome, now_ms: int) -> None:
         if outcome.kind is Kind.GONE:
             level.trouble = "records are missing"
-            if self.config.is_async:
+            if self._config.value.is_async:
                 level.add(put)
                 level.fail(put, now_ms, origin_is_gone=True)
             else:
@@ -216,7 +222,7 @@ class LevelDelivery:
         if level.trouble != str(error):
             log.warning("delivery_refused", delay_level=level.number, reason=str(error))
         level.trouble = str(error)
-        if not self.config.is_async:
+        if not self._config.value.is_async:
             level.retry_ms = now_ms + REFUSED_RETRY_MS
             return
         level.add(put)

@@ -43,6 +43,7 @@ from duemq.scheduler.waiting import is_message, is_passed, runs_of_table
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory, StoreFormatError
@@ -114,7 +115,7 @@ class LevelQueues:
         table: DelayLevels,
         recovered: Recovered,
         now: Moment,
-        config: DeliveryConfig | None = None,
+        config: Current[DeliveryConfig] | None = None,
         *,
         is_awaited: bool = False,
         read_cold: ReadCold | None = None,
@@ -151,7 +152,7 @@ class LevelQueues:
             store,
             self._batches,
             self._times,
-            config or DeliveryConfig(),
+            config or Current(DeliveryConfig()),
             is_awaited=is_awaited,
             read_cold=read_cold,
             on_ready=wake,

@@ -55,6 +55,7 @@ from duemq.scheduler.timers.seconds.slots import Slots, due_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
+from duemq.storage.current import Current
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
@@ -109,7 +110,7 @@ class Timers:
     def __init__(
         self,
         store: MessageStore,
-        config: TimerConfig,
+        config: Current[TimerConfig],
         recovered: Recovered,
         now: Moment,
         read_cold: ReadCold | None = None,
@@ -123,8 +124,7 @@ class Timers:
         that are not due soon, so that `step` may be called some ms later, with more of them. `is_deleted`: tells
         whether a topic was deleted: its recurring messages end. Raises StoreFormatError, OSError."""
         self._store = store
-        self.config = config
-        """The settings in force; read where they are used."""
+        self._config = config
         self._wake = wake
         self._wake_later = wake_later or wake
         self._read_cold = read_cold
@@ -134,7 +134,7 @@ class Timers:
 
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
-        self._slots = slots = Slots(store, topics, lambda: self.config, self._read_ahead)
+        self._slots = slots = Slots(store, topics, config, self._read_ahead)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold, wake)
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         moves = Moves()
@@ -173,9 +173,14 @@ class Timers:
         self._load(recovered, now.wall_ms)
 
     @property
+    def config(self) -> TimerConfig:
+        """The settings in force."""
+        return self._config.value
+
+    @property
     def is_limited(self) -> bool:
         """Whether the number of messages in the slot of a second is limited."""
-        return self.config.congest_limit < _NO_LIMIT
+        return self._config.value.congest_limit < _NO_LIMIT
 
     # --- start
 
@@ -203,7 +208,7 @@ class Timers:
         """Return why a message with this deliver time, which is not past, is refused now; None if it is not refused.
         Call this for each message before it is stored. May read if slots are limited (`is_limited`); then raises
         OSError, NotInMemory."""
-        config = self.config
+        config = self._config.value
         if deliver_ms < self._soonest_ms:  # noqa: PLR1730, runs for each message: a call of min costs twice as much
             self._soonest_ms = deliver_ms
         if not config.is_enabled:
@@ -224,7 +229,7 @@ class Timers:
     def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
         """Whether the slot for a deliver time is full, counting messages that came just now. Raises OSError,
         NotInMemory."""
-        limit, second = self.config.congest_limit, self._slots.slot_for(slot_second(deliver_ms), now_ms)
+        limit, second = self._config.value.congest_limit, self._slots.slot_for(slot_second(deliver_ms), now_ms)
         if self._slots.wheel.count(second) + self._enqueuer.behind < limit:
             return False
         self.gather(now_ms)
@@ -234,7 +239,7 @@ class Timers:
         """Put messages that came just now into the wheel, before the next step does. If this fails or needs a read from
         the disk, it stops: the next step tries again and logs the failure. The caller finds the messages left in
         `queue`, from `queue_offset` on."""
-        if not self.config.stop_enqueue:
+        if not self._config.value.stop_enqueue:
             with contextlib.suppress(OSError, NotInMemory):
                 self._enqueuer.enqueue_some(now_ms)
 
@@ -278,13 +283,13 @@ class Timers:
             self._following.run(now_ms, lambda: self.follow(now_ms))
         take_census = self._slots.search.take_census
         is_counting = self._counting.run(now_ms, take_census)
-        if not self.config.stop_dequeue:
+        if not self._config.value.stop_dequeue:
             self._search_overdue(now_ms)
         while True:
-            worked = not self.config.stop_enqueue and self._enqueuing.run(
+            worked = not self._config.value.stop_enqueue and self._enqueuing.run(
                 now_ms, lambda: self._enqueuer.enqueue_some(now_ms)
             )
-            if not self.config.stop_dequeue:
+            if not self._config.value.stop_dequeue:
                 worked |= self._dequeue(now_ms)
             if not worked and not (is_counting and self._counting.run(now_ms, take_census)):
                 break
@@ -520,7 +525,7 @@ class Timers:
 
     def _next_ms(self, now_ms: int) -> int | None:
         """Return when there will be work, ms since the epoch; None if only a message or a read can change that."""
-        config, times = self.config, []
+        config, times = self._config.value, []
         if self._unfollowed:
             times.append(self._following.at_ms)
         if self._slots.census.is_begun and not self._slots.census.is_complete:
@@ -604,7 +609,7 @@ class Timers:
             self._warned_at = None
         elif self._warned_at is None or monotonic - self._warned_at >= WARN_AGAIN_SECONDS:
             self._warned_at = monotonic
-            reason = "timerStopDequeue" if self.config.stop_dequeue else self._reason()
+            reason = "timerStopDequeue" if self._config.value.stop_dequeue else self._reason()
             log.warning(
                 "timers_late",
                 late_ms=late_ms,

@@ -41,6 +41,7 @@ import structlog
 
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import Moment
+from duemq.storage.current import Current
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.jobs import CheckpointJob, FlushJob, JobWorkers, Lane, RemoveJob
@@ -186,7 +187,7 @@ class Durability:
         parts: Mapping[str, CheckpointPart],
         retention: Retention,
         workers: JobWorkers,
-        config: DurabilityConfig,
+        config: Current[DurabilityConfig],
         watcher: Watcher,
         now: Moment,
     ) -> None:
@@ -195,7 +196,7 @@ class Durability:
         self._parts = dict(parts)
         self.retention = retention
         self._workers = workers
-        self.config = config
+        self._config = config
         """The intervals; a changed interval counts from the next step."""
         self._watcher = watcher
 
@@ -279,11 +280,11 @@ class Durability:
 
     @property
     def _flush_due(self) -> float:
-        return self._flush_asked + self.config.flush_interval
+        return self._flush_asked + self._config.value.flush_interval
 
     @property
     def _write_due(self) -> float:
-        return self._written_at + min(self.config.queue_interval, self._write_after)
+        return self._written_at + min(self._config.value.queue_interval, self._write_after)
 
     def _wait(self, now: Moment) -> float | None:
         if self._is_over:
@@ -400,7 +401,7 @@ class Durability:
         notes = {name: part.note() for name, part in parts.items()}
         notes[check.NAME] = check.NOTE
         if (store.log.end, notes) == (covered, store.checkpoint.notes) and not self._is_stopping:
-            self._idle_to = now.monotonic + self.config.queue_interval
+            self._idle_to = now.monotonic + self._config.value.queue_interval
             return
         queues = {queue: queue.next_offset for queue in store.dirty}
         self._covered = _Covered(store.log.end, queues, store.appender.last_store_timestamp, notes, is_wanted)

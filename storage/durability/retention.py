@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from duemq.storage.current import Current
 from duemq.storage.files import Files
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.scan import read_record
@@ -42,22 +43,27 @@ class Retention:
     """Decides which files may be deleted. It dates files by their first records' store times, so that a copied store
     ages as its messages do."""
 
-    def __init__(self, config: RetentionConfig, files: Files, log: Commitlog) -> None:
-        self.config = config
+    def __init__(self, config: Current[RetentionConfig], files: Files, log: Commitlog) -> None:
+        self._config = config
         self._files = files
         self._log = log
         self.used_ratio = 0.0
         """Used ratio of the disk at the last look."""
 
+    @property
+    def config(self) -> RetentionConfig:
+        """The settings in force."""
+        return self._config.value
+
     def look(self) -> bool:
         """Look at the disk; return whether there is room for messages."""
         self.used_ratio = self._files.used_ratio(self._log.directory)
-        return self.used_ratio < self.config.refuse_ratio
+        return self.used_ratio < self._config.value.refuse_ratio
 
     def deletable_before(self, now_ms: int, *, at_any_hour: bool = False) -> int:
         """Return the physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin
         if none may. `at_any_hour`: the hours of deleteWhen do not matter."""
-        config = self.config
+        config = self._config.value
         full = self.used_ratio > config.max_used_ratio
         is_hour = at_any_hour or full
         if not is_hour and time.strftime("%H", time.localtime(now_ms / 1000)) not in config.delete_when.split(";"):

@@ -33,6 +33,7 @@ from duemq.protocol.records.record import (
     crc32,
     head_for,
 )
+from duemq.storage.current import Current
 from duemq.storage.durability.health import Health, Verdict
 from duemq.storage.errors import RecordIllegal, RecordTooLarge, StoreError, StoreFull
 from duemq.storage.log.commitlog import Commitlog
@@ -59,7 +60,7 @@ class Appender:
         commitlog: Commitlog,
         health: Health,
         store_host: tuple[str, int],
-        max_body_size: int,
+        max_body_size: Current[int],
         on_append: Callable[[list[ConsumeQueue]], None],
         *,
         with_checksums: bool = False,
@@ -70,6 +71,7 @@ class Appender:
         self._store_flag = FLAG_STORE_IPV6 if len(self._store_host) == 20 else 0
         self._overhead = FIXED_SIZE_IPV4 + (_IPV6_EXTRA if self._store_flag else 0)
         self.max_body_size = max_body_size
+        """The most bytes of a body; read only."""
         self._with_checksums = with_checksums
         self.max_properties_size = properties.MAX_BYTES - (checksum.ROOM if with_checksums else 0)
         """The most bytes of properties that a sent message may have."""
@@ -121,8 +123,8 @@ class Appender:
         power cut recovery takes a sector of zeros in them for an unwritten one. `room`: bytes that must be left for
         more properties. `is_stored`: the store has the message already, so its body was not too large when it was
         stored."""
-        if len(body) > self.max_body_size and not is_stored:
-            raise RecordTooLarge("a body", len(body), self.max_body_size)
+        if len(body) > self.max_body_size.value and not is_stored:
+            raise RecordTooLarge("a body", len(body), self.max_body_size.value)
         limit = (properties.MAX_BYTES if is_stored else self.max_properties_size) - room
         if len(property_bytes) > limit:
             raise RecordTooLarge("properties", len(property_bytes), limit)

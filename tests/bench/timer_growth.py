@@ -23,6 +23,7 @@ from duemq.scheduler.timers.config import TimerConfig
 from duemq.scheduler.timers.service import NAME, Timers
 from duemq.storage.budget import UNLIMITED
 from duemq.storage.clock import ManualClock, look
+from duemq.storage.current import Current
 from duemq.storage.files import OsFiles
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.support.messages import Sender, with_time
@@ -67,7 +68,7 @@ class Growth:
         config = StoreConfig(str(directory))
         self._store = MessageStore(config, OsFiles(), ("127.0.0.1", 10911), lambda _, stored: stored)
         recovered = self._store.open()
-        self._timers = Timers(self._store, TimerConfig(), recovered, look(self._clock))
+        self._timers = Timers(self._store, Current(TimerConfig()), recovered, look(self._clock))
         self._sender = Sender(self._store, self._clock, timers=self._timers)
         self._owned = OwnedStore(self._store, self._clock, {NAME: self._timers})
         self._topic = self._store.ensure_queue("growth", 0)

@@ -21,6 +21,7 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
@@ -134,7 +135,7 @@ def open_levels(
 ) -> LevelQueues:
     file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
     saved = read_saved(file, is_needed=recovered.is_foreign or NAME not in recovered.notes)
-    return LevelQueues(store, file, saved, LEVELS, recovered, look(clock), delivery)
+    return LevelQueues(store, file, saved, LEVELS, recovered, look(clock), Current(delivery or DeliveryConfig()))
 
 
 def run_scenario(seed: int, steps: int) -> World:

@@ -19,6 +19,7 @@ from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import NAME, Timers
 from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, look
+from duemq.storage.current import Current
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync
@@ -66,7 +67,7 @@ class World:
             self.files.after_kill()
             self.store = MessageStore(CONFIG, self.files, ("127.0.0.1", 10911), lambda level, stored: stored)
             recovered = self.store.open()
-            self.timers = Timers(self.store, self.config, recovered, look(self.clock))
+            self.timers = Timers(self.store, Current(self.config), recovered, look(self.clock))
             self.timers.set_policy("orders", self.policy)
             if fails:
                 self.timers.close()

@@ -26,6 +26,7 @@ from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import Segment, walks
 from duemq.storage.clock import Moment, look
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.simulation.disk import PAGE, Disk
 from tests.simulation.world import ROOT
@@ -188,7 +189,7 @@ def _told(store: MessageStore, recovered: Any, config: BrokerConfig, now: Moment
     file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
     table = DelayLevels(config.delay_levels)
     levels = LevelQueues(store, file, read_saved(file, is_needed=False), table, recovered, now)
-    timers = Timers(store, timer_config(config), recovered, now, levels=levels)
+    timers = Timers(store, Current(timer_config(config)), recovered, now, levels=levels)
     pending = WaitingMessages(store, timers, levels)
     found = [each for each in pending.select(Selection(), now.wall_ms) if isinstance(each, WaitingMessage)]
     timers.close()

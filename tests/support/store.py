@@ -7,6 +7,7 @@ from itertools import count
 
 from duemq.storage.budget import UNLIMITED, Budget, Pieces
 from duemq.storage.clock import ManualClock, Moment, look
+from duemq.storage.current import Current
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import EXPIRE_SECONDS, CheckpointPart, Durability, DurabilityConfig
 from duemq.storage.durability.retention import Retention, RetentionConfig
@@ -116,12 +117,13 @@ class OwnedStore:
         self.poison: str | None = None
         self.ends: list[Exception | None] = []
         self._on_released = on_released
+        self.retention = Current(retention)
         self.durability = Durability(
             store,
             {**(parts or {}), "urgent": self.urgent},
-            Retention(retention, store.files, store.log),
+            Retention(self.retention, store.files, store.log),
             self.workers,
-            config or DurabilityConfig(flush_interval=1e9, queue_interval=1e9),
+            Current(config or DurabilityConfig(flush_interval=1e9, queue_interval=1e9)),
             self,
             look(self.clock),
         )

@@ -46,6 +46,7 @@ from duemq.scheduler.timers.seconds.loading import Deleting, Loading
 from duemq.scheduler.timers.seconds.parking import Parking
 from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, picked, slot_second_of, waits_of
 from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.current import Current
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
 
@@ -76,7 +77,7 @@ class Slots:
         self,
         store: MessageStore,
         topics: TimerTopics,
-        config: Callable[[], TimerConfig],
+        config: Current[TimerConfig],
         read_ahead: Callable[[Waits], None],
     ) -> None:
         """Prepare the slots. `config` returns the settings in force. `read_ahead`: called with messages whose records
@@ -85,7 +86,7 @@ class Slots:
         self._store = store
         self._topics = topics
         self._config = config
-        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config().log_segment_size)
+        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
         self.places = UnitPlaces(self.log)
         """The position of each message's newest unit in the log."""
         self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
@@ -148,7 +149,7 @@ class Slots:
     @property
     def window(self) -> int:
         """The farthest distance of a slot, in seconds."""
-        return self._config().roll_window
+        return self._config.value.roll_window
 
     def slot_for(self, second: int, now_ms: int) -> int:
         """Return the second whose slot, as of now, takes messages due in `second`."""

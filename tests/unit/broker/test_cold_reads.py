@@ -9,7 +9,6 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,7 +200,7 @@ async def test_what_is_not_in_the_wheel_yet_is_told_from_the_disk(tmp_path: Path
         async with running(tmp_path / temperature, stopped, files=files) as broker:
             peer = broker.connect()
             files.is_cold = temperature == "cold"
-            broker.timers.config = replace(broker.timers.config, stop_enqueue=False)
+            broker.settings.update({"timerStopEnqueue": "false"})
             answer = await peer.ask(PENDING[name])
             files.is_cold = False
             answers.append((answer.code, answer.remark, answer.ext, bytes(answer.body)))

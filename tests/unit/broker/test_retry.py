@@ -141,7 +141,7 @@ async def test_the_largest_count_of_tries_is_no_hindrance(broker: UnboundBroker,
 async def test_a_message_that_is_larger_than_may_be_sent_now_comes_back(broker: UnboundBroker, peer: Peer) -> None:
     await peer.ask(send("T", bytes(5000)))
     message = last(broker)
-    broker.store.appender.max_body_size = 1000
+    broker.store.appender.max_body_size.value = 1000
     await peer.ask(back(message.physical_offset))
     assert len(last(broker).body) == 5000
     assert last(broker).topic == SCHEDULE_TOPIC

@@ -13,7 +13,7 @@ import duemq.broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import FIELDS, LIVE, BrokerConfig, Origin, load
-from duemq.broker.settings.parts import READ_WHERE_USED
+from duemq.broker.settings.parts import READ_WHERE_USED, RETENTION_SETTINGS
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
@@ -161,7 +161,7 @@ def test_only_live_properties_can_be_followed(settings: LiveSettings) -> None:
 async def test_every_live_property_has_an_effect(broker: UnboundBroker) -> None:
     """Every live property is followed by a component or read where it is used: a setting that can be changed must have
     an effect."""
-    assert broker.settings.followed | READ_WHERE_USED == LIVE
+    assert broker.settings.followed | READ_WHERE_USED | set(RETENTION_SETTINGS) == LIVE
     assert not broker.settings.followed & (READ_WHERE_USED - {"brokerPermission"})
     sources = [path.read_text() for path in BROKER.rglob("*.py") if path.parent.name != "settings"]
     unread = {

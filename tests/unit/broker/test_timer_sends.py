@@ -443,7 +443,7 @@ async def test_what_was_taken_stays_though_less_is_taken_now(known: UnboundBroke
     """A waiting message larger than a lowered maxMessageSize is kept, since the setting is for new messages: otherwise
     no file before it could expire, and no consumer could send it back."""
     assert (await peer.ask(send("T", bytes(5000), properties=wish))).code == ResponseCode.SUCCESS
-    known.store.appender.max_body_size = 1000
+    known.store.appender.max_body_size.value = 1000
     limit, now = known.store.log.end, Moment(NOW_MS, 1.0)
     known.timers.step(now, Unlimited())
     assert known.timers.keep_some(limit, now)

@@ -33,7 +33,7 @@ class Waits:
 
     def __init__(self, config: TimerConfig | None = None, *, is_async: bool = True) -> None:
         self.world = TimerWorld(config, levels="1s 5s 30s 2h")
-        self.world.levels.delivery.config = DeliveryConfig(is_async=is_async)
+        self.world.delivery.value = DeliveryConfig(is_async=is_async)
         self.place = -1
 
     def by_level(self) -> None:

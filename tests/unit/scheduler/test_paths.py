@@ -194,9 +194,9 @@ def test_what_is_gone_takes_nothing_with_it_that_is_there() -> None:
 def test_the_path_may_change_while_results_are_awaited() -> None:
     world = async_world()
     level = fill(world, 6)
-    world.delivery.pending_limit = 2
+    world.delivery.value.pending_limit = 2
     world.run()
-    world.delivery.is_async = False
+    world.delivery.value.is_async = False
     world.run()
     assert len(world.bodies()) == 2
     for _ in range(6):

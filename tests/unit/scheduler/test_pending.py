@@ -603,7 +603,7 @@ def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
     """A message of a level that will be tried again counts as waiting, since its commitlog file may not go before it is
     delivered or appended once more."""
     world = TimerWorld(levels="1s 2s")
-    world.levels.delivery.config = DeliveryConfig(is_async=True)
+    world.delivery.value = DeliveryConfig(is_async=True)
     place = world.schedule(1)
     world.run()
     world.store.health.fill("full")

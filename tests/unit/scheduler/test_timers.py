@@ -831,7 +831,7 @@ def test_what_is_not_in_the_wheel_yet_is_kept() -> None:
     world.open()
     traffic()
     assert world.store.log.begin == 0
-    world.timers.config = replace(config, stop_enqueue=False)
+    world.settings.value = replace(config, stop_enqueue=False)
     world.pass_time(20_000)
     traffic()
     assert world.store.log.begin > 0, "what waits in the wheel is appended again"

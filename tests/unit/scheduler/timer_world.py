@@ -9,6 +9,7 @@ from typing import TypeVar
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
+from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.search import WaitingMessages
@@ -18,6 +19,7 @@ from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.durability.owner import CheckpointPart
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.queues.pull import ColdRead
@@ -45,7 +47,8 @@ class TimerWorld:
     ) -> None:
         self.files = SimulatedFiles()
         self.clock = ManualClock(start_ms)
-        self.config = config or TimerConfig(log_segment_size=5200)
+        self.settings = Current(config or TimerConfig(log_segment_size=5200))
+        self.delivery = Current(DeliveryConfig())
         self.segment_size = segment_size
         self.table = DelayLevels(levels)
         self.retention = retention
@@ -56,6 +59,11 @@ class TimerWorld:
         self.last_physical_offset = 0
         self.open()
 
+    @property
+    def config(self) -> TimerConfig:
+        """The settings in force."""
+        return self.settings.value
+
     def open(self) -> None:
         """Open, also after a kill -9: written data is there, data in memory is lost."""
         self.files.after_kill()
@@ -63,8 +71,8 @@ class TimerWorld:
         self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), self.table.deliver_time)
         self.recovered = recovered = self.store.open()
         file, now = ConfigFile(self.files, "/s/config/delayOffset.json"), look(self.clock)
-        self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now)
-        self.timers = Timers(self.store, self.config, recovered, now, levels=self.levels, wake=self.wake)
+        self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now, self.delivery)
+        self.timers = Timers(self.store, self.settings, recovered, now, levels=self.levels, wake=self.wake)
         self.pending = WaitingMessages(self.store, self.timers, self.levels)
         self.sender = Sender(self.store, self.clock, self.levels, self.timers)
         parts: dict[str, CheckpointPart] = {service.NAME: self.levels, timers.NAME: self.timers}

@@ -12,6 +12,7 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.log.copies import origin_of
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
@@ -37,7 +38,7 @@ class World:
     ) -> None:
         self.files = files or SimulatedFiles()
         self.clock = ManualClock(1_000_000)
-        self.delivery = delivery or DeliveryConfig()
+        self.delivery = Current(delivery or DeliveryConfig())
         self.sync_flush = sync_flush
         self.segment_size = segment_size
         self.with_checksums = with_checksums

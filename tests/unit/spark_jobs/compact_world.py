@@ -17,6 +17,7 @@ from duemq.scheduler.timers.service import Timers
 from duemq.storage.budget import UNLIMITED
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
+from duemq.storage.current import Current
 from duemq.storage.durability.owner import CheckpointPart
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE
@@ -67,7 +68,9 @@ class Broker:
         file, now = ConfigFile(self.files, str(root / "config/delayOffset.json")), look(clock)
         is_needed = recovered.is_foreign or service.NAME not in recovered.notes
         self.levels = LevelQueues(self.store, file, read_saved(file, is_needed=is_needed), TABLE, recovered, now)
-        self.timers = Timers(self.store, TimerConfig(log_segment_size=5200), recovered, now, levels=self.levels)
+        self.timers = Timers(
+            self.store, Current(TimerConfig(log_segment_size=5200)), recovered, now, levels=self.levels
+        )
         parts: dict[str, CheckpointPart] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, clock, parts)
         self.sender = Sender(self.store, clock, self.levels, self.timers)

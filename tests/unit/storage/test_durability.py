@@ -996,7 +996,7 @@ def test_no_file_goes_that_a_part_needs(needed: int) -> None:
 
 def test_files_go_at_any_hour_on_request_also_when_something_is_kept_of_them_first() -> None:
     owned, keeper = aged()
-    owned.durability.retention.config = dataclasses.replace(ALWAYS_GOES, delete_when="")
+    owned.retention.value = dataclasses.replace(ALWAYS_GOES, delete_when="")
     owned.checkpoint()
     keeper.to_keep = 3
     owned.expire()

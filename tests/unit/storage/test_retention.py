@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from duemq.storage.current import Current
 from duemq.storage.durability.retention import Retention, RetentionConfig
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
@@ -23,7 +24,7 @@ def store() -> MessageStore:
 
 def retention(store: MessageStore, used: float, *, clean_forcibly: bool = True) -> Retention:
     config = RetentionConfig(reserved_hours=1, delete_when="", clean_forcibly=clean_forcibly)
-    found = Retention(config, store.files, store.log)
+    found = Retention(Current(config), store.files, store.log)
     found.used_ratio = used
     return found
 

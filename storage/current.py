@@ -1,0 +1,17 @@
+"""A value that changes while others read it: a live setting, or some of them together."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Current(Generic[T]):
+    """Holds the value in force. Its owner sets `value`; the components that were given this object only read it, each
+    time they need it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
