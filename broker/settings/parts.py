@@ -56,6 +56,7 @@ RETENTION_SETTINGS: Final = (
     "diskSpaceWarningLevelRatio",
     "cleanFileForciblyEnable",
 )
+"""They need no callback either: the next look at the disk reads them."""
 DURABILITY_SETTINGS: Final = ("flushIntervalCommitLog", "flushIntervalConsumeQueue")
 
 
