@@ -9,11 +9,11 @@ PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
 # Those that need none of the stores which the others have real brokers write.
 STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remote_output report)
-# One after the other. Tests in neither of them, nor in SPARK, run with the interop tests.
+# Runs that follow each other on one processor. Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
-MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler tests/interop/mqtt
-# Interop tests that run after Spark's, because the run of the other interop tests takes longest.
-LATE := tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
+MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler
+# Those that follow Spark's.
+LATE := tests/process tests/bench tests/interop/mqtt tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
