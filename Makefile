@@ -11,9 +11,9 @@ SPARK := tests/spark
 STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remote_output report)
 # Runs that follow each other on one processor. Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
-MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler
+MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler tests/interop/mqtt
 # Those that follow Spark's.
-LATE := tests/process tests/bench tests/interop/mqtt tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
+LATE := tests/process tests/bench tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
