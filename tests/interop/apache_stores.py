@@ -61,6 +61,8 @@ class ApacheStores:
         finally:
             if broker.running:
                 await broker.kill()
+        twice = [body for body, count in bodies(broker.store).items() if count > 1]
+        assert not twice, f"the Java client sent {len(twice)} messages again"
         return broker.store
 
 

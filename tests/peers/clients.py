@@ -460,6 +460,9 @@ def java_client(version: str, directory: Path, options: tuple[str, ...] = ()) ->
         # A missing queue or lock is asked for again after one second instead of twenty.
         "-Drocketmq.client.rebalance.waitInterval=1000",
         "-Drocketmq.client.rebalance.minInterval=200",
+        # By default the library closes its connection to a broker that does not answer a heartbeat within 3 s, and
+        # sends again the messages in flight there: on a busy machine, they would be in the store twice.
+        "-Dcom.rocketmq.remoting.client.closeSocketIfTimeout=false",
         *options,
         "-cp",
         f"{classes}:{jars}/*",
