@@ -150,7 +150,7 @@ def test_bytes_that_are_no_frames_cost_only_their_connection(
             for piece in pieces:
                 if not client.send(piece):
                     break
-            if is_doubtful(data) or data[0] == HANDSHAKE:  # TLS: tests/unit/broker/test_tls.py
+            if is_doubtful(data) or data[0] == HANDSHAKE:  # TLS: tests/unit/broker/tls/test_tls.py
                 client.end_of_input()
                 client.wait_closed()
                 doubtful.add(client.local_port)

@@ -1,6 +1,6 @@
 """TLS with unmodified clients: Java's 4.9.7 and 5.3.3 with client certificates, openssl's, and duemq's own with its
 command line; and registration at Apache's name server with TLS. For duemq only: the matrix of modes and certificates is
-in tests/unit/broker/test_tls.py."""
+in tests/unit/broker/tls/test_tls.py."""
 
 import asyncio
 import os

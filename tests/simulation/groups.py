@@ -18,7 +18,7 @@ from tests.simulation.clients import Client
 from tests.simulation.script import TOPIC_QUEUES
 from tests.simulation.world import World
 from tests.support.wire import pull, request
-from tests.unit.broker.test_clients import heartbeat
+from tests.unit.broker.tables.test_clients import heartbeat
 
 _SENT_TO = re.compile(rb'"queueId":(\d+)[^}]*\}:(\d+)')
 _STAYS_SECONDS = 100.0

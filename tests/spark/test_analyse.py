@@ -21,8 +21,8 @@ from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import WrittenStore
 from tests.spark.test_audit import check_totals
+from tests.unit.spark_jobs.analyse.test_cluster import check_percentile
 from tests.unit.spark_jobs.compact_world import new_broker
-from tests.unit.spark_jobs.test_cluster import check_percentile
 
 SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
 

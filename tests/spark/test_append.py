@@ -12,7 +12,7 @@ from duemq.spark_jobs.archive.parquet_table import committed_files
 from tests.spark import oracle
 from tests.spark.stores import WrittenStore
 from tests.spark.test_cli import SMALL, duemq
-from tests.unit.spark_jobs.test_append import READERS, World, keys
+from tests.unit.spark_jobs.archive.test_append import READERS, World, keys
 
 
 def test_the_command_appends_each_store(spark: SparkSession, tmp_path: Path) -> None:

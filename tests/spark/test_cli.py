@@ -22,7 +22,7 @@ from duemq.spark_jobs import session
 from duemq.spark_jobs.cli.commands import main
 from tests.spark import audit, class_archive, faults, oracle
 from tests.spark.stores import WrittenStore
-from tests.unit.spark_jobs.test_nights import night, run
+from tests.unit.spark_jobs.analyse.test_nights import night, run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--master", "local[1]", "--memory", "512m")

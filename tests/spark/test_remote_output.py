@@ -19,8 +19,8 @@ from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.published import published
 from tests.spark.object_store import ObjectStore, serving, serving_apart
 from tests.spark.test_cli import SMALL, duemq
-from tests.unit.spark_jobs.test_append import READERS, World, keys
-from tests.unit.spark_jobs.test_compact import tree
+from tests.unit.spark_jobs.archive.test_append import READERS, World, keys
+from tests.unit.spark_jobs.compact.test_compact import tree
 
 
 @pytest.fixture

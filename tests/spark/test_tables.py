@@ -21,8 +21,8 @@ from duemq.spark_jobs.writers.tasks import Anywhere, SparkTasks
 from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import SEGMENT, WrittenStore
-from tests.unit.spark_jobs.test_processes import die
 from tests.unit.spark_jobs.test_spark_errors import spoil, write
+from tests.unit.spark_jobs.writers.test_processes import die
 
 Row = dict[str, Any]
 RANGE = str(4 << 20)

@@ -40,9 +40,9 @@ from duemq.protocol.requests.headers import (
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, SteppedLoop, turns
 from tests.support.wire import pull, request, send
-from tests.unit.broker.test_clients import heartbeat, notices, subscription
-from tests.unit.broker.test_nameserver import registration
-from tests.unit.broker.test_topics import create
+from tests.unit.broker.names.test_nameserver import registration
+from tests.unit.broker.tables.test_clients import heartbeat, notices, subscription
+from tests.unit.broker.tables.test_topics import create
 
 
 def producers(client_id: str, *groups: str) -> Command:

@@ -16,8 +16,8 @@ from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
 from duemq.protocol.requests.headers import MoveClockResponse, response
 from duemq.testing import TestClock
+from tests.unit.duemq.cli.test_cli import Threaded
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request
-from tests.unit.duemq.test_cli import Threaded
 
 
 class Clocked(FakeBroker):

@@ -24,7 +24,7 @@ from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import walks
 from tests.support.copies import copy_tree
 from tests.support.messages import HOST
-from tests.unit.broker.test_repair import PREPARED_AT
+from tests.unit.broker.commands.test_repair import PREPARED_AT
 from tests.unit.spark_jobs.compact_world import TABLE, Broker, new_broker
 
 SEGMENT = 24 << 10

@@ -25,7 +25,7 @@ from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.cli.output import print_summary, print_table
 from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import new_broker
-from tests.unit.spark_jobs.report_analyses import offender
+from tests.unit.spark_jobs.report.report_analyses import offender
 
 ROOT = Path(__file__).parents[3]
 

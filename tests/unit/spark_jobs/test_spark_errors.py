@@ -17,7 +17,7 @@ from duemq.spark_jobs.spark_errors import advice
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.writers.tasks import Inline
 from tests.unit.spark_jobs.compact_world import new_broker
-from tests.unit.spark_jobs.test_queue_offsets import SCHEMA
+from tests.unit.spark_jobs.source.test_queue_offsets import SCHEMA
 
 TASK = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File x, line 1\n"
 

@@ -33,9 +33,9 @@ from duemq.mqtt_bridge.status import Status
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames.command import Command
 from tests.unit.duemq.conftest import INTERVALS
+from tests.unit.duemq.consuming.test_consumer_control import wait_until
 from tests.unit.duemq.fake import FakeBroker, Request, success
 from tests.unit.duemq.mqtt_bridge.fakes import FakeSession
-from tests.unit.duemq.test_consumer_control import wait_until
 
 QUEUE = MessageQueue("Out", "broker-a", 0)
 
