@@ -34,6 +34,7 @@ from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
 from duemq.broker.consume.offsets import OffsetHandlers
 from duemq.broker.consume.pull import PullHandlers
+from duemq.broker.consume.queue_locks import QueueLockHandlers
 from duemq.broker.consume.reset_offset import ResetOffsetHandlers
 from duemq.broker.errors import ConfigError
 from duemq.broker.housekeeping import Chore, Housekeeping
@@ -46,6 +47,7 @@ from duemq.broker.net.connection import Connection, InputBudget
 from duemq.broker.net.connection_limits import LOOK_SECONDS as NEW_SECONDS
 from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.net.idle_connections import close_idle
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import RequestBudget, RequestTime, RequestTurns
 from duemq.broker.net.router import Router
@@ -61,8 +63,8 @@ from duemq.broker.produce.send_back import SendBackHandlers
 from duemq.broker.produce.send_topics import SendTopics
 from duemq.broker.produce.staging import Staging
 from duemq.broker.produce.when_ready import WhenReady
-from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig, Origin, credentials_of, parse_addresses
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.settings.parts import (
     DELIVERY_SETTINGS,
     DURABILITY_SETTINGS,
@@ -82,9 +84,11 @@ from duemq.broker.tables.topics import Topics
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
 from duemq.broker.tls.contexts import WARN_SECONDS, TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
+from duemq.broker.waiting.cancellations import Cancellations
 from duemq.broker.waiting.pending import PendingHandlers
-from duemq.broker.waiting.recall import TimerHandlers
+from duemq.broker.waiting.recall_and_cancel import RecallHandlers
 from duemq.broker.waiting.recurring import RecurringHandlers
+from duemq.broker.waiting.timer_status import TimerStatusHandlers
 from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.signature import Signer
@@ -503,10 +507,10 @@ class Broker:
             self.settings, store, topics, groups, retries, staging, router, clock, reads, stats
         )
         self._slices = slices = Slices(self._turns.share, reads)
-        timer_handlers = TimerHandlers(self.settings, store, topics, timers, router, clock, slices, reads)
+        cancellations = Cancellations(self.settings, store, timers, clock, slices, reads)
         messages = WaitingMessages(store, timers, levels)
-        pending_handlers = PendingHandlers(timers, messages, timer_handlers, router, clock, slices, reads)
-        recurring_handlers = RecurringHandlers(timers, key_turns, timer_handlers, router, clock)
+        pending_handlers = PendingHandlers(timers, messages, cancellations, router, clock, slices, reads)
+        recurring_handlers = RecurringHandlers(timers, key_turns, cancellations, router, clock)
         admin = AdminHandlers(
             self.settings,
             store,
@@ -541,9 +545,11 @@ class Broker:
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
             ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
-            ClientHandlers(topics, groups, clients, offsets, locks),
+            ClientHandlers(topics, groups, clients),
+            QueueLockHandlers(offsets, locks),
             admin,
-            timer_handlers,
+            RecallHandlers(self.settings, store, topics, timers, router, slices, cancellations),
+            TimerStatusHandlers(timers),
             pending_handlers,
             recurring_handlers,
             SettingsHandlers(self.settings, self._workers, self._levels_noted, guard),
@@ -588,7 +594,7 @@ class Broker:
                 ),
                 Chore("locks", lambda: CLEAN_SECONDS, locks.expire),
                 Chore("brokers", lambda: CLEAN_SECONDS, self.nameserver.expire),
-                Chore("connections", lambda: CLEAN_SECONDS, self._drop_silent),
+                Chore("connections", lambda: CLEAN_SECONDS, self._close_idle),
                 Chore("new connections", lambda: NEW_SECONDS, connection_limits.close_old),
             ),
         )
@@ -681,12 +687,8 @@ class Broker:
     def _offsets_interval(self) -> float:
         return self.settings.config.offset_flush_interval_ms / 1000
 
-    def _drop_silent(self) -> None:
-        """Abort connections on which nothing has arrived for a long time."""
-        limit = self._loop.time() - self.config.idle_seconds
-        for connection in list(self.router.connections):
-            if connection.last_read < limit:
-                connection.abort()
+    def _close_idle(self) -> None:
+        close_idle(self.router.connections, self._loop.time() - self.config.idle_seconds)
 
     # --- what waits for the disk
 

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Final
 
 from duemq.broker.errors import LimitReached
-from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import ResponseCode
 
 MAX_NAME_LENGTH: Final = 255

@@ -35,12 +35,12 @@ from duemq.storage.durability.health import Health
 from duemq.storage.durability.recovery import Recovered, Recovery
 from duemq.storage.errors import StoreFileMissing, StoreFormatError, has_no_room
 from duemq.storage.files import Files, Lock
-from duemq.storage.log.ahead import AllocateAhead
 from duemq.storage.log.append import Appender
 from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import UNITS
 from duemq.storage.log.origins import Origins
+from duemq.storage.log.preallocation import Preallocation
 from duemq.storage.log.scan import read_record, whole_records
 from duemq.storage.queues import check, pull
 from duemq.storage.queues.check import Key, QueueCheck
@@ -157,7 +157,7 @@ class MessageStore:
         """Number of queues that consumers read, by topic."""
         self.dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those units start."""
-        self.ahead = AllocateAhead(self.log)
+        self.preallocation = Preallocation(self.log)
         """Allocates space before it is written; `on_work` is called when the commitlog ends beyond its `look_at`."""
         self._cached_from = 0
         """Physical offset before which records may not be in the page cache: at first, the end of the commitlog when
@@ -599,7 +599,7 @@ class MessageStore:
 
     def _appended(self, touched: list[ConsumeQueue]) -> None:
         dirty = self.dirty
-        if self.log.end > self.ahead.look_at:
+        if self.log.end > self.preallocation.look_at:
             self._on_work()
         for queue in touched:
             if queue not in dirty:

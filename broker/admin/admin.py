@@ -19,7 +19,7 @@ from duemq.broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.clients import Client, Clients
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups

@@ -15,7 +15,7 @@ from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.clients import Clients, Subscription
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups

@@ -14,7 +14,7 @@ from duemq.broker.consume.long_poll import LongPolls
 from duemq.broker.limits import Limits
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.router import Router
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tls.contexts import TlsContexts
 from duemq.protocol.codes import VERSION, VERSION_NAME
 from duemq.scheduler.levels.service import LevelQueues

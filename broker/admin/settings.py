@@ -12,9 +12,9 @@ from duemq.broker.access.permission import ACCOUNT, ADMINISTER, LOOK
 from duemq.broker.errors import ConfigError, Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
-from duemq.broker.settings import config_text
-from duemq.broker.settings.changes import Change, LiveSettings
+from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import FIELDS, HIDDEN, SECRET, as_text
+from duemq.broker.settings.live_settings import Change, LiveSettings
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -76,7 +76,7 @@ class SettingsHandlers:
         the answer says so; the settings are still in effect, until the next start or crash."""
         bodies.check_size(request.body, "settings")
         try:
-            values = config_text.parse(bytes(request.body).decode(), "the request")
+            values = broker_conf.parse(bytes(request.body).decode(), "the request")
             changes, ignored = self._settings.update(values)
         except (ConfigError, UnicodeDecodeError) as error:
             log.warning("settings_refused", peer=connection.peer, reason=str(error))
@@ -124,7 +124,7 @@ class SettingsHandlers:
             return ""
         values = {change.name: change.new for change in changes}
         try:
-            await self._workers.run(Background.TABLES, lambda: config_text.save(file, values))
+            await self._workers.run(Background.TABLES, lambda: broker_conf.save(file, values))
         except (ConfigError, OSError) as error:
             log.error("settings_not_saved", file=file, reason=str(error))
             return str(error)

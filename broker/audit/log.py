@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 
 from duemq.broker.regular_files import open_regular
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.frames import fastjson
 

@@ -31,7 +31,7 @@ import msgspec
 from duemq.broker.access.permission import Permission, Role
 from duemq.broker.audit.log import AuditLog, Entry
 from duemq.broker.errors import AccessRefused, ConfigError, NotNow, Refused
-from duemq.broker.settings import config_text
+from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import LIVE
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import codec
@@ -291,7 +291,7 @@ def _of_body(code: int, request: Request[Any]) -> Entry:
     """Return what an entry takes of a body: names, and the values of properties that may change."""
     if code == RequestCode.UPDATE_BROKER_CONFIG:
         try:
-            values = config_text.parse(bytes(request.body).decode(), "")
+            values = broker_conf.parse(bytes(request.body).decode(), "")
         except (ConfigError, UnicodeDecodeError):
             return {}
         names = list(values)[:_MAX_NAMES]

@@ -1,26 +1,22 @@
-"""Clients and their groups: heartbeats (34, 35, 46), members of a group (38), locks on queues (41, 42)."""
+"""Clients and their groups: heartbeats (34, 35, 46), members of a group (38)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
-from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, LOCKS, PlainAction, group, needs
+from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, PlainAction, group, needs
 from duemq.broker.errors import Refused
-from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_NAME_LENGTH
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Clients
-from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups, is_group_name
-from duemq.broker.tables.locks import QueueLocks
 from duemq.broker.tables.topics import RETRY_PREFIX, Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
-from duemq.protocol.requests.bodies import ConsumerData, ConsumerIdList, HeartbeatData, LockBatch, SubscriptionData
+from duemq.protocol.requests.bodies import ConsumerData, ConsumerIdList, HeartbeatData, SubscriptionData
 from duemq.protocol.requests.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
 
 
@@ -31,16 +27,12 @@ class _ClientConfig(msgspec.Struct, rename="camel"):
 
 
 class ClientHandlers:
-    """Maintains the members of groups and their locks."""
+    """Maintains the members of groups."""
 
-    def __init__(
-        self, topics: Topics, groups: Groups, clients: Clients, offsets: ConsumerOffsets, locks: QueueLocks
-    ) -> None:
+    def __init__(self, topics: Topics, groups: Groups, clients: Clients) -> None:
         self._topics = topics
         self._groups = groups
         self._clients = clients
-        self._offsets = offsets
-        self._locks = locks
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -48,8 +40,6 @@ class ClientHandlers:
         router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, needs(group(PlainAction.SUB)), self.unregister)
         router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, ACCOUNT, self.check_config)
         router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, needs(group(PlainAction.SUB)), self.members)
-        router.add(RequestCode.LOCK_BATCH_MQ, NoFields, LOCKS, self.lock)
-        router.add(RequestCode.UNLOCK_BATCH_MQ, NoFields, LOCKS, self.unlock)
         router.add_clients(self._clients)
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
@@ -115,35 +105,3 @@ class ClientHandlers:
         if group is None or not group.members:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.header.consumer_group}")
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(ConsumerIdList(list(group.members))))
-
-    def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Lock queues for a client; return those that it holds."""
-        body = _lock_batch(request)
-        held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
-
-    async def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Unlock queues once the group's offsets are on the disk: the next member begins at them, also if the broker
-        is killed before it has read them."""
-        body = _lock_batch(request)
-        held = self._locks.held(body.consumer_group, body.client_id, body.mq_set or ())
-        if held:
-            with suppress(OSError):  # the log has it, and the table is written again
-                await self._offsets.save()
-        self._locks.release(held)
-        return response(ResponseCode.SUCCESS)
-
-
-def _lock_batch(request: Request[NoFields]) -> LockBatch:
-    """Return the body of a request. Raises Refused for names too long to keep."""
-    body = bodies.decode_request(request.body, LockBatch)
-    names = [body.consumer_group]
-    for queue in body.mq_set or ():
-        names += queue.topic, queue.broker_name
-    if max(map(len, names)) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"the name of a group, a topic or a broker has at most {MAX_NAME_LENGTH} characters, a client id "
-            f"{MAX_CLIENT_ID_LENGTH}",
-        )
-    return body

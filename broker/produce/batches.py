@@ -14,7 +14,7 @@ from duemq.broker.produce.message import read_request, without_recurrence
 from duemq.broker.produce.send_topics import SendTopics
 from duemq.broker.produce.staging import BROKERS_FLAGS
 from duemq.broker.produce.when_ready import WhenReady
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.topics import RETRY_PREFIX
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from duemq.protocol.records import batch, properties

@@ -14,7 +14,7 @@ from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.message import NewMessage
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.staging import TIMER_NAMES, Staging
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.topics import PERM_WRITE, Topic, Topics
 from duemq.protocol.codes import RequestCode, ResponseCode

@@ -41,7 +41,7 @@ from duemq.broker.repair import differences as store_differences
 from duemq.broker.repair.differences import Difference, queue_names, written_units
 from duemq.broker.repair.index import IndexMaker
 from duemq.broker.repair.promised import PromisedDelays
-from duemq.broker.settings import config_text
+from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
 from duemq.broker.settings.parts import store_config, timer_config
 from duemq.broker.tables.topics import RETRY_PREFIX, is_own_topic, missing_topics
@@ -165,7 +165,7 @@ class Report:
 def settings_of(file: str | None, overrides: list[str]) -> dict[str, str]:
     """Return the settings that a repair uses, from a broker's configuration file and from NAME=VALUE texts. Raises
     ConfigError."""
-    values = dict(config_text.read(file)) if file is not None else {}
+    values = dict(broker_conf.read(file)) if file is not None else {}
     for override in overrides:
         name, _, value = override.partition("=")
         values[name.strip()] = value

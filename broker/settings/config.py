@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from duemq.broker.errors import ConfigError
-from duemq.broker.settings import config_text
+from duemq.broker.settings import broker_conf
 from duemq.broker.settings.rocketmq_properties import UNUSED
 from duemq.scheduler.levels.table import DEFAULT as DEFAULT_LEVELS
 from duemq.scheduler.levels.table import DelayLevels
@@ -52,7 +52,7 @@ def _setting(
     secret: bool = False,
 ) -> Any:
     """`live`: the setting may change while the broker runs; the component that uses it reads it at each use, or
-    subscribes to it, see `broker.settings.changes`. `secret`: its value is shown nowhere."""
+    subscribes to it, see `broker.settings.live_settings`. `secret`: its value is shown nowhere."""
     metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live, _SECRET: secret}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -668,7 +668,7 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
     """
     values: dict[str, str] = {}
     if file is not None:
-        values.update(config_text.read(file))
+        values.update(broker_conf.read(file))
     pinned = {}
     for variable, value in (environment if environment is not None else os.environ).items():
         # No property has an underscore, and a shell takes no dot in the name of a variable.

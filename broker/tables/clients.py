@@ -14,7 +14,7 @@ from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_EXPRESSION_LENGTH, MAX_NAME_LENGTH, Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import IsOver, RequestTurns
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records.properties import java_hash

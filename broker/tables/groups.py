@@ -11,7 +11,7 @@ import structlog
 
 from duemq.broker.errors import LimitReached
 from duemq.broker.limits import Limits
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.persister import Persister, SavedTable
 from duemq.broker.tables.table import Fields, check_queues, section, typed
 from duemq.protocol.codes import ResponseCode

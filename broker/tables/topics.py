@@ -14,8 +14,8 @@ import structlog
 
 from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import Limits
-from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
 from duemq.broker.tables.table import Fields, check_queues, refuse, section, typed
 from duemq.protocol.codes import ResponseCode

@@ -20,7 +20,7 @@ from typing import Any, Final
 from duemq.broker.errors import ConfigError
 from duemq.broker.net.tls import TlsMode
 from duemq.broker.regular_files import open_regular
-from duemq.broker.settings import config_text
+from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import DEFAULT_TLS_FILE, FIELDS, BrokerConfig, parse_value
 
 _OUTSIDE: Final = frozenset({"tls.server.mode", "tls.enable", "tls.config.file"})
@@ -72,7 +72,7 @@ def read(config: BrokerConfig) -> TlsOptions:
             os.close(open_regular(file))
         except OSError as error:
             raise ConfigError(f"{file}: {error.strerror}") from None
-        values = config_text.read(file)
+        values = broker_conf.read(file)
         known = {name: text for name, text in values.items() if name in _IN_FILE}
         warnings += [
             f"{file}: {name} has no effect there; give it to the broker itself"

@@ -11,7 +11,7 @@ from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.key_turns import KeyTurns
-from duemq.broker.waiting.recall import TimerHandlers
+from duemq.broker.waiting.cancellations import Cancellations
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
@@ -27,11 +27,11 @@ class RecurringHandlers:
     """Changes recurring messages. `clock` is the messages' clock."""
 
     def __init__(
-        self, timers: Timers, turns: KeyTurns, timer_handlers: TimerHandlers, router: Router, clock: Clock
+        self, timers: Timers, turns: KeyTurns, cancellations: Cancellations, router: Router, clock: Clock
     ) -> None:
         self._timers = timers
         self._turns = turns
-        self._timer_handlers = timer_handlers
+        self._cancellations = cancellations
         self._router = router
         self._clock = clock
 
@@ -43,7 +43,7 @@ class RecurringHandlers:
         """Pause, resume or remove a recurring message; return whether there was one, and when it is delivered next. The
         answer is sent once the change is as durable as a send would be."""
         header = request.header
-        self._timer_handlers.check_allowed(header.action[:40])
+        self._cancellations.check_allowed(header.action[:40])
         if header.action not in ACTIONS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is not one of {', '.join(ACTIONS)}")
         try:

@@ -294,13 +294,13 @@ def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, o
     initAuthenticationUser may be removed.
     """
     from duemq.broker.errors import ConfigError
-    from duemq.broker.settings import config_text
+    from duemq.broker.settings import broker_conf
 
     secret = _secret(name, secret_file, prompt=prompt)
     text = json.dumps({"username": name, "password": secret}, ensure_ascii=False)
     values = {"authenticationEnabled": "true", "authorizationEnabled": "true", _SETTING: text}
     try:
-        if config_file.exists() and config_text.read(str(config_file)).get(_SETTING):
+        if config_file.exists() and broker_conf.read(str(config_file)).get(_SETTING):
             raise ArgumentError(f"{config_file} has {_SETTING} already; remove that line first")
         keys = _Keys(name, secret, out, is_known=prompt or secret_file is not None)
         try:
@@ -308,7 +308,7 @@ def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, o
                 config_file.chmod(config_file.stat().st_mode & ~_OF_OTHERS)
             else:
                 os.close(_open_new(config_file))
-            config_text.save(str(config_file), values)
+            broker_conf.save(str(config_file), values)
         except BaseException:
             keys.dropped()
             raise

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from duemq.spark_jobs.audit import lateness
-from duemq.spark_jobs.audit.cases import BUCKET_BYTES, Matching, RangeFound, StoreFindings, find, read_range
 from duemq.spark_jobs.audit.figures import STATUSES, UNCLAIMED, Figures
 from duemq.spark_jobs.audit.incremental import Kept
 from duemq.spark_jobs.audit.kept import Folder, directory_of
+from duemq.spark_jobs.audit.matching import BUCKET_BYTES, Matching, RangeFound, StoreFindings, find, read_range
 from duemq.spark_jobs.audit.shuffle import BySpark, Shuffle
 from duemq.spark_jobs.audit.starts import StartOutcome, starts
 from duemq.spark_jobs.audit.steps import POINTS, step_of

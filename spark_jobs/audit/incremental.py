@@ -25,7 +25,10 @@ import numpy as np
 
 from duemq.spark_jobs.analyse.usage import RangeUsage, Usage
 from duemq.spark_jobs.audit import kept
-from duemq.spark_jobs.audit.cases import (
+from duemq.spark_jobs.audit.events import DELIVERED, DONE, WAITS, are_passed
+from duemq.spark_jobs.audit.figures import Figures, again_of
+from duemq.spark_jobs.audit.kept import Bucket, Folder, KeptManifest, KeptRange, Matches, Ref
+from duemq.spark_jobs.audit.matching import (
     AHEAD,
     CLOSED,
     HASHES,
@@ -43,9 +46,6 @@ from duemq.spark_jobs.audit.cases import (
     settle,
     unclaimed,
 )
-from duemq.spark_jobs.audit.events import DELIVERED, DONE, WAITS, are_passed
-from duemq.spark_jobs.audit.figures import Figures, again_of
-from duemq.spark_jobs.audit.kept import Bucket, Folder, KeptManifest, KeptRange, Matches, Ref
 from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import NotKept

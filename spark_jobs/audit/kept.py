@@ -35,8 +35,8 @@ import numpy as np
 import pyarrow as pa
 
 from duemq.scheduler.levels.runs import Run
-from duemq.spark_jobs.audit.cases import HASHES, RangeFound
 from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS
+from duemq.spark_jobs.audit.matching import HASHES, RangeFound
 from duemq.spark_jobs.errors import NotKept
 from duemq.spark_jobs.store.local_files import real_path
 from duemq.spark_jobs.store.walks import Range
@@ -57,7 +57,7 @@ _LOCK: Final = ".lock"
 _KINDS: Final = ("range", "open", "matched", "stray", "keys", "unique", "figures", "ahead", "usage")
 _RULES: Final = (
     "columns/records", "columns/texts", "columns/slices", "columns/hashes", "store/roles", "store/ranges",
-    "store/walks", "audit/events", "audit/cases", "audit/figures", "audit/lateness", "audit/steps", "audit/kept",
+    "store/walks", "audit/events", "audit/matching", "audit/figures", "audit/lateness", "audit/steps", "audit/kept",
     "audit/incremental", "analyse/usage",
 )  # fmt: skip
 """Modules that determine the kept results: if the source of one of these differs, nothing kept is used."""

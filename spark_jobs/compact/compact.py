@@ -37,7 +37,7 @@ import numpy as np
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.timers.files.formats import StartFacts
 from duemq.scheduler.timers.index.sorted_offsets import is_among
-from duemq.spark_jobs.audit.cases import BUCKET_BYTES
+from duemq.spark_jobs.audit.matching import BUCKET_BYTES
 from duemq.spark_jobs.compact import decide, deleted, scan, state
 from duemq.spark_jobs.compact import lost as compact_lost
 from duemq.spark_jobs.compact.decide import Decided, DecideTask, MapTask

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from duemq.scheduler.timers.index.sorted_offsets import is_among
-from duemq.spark_jobs.audit.cases import bucket_of, closed_of, match_by_key, read_range
 from duemq.spark_jobs.audit.events import DONE, WAITS
 from duemq.spark_jobs.audit.figures import CANCELLED, LOST, PENDING
+from duemq.spark_jobs.audit.matching import bucket_of, closed_of, match_by_key, read_range
 from duemq.spark_jobs.writers.spill import load, save
 
 if TYPE_CHECKING:

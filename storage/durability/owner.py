@@ -364,12 +364,12 @@ class Durability:
         self._flush()
 
     def _allocate(self, now: Moment) -> None:
-        ahead = self._store.ahead
-        if self._store.log.end <= ahead.look_at:
+        preallocation = self._store.preallocation
+        if self._store.log.end <= preallocation.look_at:
             return
-        job = ahead.plan(now.wall_ms)
+        job = preallocation.plan(now.wall_ms)
         if job is not None:
-            self._workers.start(Lane.ALLOCATE, job.run, lambda error: ahead.done())
+            self._workers.start(Lane.ALLOCATE, job.run, lambda error: preallocation.done())
 
     # --- checkpoints
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
 from duemq.spark_jobs.audit.figures import Figures
+from duemq.spark_jobs.audit.matching import match
 from duemq.spark_jobs.audit.starts import StartOutcome, starts
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan

@@ -18,8 +18,8 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.service import Timers
 from duemq.spark_jobs.audit import events
-from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.figures import STATUSES
+from duemq.spark_jobs.audit.matching import match
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
@@ -174,7 +174,7 @@ def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[i
 
 
 def _cases(files: StoreFiles) -> Any:
-    """Do as `spark_jobs.audit.cases.find`, without Spark."""
+    """Do as `spark_jobs.audit.matching.find`, without Spark."""
     how_far = progress.read_progress(files)
     waits, done = [np.empty(0, events.WAITS)], [np.empty(0, events.DONE)]
     for part in plan(files):

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from duemq.spark_jobs.audit import audit as job
 from duemq.spark_jobs.audit.audit import Audit, Summary
-from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
 from duemq.spark_jobs.audit.figures import STATUSES, UNCLAIMED
+from duemq.spark_jobs.audit.matching import match
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan

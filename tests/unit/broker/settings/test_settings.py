@@ -11,8 +11,8 @@ import pytest
 
 import duemq.broker
 from duemq.broker.errors import ConfigError
-from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import FIELDS, LIVE, BrokerConfig, Origin, load
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.settings.parts import READ_WHERE_USED, RETENTION_SETTINGS
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson

@@ -10,8 +10,8 @@ import pytest
 
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
-from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import load
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.locks import QueueLocks
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import DONE, WAITS, RangeEvents
 from duemq.spark_jobs.audit.figures import STATUSES
+from duemq.spark_jobs.audit.matching import match
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles

@@ -14,9 +14,9 @@ from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import read_saved
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.files import formats
-from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.events import RangeEvents
 from duemq.spark_jobs.audit.figures import CASE, Figures
+from duemq.spark_jobs.audit.matching import match
 from duemq.spark_jobs.audit.starts import NEW, OLD, OURS, StartOutcome, starts
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan

@@ -8,13 +8,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from duemq.spark_jobs.audit.cases import RangeFound
 from duemq.spark_jobs.audit.events import CONTINUED, DELIVERED
+from duemq.spark_jobs.audit.matching import RangeFound
 from duemq.spark_jobs.compact import lost
 from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
 from duemq.spark_jobs.store.walks import Range
 from duemq.spark_jobs.writers.spill import save
-from tests.unit.spark_jobs.audit.test_cases import Done, Wait, done_of, waits_of
+from tests.unit.spark_jobs.audit.test_matching import Done, Wait, done_of, waits_of
 
 NONE = np.empty(0, np.int64)
 

@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.spark_jobs.audit.cases import GONE, cases_of, match, match_by_key, match_by_origin
 from duemq.spark_jobs.audit.events import CANCELLED, CONTINUED, DELIVERED, DONE, WAITS
 from duemq.spark_jobs.audit.figures import STATUSES
+from duemq.spark_jobs.audit.matching import GONE, cases_of, match, match_by_key, match_by_origin
 
 Rows = np.ndarray[Any, Any]
 

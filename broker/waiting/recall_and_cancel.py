@@ -1,44 +1,35 @@
-"""Waiting messages: RECALL_MESSAGE (370), GET_TIMER_CHECK_POINT (60), GET_TIMER_METRICS (61), and CANCEL_MESSAGE
-(30002), duemq's own."""
+"""Waiting messages are cancelled: RECALL_MESSAGE (370) by a handle, CANCEL_MESSAGE (30002), duemq's own, by offset
+message ids."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
 from typing import Final
 
-from duemq.broker.access.permission import LOOK, OPERATE, SEND
+from duemq.broker.access.permission import OPERATE, SEND
 from duemq.broker.errors import Refused
-from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router, outcome_of
 from duemq.broker.net.slices import Slices
-from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.topics import Topics
+from duemq.broker.waiting.cancellations import Cancellations
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
-from duemq.protocol.records.message_id import offset_message_id, parse_offset_message_id
-from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.bodies import CancelledMessage, CancelOutcome
 from duemq.protocol.requests.headers import (
     CancelMessage,
-    NoFields,
     RecallMessage,
     RecallMessageResponse,
     Request,
     response,
 )
 from duemq.protocol.requests.recall_handle import RecallHandle
-from duemq.scheduler.timers.changes import owner_of
 from duemq.scheduler.timers.config import Cancelled
-from duemq.scheduler.timers.files.formats import metrics_json
-from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.service import Timers
-from duemq.storage.clock import Clock
 from duemq.storage.errors import StoreError
-from duemq.storage.queues.pull import ColdRead, patiently
 from duemq.storage.store import MessageStore
 
 MAX_CANCELLED: Final = 1000
@@ -58,8 +49,8 @@ _NOT_RECALLED: Final = {
 }
 
 
-class TimerHandlers:
-    """Cancels waiting messages, and reports on the timers."""
+class RecallHandlers:
+    """Cancels waiting messages by their handles and ids."""
 
     def __init__(
         self,
@@ -68,35 +59,27 @@ class TimerHandlers:
         topics: Topics,
         timers: Timers,
         router: Router,
-        clock: Clock,
         slices: Slices,
-        reads: ColdReads,
+        cancellations: Cancellations,
     ) -> None:
-        """`clock`: the messages' clock."""
-        self._reads = reads
         self._settings = settings
-        self._clock = clock
-        self._slices = slices
-        self._learning = asyncio.Lock()
         self._store = store
         self._topics = topics
         self._timers = timers
         self._router = router
+        self._slices = slices
+        self._cancellations = cancellations
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         router.add(RequestCode.RECALL_MESSAGE, RecallMessage, SEND, self.recall)
         router.add(RequestCode.CANCEL_MESSAGE, CancelMessage, OPERATE, self.cancel)
-        router.add(RequestCode.GET_TIMER_CHECK_POINT, NoFields, LOOK, self.checkpoint)
-        router.add(RequestCode.GET_TIMER_METRICS, NoFields, LOOK, self.metrics)
-
-    # --- cancelling
 
     async def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
         """Cancel the message that a handle names. The answer is sent once the result is as durable as a send would be;
         this includes an earlier delivery, which may still be only in memory."""
         header = request.header
-        self.check_allowed("recall")
+        self._cancellations.check_allowed("recall")
         if self._topics.get(header.topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
         try:
@@ -123,7 +106,7 @@ class TimerHandlers:
         UNIQ_KEY is unknown: the handle is from another store, which this broker had earlier, or made up."""
         if physical_offset >= self._store.log.end:
             return Cancelled.UNKNOWN
-        return await self._cancel(physical_offset, (handle.topic, handle.unique_key))
+        return await self._cancellations.cancel(physical_offset, (handle.topic, handle.unique_key))
 
     async def _recall_key(self, connection: Connection, handle: RecallHandle, now_ms: int) -> Cancelled:
         """Cancel by a handle from Apache's broker: the message is searched for in its slot. Raises Refused."""
@@ -135,14 +118,14 @@ class TimerHandlers:
             found = [each async for each in searching]
             physical_offset = found[0] if found else None
         if physical_offset is not None:
-            return await self._cancel(physical_offset, (handle.topic, handle.unique_key))
+            return await self._cancellations.cancel(physical_offset, (handle.topic, handle.unique_key))
         if not now_ms < handle.slot_ms < latest:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return Cancelled.UNKNOWN
 
     async def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
         """Cancel messages by their offset message ids; return the outcome for each."""
-        self.check_allowed("cancel")
+        self._cancellations.check_allowed("cancel")
         ids = request.header.msg_id.split(",")
         if len(ids) > MAX_CANCELLED:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
@@ -151,8 +134,8 @@ class TimerHandlers:
         told: list[CancelledMessage] = []
         try:
             async for message_id in self._slices.of(ids):
-                place = await self.place_of(message_id)
-                result = await self._cancel(place) if place is not None else Cancelled.UNKNOWN
+                place = await self._cancellations.place_of(message_id)
+                result = await self._cancellations.cancel(place) if place is not None else Cancelled.UNKNOWN
                 told.append(CancelledMessage(message_id, _OUTCOMES[result]))
         except (Refused, StoreError, OSError) as error:
             code, remark = outcome_of(error)
@@ -160,70 +143,3 @@ class TimerHandlers:
         else:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
-
-    async def place_of(self, message_id: str, owner: tuple[str, str] | None = None) -> int | None:
-        """Return the physical offset in an id, None if the id is from another broker or store. `owner`: topic and
-        UNIQ_KEY of the message, if they are known: None is returned if the record is another message's. Raises
-        RemoteProtocolError."""
-        _, _, physical_offset = parse_offset_message_id(message_id)
-        if physical_offset >= self._store.log.end:
-            return None
-        message = await self._record_of(physical_offset)
-        if message is not None and owner is not None and owner != owner_of(message):
-            return None
-        # After a store has moved, ids of older messages contain its old address, which each record also holds.
-        known = (
-            given_id(message)
-            if message is not None and message.physical_offset != physical_offset
-            else message.offset_message_id
-            if message is not None
-            else offset_message_id(self._store.appender.store_host, physical_offset)
-        )
-        return physical_offset if message_id.upper() == known else None
-
-    async def _record_of(self, physical_offset: int) -> StoredMessage | None:
-        """See `TimerChanges.record_of`."""
-        changes = self._timers.changes
-        if physical_offset < self._store.log.begin and not changes.ids.is_complete:
-            await self._learn_ids()
-        return await self._reads.run(changes.record_of, physical_offset)
-
-    async def _cancel(self, physical_offset: int, owner: tuple[str, str] | None = None) -> Cancelled:
-        """See `TimerChanges.cancel`."""
-        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), owner))
-
-    async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
-        """Return the outcome of a change of `TimerChanges`, repeated once the ids are known if it needs them."""
-        while (result := await self._reads.run(change)) is None:
-            await self._learn_ids()
-        return result
-
-    async def _learn_ids(self) -> None:
-        """Have the timers learn which records stand for waiting messages that were appended again."""
-        ids = self._timers.changes.ids
-        async with self._learning:
-
-            def steps() -> Iterator[ColdRead | None]:
-                while not ids.is_complete:
-                    yield from patiently(lambda: ids.look(self._clock.now_ms()))
-                    yield None
-
-            async for _ in self._slices.of(steps(), is_patient=True):
-                pass
-
-    def check_allowed(self, what: str) -> None:
-        """Raise Refused if waiting messages must not be changed (recallMessageEnable)."""
-        if not self._settings.config.recall_enabled:
-            raise Refused(
-                ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"
-            )
-
-    # --- telling
-
-    def checkpoint(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return the timers' progress, in the form that RocketMQ's replicas read."""
-        return response(ResponseCode.SUCCESS, body=self._timers.checkpoint_body())
-
-    def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Return the number of waiting messages of each topic."""
-        return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))

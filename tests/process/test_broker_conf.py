@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from duemq.broker.errors import ConfigError
-from duemq.broker.settings import config_text
+from duemq.broker.settings import broker_conf
 
 PROGRAM = """
 import java.io.*; import java.util.*; import java.nio.charset.StandardCharsets;
@@ -66,7 +66,7 @@ def test_java_reads_the_same(tmp_path: Path) -> None:
     compared = 0
     for text, expected in zip(asked, read_by_java(tmp_path, asked), strict=True):
         with suppress(ConfigError):  # duemq refuses a name without a value
-            found = config_text.parse(text, "a text")
+            found = broker_conf.parse(text, "a text")
             if "" not in expected:  # Java finds an empty name in some texts that end in a backslash
                 assert found == expected, text
                 compared += 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.broker.errors import ConfigError
-from duemq.broker.settings import config_text
+from duemq.broker.settings import broker_conf
 
 FILE = """# the broker of the tests
 brokerName=a
@@ -24,9 +24,9 @@ fileReservedTime = 48
 
 
 def test_only_the_lines_that_change_are_touched() -> None:
-    text = config_text.changed(FILE, {"fileReservedTime": "72", "deleteWhen": "05;06"})
+    text = broker_conf.changed(FILE, {"fileReservedTime": "72", "deleteWhen": "05;06"})
     assert text == FILE.replace("= 48", "= 72").replace("=04", "=05;06")
-    assert config_text.parse(text, "x") == {"brokerName": "a", "fileReservedTime": "72", "deleteWhen": "05;06"}
+    assert broker_conf.parse(text, "x") == {"brokerName": "a", "fileReservedTime": "72", "deleteWhen": "05;06"}
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_only_the_lines_that_change_are_touched() -> None:
     ],
 )
 def test_a_property_gets_its_place(before: str, after: str) -> None:
-    assert config_text.changed(before, {"x": "1"}) == after
-    assert config_text.parse(after, "a text")["x"] == "1"
+    assert broker_conf.changed(before, {"x": "1"}) == after
+    assert broker_conf.parse(after, "a text")["x"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_property_gets_its_place(before: str, after: str) -> None:
     ],
 )
 def test_whatever_separates_a_name_from_its_value_stays(before: str, after: str) -> None:
-    assert config_text.changed(before, {"x": "1"}) == after
+    assert broker_conf.changed(before, {"x": "1"}) == after
 
 
 _BLANKS = st.sampled_from(["", " ", "\t", " \t"])
@@ -80,13 +80,13 @@ def entries(draw: st.DrawFn) -> str:
 
 @given(st.lists(entries(), max_size=4).map("".join), _NAMES, _VALUES.map(str.strip))
 def test_a_value_that_was_written_is_read_and_all_others_stay(text: str, name: str, value: str) -> None:
-    before = config_text.parse(text, "a text")
-    assert config_text.parse(config_text.changed(text, {name: value}), "a text") == {**before, name: value}
+    before = broker_conf.parse(text, "a text")
+    assert broker_conf.parse(broker_conf.changed(text, {name: value}), "a text") == {**before, name: value}
 
 
 def test_a_character_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the request, after line 1: .*\\u12"):
-        config_text.parse("x=1\ny=\\u12\n", "the request")
+        broker_conf.parse("x=1\ny=\\u12\n", "the request")
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> Non
     file.write_text(FILE)
     file.chmod(0o640)
     inode = file.stat().st_ino
-    config_text.save(str(file), {"brokerName": "b"})
+    broker_conf.save(str(file), {"brokerName": "b"})
     assert file.read_text() == FILE.replace("=a", "=b")
     assert file.stat().st_mode & 0o777 == 0o640
     assert file.stat().st_ino != inode
@@ -105,20 +105,20 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real.conf").write_text("x=0\n")
     link = tmp_path / "broker.conf"
     link.symlink_to("real.conf")
-    config_text.save(str(link), {"x": "1"})
+    broker_conf.save(str(link), {"x": "1"})
     assert link.is_symlink()
     assert (tmp_path / "real.conf").read_text() == "x=1\n"
 
 
 def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        config_text.save(str(tmp_path / "broker.conf"), {"x": "1"})
+        broker_conf.save(str(tmp_path / "broker.conf"), {"x": "1"})
     assert os.listdir(tmp_path) == []
 
 
 def test_a_line_without_a_value_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the request, line 2: 'y' is not NAME=VALUE$"):
-        config_text.parse("x=1\ny\n", "the request")
+        broker_conf.parse("x=1\ny\n", "the request")
 
 
 def test_what_cannot_be_made_durable_leaves_the_file_and_nothing_beside_it(
@@ -128,6 +128,6 @@ def test_what_cannot_be_made_durable_leaves_the_file_and_nothing_beside_it(
     file.write_text("x=0\n")
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
-        config_text.save(str(file), {"x": "1"})
+        broker_conf.save(str(file), {"x": "1"})
     assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
     assert file.read_text() == "x=0\n"
