@@ -8,12 +8,12 @@ RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
 # Those that need none of the stores which the others have real brokers write.
-STORELESS := $(patsubst %,tests/spark/test_%.py,generated notebook queries remote_output report)
+STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries rewrite/test_remote_output test_report)
 # Runs that follow each other on one processor. Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler tests/interop/mqtt
 # Those that follow Spark's.
-LATE := tests/process tests/bench tests/interop/test_mqadmin.py tests/interop/test_start_positions.py
+LATE := tests/process tests/bench tests/interop/admin/test_mqadmin.py tests/interop/consume/test_start_positions.py
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
@@ -52,8 +52,8 @@ $(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
 	@touch $@
 
 # The tests start Spark some twenty times, and Java loads Spark's classes faster from an archive.
-$(VENV)/spark.jsa: $(VENV)/.dev tests/spark/class_archive.py
-	$(BIN)/python -m tests.spark.class_archive $@
+$(VENV)/spark.jsa: $(VENV)/.dev tests/spark/world/class_archive.py
+	$(BIN)/python -m tests.spark.world.class_archive $@
 
 # In an environment of their own: the tools' requirements are none of the project's.
 $(VENV)/tools/bin/pip-compile: | $(BIN)/python

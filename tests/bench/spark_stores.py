@@ -7,7 +7,7 @@ plain, 50% have a delay level and 20% a timer; each delayed message is there twi
 few ms late, unless it is due after the end. Records lie in the order of their store times, 1000 messages sent per
 second; the end is now. Delivered records name their origins, as duemq's do. Consume queues, timer log and wheel, the
 JSON tables and the checkpoint fit. duemq's broker and Apache's open such a store and go on with it: see
-tests/spark/test_generated.py.
+tests/spark/tables/test_generated.py.
 
 Records are made as the rows of matrices, all records of one layout (`Template`) at a time, and then put in order.
 Bodies and their checksums come from a pool.
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.bench.spark_records import BODY, HEAD, HEX, TEXT_AT, Integers, Kind, Messages, Template, out_ms
-from tests.spark.oracle import SCHEDULE_TOPIC, TIMER_TOPIC, java_hash
+from tests.spark.world.oracle import SCHEDULE_TOPIC, TIMER_TOPIC, java_hash
 
 SEGMENT: Final = 1 << 30
 QUEUE_SEGMENT: Final = 300_000 * 20

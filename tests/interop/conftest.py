@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.interop.apache_stores import ApacheStores
 from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, SharedBroker, Together
+from tests.interop.stores.apache_stores import ApacheStores
 from tests.peers.admin import Admin
 from tests.peers.broker import Broker
 from tests.peers.capabilities import CLIENTS

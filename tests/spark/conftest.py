@@ -1,6 +1,6 @@
 """Fixtures of the Spark jobs' tests: stores of real brokers, and Spark.
 
-    stores          tests.spark.stores.Stores: `stores.get(kind, end)`, written on first use
+    stores          tests.spark.world.stores.Stores: `stores.get(kind, end)`, written on first use
     written         each kind in turn, stopped cleanly
     killed          each kind in turn, killed while it delivered
     duemq_store, apache_497_store, apache_533_store    one of them, stopped cleanly
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark import class_archive
-from tests.spark.stores import KINDS, End, Kind, Stores, WrittenStore, sampled
+from tests.spark.world import class_archive
+from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore, sampled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,10 +17,10 @@ from duemq.spark_jobs.analyse.comparison import Comparison
 from duemq.spark_jobs.analyse.history import read_history
 from duemq.spark_jobs.analyse.nights import RunOutput
 from duemq.spark_jobs.analyse.usage import KEYS_KEPT
-from tests.spark import audit, faults, oracle
-from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
-from tests.spark.stores import WrittenStore
 from tests.spark.test_audit import check_totals
+from tests.spark.world import audit, faults, oracle
+from tests.spark.world.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
+from tests.spark.world.stores import WrittenStore
 from tests.unit.spark_jobs.analyse.test_cluster import check_percentile
 from tests.unit.spark_jobs.compact_world import new_broker
 

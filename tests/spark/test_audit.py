@@ -1,4 +1,4 @@
-"""The audit gives each message the verdict of the plain rules of tests/spark/audit.py."""
+"""The audit gives each message the verdict of the plain rules of tests/spark/world/audit.py."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
-from tests.spark import audit, faults, oracle
-from tests.spark.audit import Audit as Judged
-from tests.spark.audit import Scheduled
-from tests.spark.faults import AuditFault
-from tests.spark.load import LEVELS
-from tests.spark.oracle import Record
-from tests.spark.stores import SEGMENT, WrittenStore
+from tests.spark.world import audit, faults, oracle
+from tests.spark.world.audit import Audit as Judged
+from tests.spark.world.audit import Scheduled
+from tests.spark.world.faults import AuditFault
+from tests.spark.world.load import LEVELS
+from tests.spark.world.oracle import Record
+from tests.spark.world.stores import SEGMENT, WrittenStore
 from tests.unit.spark_jobs.compact_world import new_broker
 
 
@@ -370,7 +370,7 @@ LOST = {
 
 def unreachable(written: WrittenStore, lost: str, pending: dict[bool, int]) -> int:
     """Number of waiting messages, in levels (True) or with a timer, that the broker that wrote the store does not find
-    without some files, as observed with the brokers themselves: see tests/interop/test_repair.py."""
+    without some files, as observed with the brokers themselves: see tests/interop/stores/test_repair.py."""
     if written.kind == "duemq" or lost == "delayOffset.json":
         return 0
     return pending[lost == "queues of the levels"]

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from duemq.spark_jobs import session
 from duemq.spark_jobs.cli.commands import main
-from tests.spark import audit, class_archive, faults, oracle
-from tests.spark.stores import WrittenStore
+from tests.spark.world import audit, class_archive, faults, oracle
+from tests.spark.world.stores import WrittenStore
 from tests.unit.spark_jobs.analyse.test_nights import night, run
 
 ROOT = Path(__file__).resolve().parents[2]

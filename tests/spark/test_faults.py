@@ -6,11 +6,11 @@ from typing import Literal
 
 import pytest
 
-from tests.spark import audit, faults, oracle
-from tests.spark.audit import Audit, Scheduled
-from tests.spark.faults import AuditFault, DiskFault
-from tests.spark.oracle import Contents, Record
-from tests.spark.stores import SEGMENT, WrittenStore
+from tests.spark.world import audit, faults, oracle
+from tests.spark.world.audit import Audit, Scheduled
+from tests.spark.world.faults import AuditFault, DiskFault
+from tests.spark.world.oracle import Contents, Record
+from tests.spark.world.stores import SEGMENT, WrittenStore
 
 
 def some(before: Audit, real_topic: str) -> list[Scheduled]:

@@ -11,7 +11,7 @@ import pytest
 
 from duemq.spark_jobs.analyse.analysis import Ahead, HeatCell
 from duemq.spark_jobs.report import render, render_index
-from tests.spark.browser import Page, chromium
+from tests.spark.world.browser import Page, chromium
 from tests.unit.spark_jobs.report import report_analyses as given_by
 from tests.unit.spark_jobs.report.report_analyses import many_nights
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark import audit, oracle
-from tests.spark.load import LEVEL_MS, Sent
-from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Contents, Record
-from tests.spark.stores import SEGMENT, WrittenStore
+from tests.spark.world import audit, oracle
+from tests.spark.world.load import LEVEL_MS, Sent
+from tests.spark.world.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Contents, Record
+from tests.spark.world.stores import SEGMENT, WrittenStore
 
 # RocketMQ checks levels every 100 ms, and delivers timers at the next whole second; the rest is for a busy machine.
 LATE_MS = 30_000
@@ -202,7 +202,7 @@ def test_a_killed_broker_leaves_what_it_had_acknowledged(killed: WrittenStore) -
 
 def test_the_oracle_shares_no_code_with_what_it_judges() -> None:
     for name in ("oracle.py", "audit.py", "faults.py"):
-        text = (Path(__file__).parent / name).read_text()
+        text = (Path(__file__).parent / "world" / name).read_text()
         for package in ("spark_jobs", "storage", "protocol", "scheduler", "numpy"):
             assert f"import {package}" not in text
             assert f"from {package}" not in text

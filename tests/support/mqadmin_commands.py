@@ -1,5 +1,5 @@
-"""The commands of mqadmin, and what duemq's broker makes of each: the table from which `tests.interop.test_mqadmin_all`
-runs them, and docs/compatibility.md is made.
+"""The commands of mqadmin, and what duemq's broker makes of each: the table from which docs/compatibility.md is made,
+and by which `tests.interop.admin.test_mqadmin_all` runs them.
 
 `{broker}`, `{topic}` and so on in the arguments are replaced by those of the run. A command with `versions` exists only
 in these.
@@ -43,8 +43,8 @@ _NO_KEYS: Final = "query message by key finished, but no message"
 _KEYS: Final = "duemq has no index of keys yet"
 _NO_SETTINGS: Final = "the embedded name server has no settings of its own"
 _OTHER_SETTINGS: Final = "duemq has settings of its own, and not all of RocketMQ's"
-_ACL: Final = "tests/interop/test_acl.py"
-_AUTH: Final = "tests/interop/test_auth.py"
+_ACL: Final = "tests/interop/security/test_acl.py"
+_AUTH: Final = "tests/interop/security/test_auth.py"
 _FOREVER: Final = "runs until it is stopped"
 
 COMMANDS: Final = (
@@ -84,12 +84,12 @@ COMMANDS: Final = (
     Command("checkMsgSendRT -t {topic} -a 2 -s 10"),
     Command("clusterRT", test=_FOREVER),
     Command("startMonitoring", test=_FOREVER),
-    Command("statsAll -t {topic}", test="tests/interop/test_mqadmin.py"),
+    Command("statsAll -t {topic}", test="tests/interop/admin/test_mqadmin.py"),
     Command("cleanExpiredCQ -b {broker}"),
     Command("deleteExpiredCommitLog -b {broker}"),
     Command("cleanUnusedTopic -b {broker}"),
-    Command("exportConfigs -c DefaultCluster -f {folder}", test="tests/interop/test_mqadmin.py"),
-    Command("exportMetrics -c DefaultCluster -f {folder}", test="tests/interop/test_mqadmin.py"),
+    Command("exportConfigs -c DefaultCluster -f {folder}", test="tests/interop/admin/test_mqadmin.py"),
+    Command("exportMetrics -c DefaultCluster -f {folder}", test="tests/interop/admin/test_mqadmin.py"),
     Command("exportMetadata -c DefaultCluster -t -f {folder}"),
     Command("exportMetadata -b {broker} -g -f {folder}"),
     Command("haStatus -b {broker}", NEW, refused="duemq has no replicas yet", is_planned=True),
@@ -144,7 +144,7 @@ COMMANDS: Final = (
     Command("producer -b {broker}"),
     Command("consumerConnection -g {group}"),
     Command("consumerStatus -g {group}"),
-    Command("consumerProgress -g {group}", test="tests/interop/test_mqadmin.py"),
+    Command("consumerProgress -g {group}", test="tests/interop/admin/test_mqadmin.py"),
     Command("cloneGroupOffset -s {group} -d {group}more -t {topic} -o false"),
     Command("resetOffsetByTime -g {group} -t {topic} -s 0", OLD),
     Command(

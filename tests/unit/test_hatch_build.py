@@ -1,6 +1,6 @@
 """What the build makes of a source tree whose symbolic links became something else.
 
-tests/process/test_install.py builds with the hook; here its check is called, in some milliseconds.
+tests/process/install/test_install.py builds with the hook; here its check is called, in some milliseconds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Every command line of duemq in README, docs and help is one that the command line takes: commands, options and values
-exist. Nothing is run here; tests/process/test_readme.py runs what the README says."""
+exist. Nothing is run here; tests/process/pages/test_readme.py runs what the README says."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import directories
 from duemq.spark_jobs.store.local_files import distinct_names
-from tests.spark import audit, faults, oracle
+from tests.spark.world import audit, faults, oracle
 from tests.unit.spark_jobs.analyse.test_cluster import check_percentile
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import MADE_MS, World, make_small

@@ -1,0 +1,56 @@
+"""A query of a view does not change the answer of another, with the oldest and the newest supported Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import spark_stores
+from tests.spark.world import class_archive
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("queries") / "store"
+    spark_stores.write(path, 0.02, segment=4 << 20)
+    return path
+
+
+def ask(store: Path, scratch: Path, *args: str, oldest: bool = False) -> str:
+    environment = class_archive.oldest() if oldest else {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.spark.world.queries", str(store), str(scratch), *args],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+def test_queries_with_the_newest_spark(store: Path, tmp_path: Path) -> None:
+    import pyspark
+
+    answer = ask(store, tmp_path, "--seed", "1", "--steps", "25", "--pushdown")
+    assert answer.strip() == f"25 queries with pyspark {pyspark.__version__} agree"
+
+
+@pytest.mark.soak  # a minute; test_stream.py asks the oldest Spark in every run
+def test_queries_with_the_oldest_spark(store: Path, tmp_path: Path) -> None:
+    wanted = re.search(r'"pyspark>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert wanted is not None
+    assert class_archive.OLDEST.exists(), "make test installs it"
+    answer = ask(store, tmp_path, "--seed", "2", "--steps", "12", oldest=True)
+    assert f" pyspark {wanted[1]}" in answer
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_oldest", [False, True])
+@pytest.mark.parametrize("seed", range(3, 8))
+def test_many_queries(store: Path, tmp_path: Path, seed: int, *, is_oldest: bool) -> None:
+    assert "60 queries" in ask(store, tmp_path, "--seed", str(seed), "--steps", "60", "--pushdown", oldest=is_oldest)

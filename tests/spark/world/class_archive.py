@@ -1,0 +1,65 @@
+"""An archive of the classes that Spark loads, for the tests: they start Spark some twenty times, and with the archive a
+start takes 9 s instead of 17 (two busy cores).
+
+    python -m tests.spark.world.class_archive PATH
+
+Java ignores an archive that is missing, or of other classes (-Xshare:auto, its default)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench import spark_stores
+
+PATH = Path(sys.prefix) / "spark.jsa"
+OLDEST = Path(sys.prefix) / "oldest-spark"
+"""The directory in which `make test` puts the oldest supported Spark. It starts twice: an archive would cost more than
+it saves."""
+_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Other collectors have threads that go on collecting beside the tasks, on the tasks' cores; and the second compiler
+takes 25 s of a short query's 40 s of CPU."""
+QUERY = "select topic, count(*) n from messages where queue_id >= 0 group by topic order by n desc"
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+"""Otherwise Java prints to standard output that an archive is not of its classes, as with an older Spark."""
+
+
+def use() -> None:
+    """Have all Spark processes started from here on use the archive, if there is one."""
+    archive = f" -XX:SharedArchiveFile={PATH} {_QUIET}" if PATH.exists() else ""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", _OPTIONS + archive)
+
+
+def oldest() -> dict[str, str]:
+    """Return the environment of a Python process with the oldest supported Spark and this source tree."""
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OLDEST), root]), "PYSPARK_PYTHON": sys.executable}
+    environment.pop("SPARK_HOME", None)
+    return environment | {"SPARK_SUBMIT_OPTS": _OPTIONS}
+
+
+def of_a_user() -> dict[str, str]:
+    """Return the environment without what a Spark session of this process has set, but with Java's options."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))}
+    return kept | {"SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"]}
+
+
+def make(path: Path) -> None:
+    """Make the archive of the classes that a query loads. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Path(scratch) / "store"
+        spark_stores.write(store, 0.01, segment=4 << 20)
+        command = [str(Path(sys.prefix) / "bin" / "duemq"), "spark", "sql", str(store), QUERY, "--master", "local[1]"]
+        added = {"SPARK_SUBMIT_OPTS": f"{_OPTIONS} -XX:ArchiveClassesAtExit={path} {_QUIET}"}
+        # Java writes the archive when it ends, somewhat later than the command: its end of this pipe closes then, too.
+        with subprocess.Popen(command, env={**os.environ, **added}, stdout=subprocess.PIPE) as run:
+            run.communicate(timeout=300)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, command)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]).resolve())
