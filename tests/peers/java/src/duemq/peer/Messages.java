@@ -88,13 +88,15 @@ final class Messages {
 
     /**
      * What every client of ours is given. The intervals are short so that a test does not wait half a minute for a
-     * route or for the heartbeat after the broker's restart; what is sent is the same.
+     * route or for the heartbeat after the broker's restart, and the time for an answer is long, since a busy machine
+     * may need more than the library's 3 s; what is sent is the same.
      */
     static void configure(ClientConfig client, JSONObject request, String handle) {
         client.setNamesrvAddr(request.getString("nameserver"));
         client.setInstanceName(handle);
         client.setPollNameServerInterval(1000);
         client.setHeartbeatBrokerInterval(1000);
+        client.setMqClientApiTimeout(30_000);
         client.setVipChannelEnabled(request.getBooleanValue("vip"));
     }
 }
