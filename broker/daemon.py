@@ -34,6 +34,7 @@ from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
 from duemq.broker.consume.offsets import OffsetHandlers
 from duemq.broker.consume.pull import PullHandlers
+from duemq.broker.consume.pull_checks import PullChecks
 from duemq.broker.consume.reset_offset import ResetOffsetHandlers
 from duemq.broker.errors import ConfigError
 from duemq.broker.housekeeping import Chore, Housekeeping
@@ -453,21 +454,9 @@ class Broker:
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(loop, config.max_unread_response_bytes)
+        pull_checks = PullChecks(self.settings, topics, groups, clients, limits, guard)
         self._pulls = PullHandlers(
-            self.settings,
-            store,
-            topics,
-            groups,
-            clients,
-            offsets,
-            stats,
-            router,
-            loop,
-            turns,
-            limits,
-            self._workers,
-            reads,
-            guard,
+            self.settings, store, offsets, stats, router, loop, turns, self._workers, reads, pull_checks
         )
         bridges = Bridges()
         sources = Sources(
