@@ -20,15 +20,17 @@ import structlog
 
 from duemq.broker.access.accounts import topic_of_message
 from duemq.broker.access.guard import Authority, Guard
-from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.cleaning import CleaningHandlers
+from duemq.broker.admin.connections import ConnectionHandlers
 from duemq.broker.admin.consumption import ConsumptionHandlers
+from duemq.broker.admin.groups import GroupHandlers
 from duemq.broker.admin.move_clock import ClockHandlers
-from duemq.broker.admin.runtime_info import Sources
+from duemq.broker.admin.runtime_info import RuntimeInfoHandlers, Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, BrokerStats
 from duemq.broker.admin.stats_items import StatsItems
+from duemq.broker.admin.topics import TopicHandlers
 from duemq.broker.audit.log import AuditLog
 from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
@@ -496,20 +498,17 @@ class Broker:
         messages = WaitingMessages(store, timers, levels)
         pending_handlers = PendingHandlers(timers, messages, timer_handlers, router, clock, slices, reads)
         recurring_handlers = RecurringHandlers(timers, key_turns, timer_handlers, router, clock)
-        admin = AdminHandlers(
+        topic_handlers = TopicHandlers(
             self.settings,
             store,
             topics,
-            groups,
             offsets,
-            clients,
-            stats,
+            levels,
+            items,
             self._pulls.polls,
-            sources,
             durability,
-            self._register_now,
-            limits,
             reads,
+            self._register_now,
         )
         consumption = ConsumptionHandlers(
             self.settings,
@@ -531,7 +530,10 @@ class Broker:
             OffsetHandlers(store, topics, groups, offsets, levels),
             ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
             ClientHandlers(topics, groups, clients, offsets, locks),
-            admin,
+            topic_handlers,
+            GroupHandlers(groups, offsets, limits),
+            ConnectionHandlers(self.settings, store, clients, reads),
+            RuntimeInfoHandlers(sources),
             timer_handlers,
             pending_handlers,
             recurring_handlers,
