@@ -92,6 +92,7 @@ from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.signature import Signer
 from duemq.scheduler.levels import service
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
 from duemq.scheduler.search import WaitingMessages
@@ -353,15 +354,15 @@ class Broker:
         )
         for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
-        self._delay_offsets = table("delayOffset.json")
-        self._delay_offsets.require_files()
+        file = table("delayOffset.json")
+        file.require_files()
         is_needed = store.checkpoint.is_foreign or service.NAME not in store.checkpoint.notes
-        self._saved_levels = service.read_saved(self._delay_offsets, is_needed=is_needed)
+        self._delay_offsets = read_delay_offsets(file, is_needed=is_needed)
 
     def _expect_queues(self) -> None:
         """Tell the store how far levels and timers had read their consume queues."""
         store = self.store
-        for level, offset in service.reached(store.checkpoint, self._saved_levels).items():
+        for level, offset in service.reached(store.checkpoint, self._delay_offsets).items():
             store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
         offset = formats.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
         store.expect(TIMER_TOPIC, 0, offset)
@@ -373,7 +374,6 @@ class Broker:
         self.levels = levels = LevelQueues(
             store,
             self._delay_offsets,
-            self._saved_levels,
             self._levels_table,
             recovered,
             now,
