@@ -62,6 +62,7 @@ from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send import SendHandlers
 from duemq.broker.produce.send_back import SendBackHandlers
 from duemq.broker.produce.send_topics import SendTopics
+from duemq.broker.produce.special_sends import SpecialSends
 from duemq.broker.produce.staging import Staging
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.changes import LiveSettings
@@ -487,9 +488,8 @@ class Broker:
         batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits, added)
         key_turns = KeyTurns(store, timers, clock, reads)
         replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, key_turns)
-        send = SendHandlers(
-            store, send_topics, retries, levels, timers, staging, when_ready, batches, replacements, answers, reads
-        )
+        special = SpecialSends(store.appender, send_topics, retries, staging, batches, replacements, answers, reads)
+        send = SendHandlers(store, send_topics, levels, timers, staging, when_ready, special, answers, reads)
         send_back = SendBackHandlers(
             self.settings, store, topics, groups, retries, staging, router, clock, reads, stats
         )
