@@ -20,20 +20,23 @@ import structlog
 
 from duemq.broker.access.accounts import topic_of_message
 from duemq.broker.access.guard import Authority, Guard
-from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.cleaning import CleaningHandlers
+from duemq.broker.admin.connections import ConnectionHandlers
 from duemq.broker.admin.consumption import ConsumptionHandlers
+from duemq.broker.admin.groups import GroupHandlers
 from duemq.broker.admin.move_clock import ClockHandlers
-from duemq.broker.admin.runtime_info import Sources
+from duemq.broker.admin.runtime_info import RuntimeInfoHandlers, Sources
 from duemq.broker.admin.settings import SettingsHandlers
 from duemq.broker.admin.stats import SAMPLE_SECONDS, BrokerStats
 from duemq.broker.admin.stats_items import StatsItems
+from duemq.broker.admin.topics import TopicHandlers
 from duemq.broker.audit.log import AuditLog
 from duemq.broker.audit.recorder import Recorder
 from duemq.broker.consume.members import ClientHandlers
 from duemq.broker.consume.offsets import OffsetHandlers
 from duemq.broker.consume.pull import PullHandlers
+from duemq.broker.consume.pull_checks import PullChecks
 from duemq.broker.consume.queue_locks import QueueLockHandlers
 from duemq.broker.consume.reset_offset import ResetOffsetHandlers
 from duemq.broker.errors import ConfigError
@@ -61,6 +64,7 @@ from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send import SendHandlers
 from duemq.broker.produce.send_back import SendBackHandlers
 from duemq.broker.produce.send_topics import SendTopics
+from duemq.broker.produce.special_sends import SpecialSends
 from duemq.broker.produce.staging import Staging
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.config import BrokerConfig, Origin, credentials_of, parse_addresses
@@ -93,6 +97,7 @@ from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.signature import Signer
 from duemq.scheduler.levels import service
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
 from duemq.scheduler.search import WaitingMessages
@@ -354,15 +359,15 @@ class Broker:
         )
         for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
-        self._delay_offsets = table("delayOffset.json")
-        self._delay_offsets.require_files()
+        file = table("delayOffset.json")
+        file.require_files()
         is_needed = store.checkpoint.is_foreign or service.NAME not in store.checkpoint.notes
-        self._saved_levels = service.read_saved(self._delay_offsets, is_needed=is_needed)
+        self._delay_offsets = read_delay_offsets(file, is_needed=is_needed)
 
     def _expect_queues(self) -> None:
         """Tell the store how far levels and timers had read their consume queues."""
         store = self.store
-        for level, offset in service.reached(store.checkpoint, self._saved_levels).items():
+        for level, offset in service.reached(store.checkpoint, self._delay_offsets).items():
             store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
         offset = formats.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
         store.expect(TIMER_TOPIC, 0, offset)
@@ -374,7 +379,6 @@ class Broker:
         self.levels = levels = LevelQueues(
             store,
             self._delay_offsets,
-            self._saved_levels,
             self._levels_table,
             recovered,
             now,
@@ -457,21 +461,9 @@ class Broker:
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(loop, config.max_unread_response_bytes)
+        pull_checks = PullChecks(self.settings, topics, groups, clients, limits, guard)
         self._pulls = PullHandlers(
-            self.settings,
-            store,
-            topics,
-            groups,
-            clients,
-            offsets,
-            stats,
-            router,
-            loop,
-            turns,
-            limits,
-            self._workers,
-            reads,
-            guard,
+            self.settings, store, offsets, stats, router, loop, turns, self._workers, reads, pull_checks
         )
         bridges = Bridges()
         sources = Sources(
@@ -500,9 +492,8 @@ class Broker:
         batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits, added)
         key_turns = KeyTurns(store, timers, clock, reads)
         replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, key_turns)
-        send = SendHandlers(
-            store, send_topics, retries, levels, timers, staging, when_ready, batches, replacements, answers, reads
-        )
+        special = SpecialSends(store.appender, send_topics, retries, staging, batches, replacements, answers, reads)
+        send = SendHandlers(store, send_topics, levels, timers, staging, when_ready, special, answers, reads)
         send_back = SendBackHandlers(
             self.settings, store, topics, groups, retries, staging, router, clock, reads, stats
         )
@@ -511,20 +502,17 @@ class Broker:
         messages = WaitingMessages(store, timers, levels)
         pending_handlers = PendingHandlers(timers, messages, cancellations, router, clock, slices, reads)
         recurring_handlers = RecurringHandlers(timers, key_turns, cancellations, router, clock)
-        admin = AdminHandlers(
+        topic_handlers = TopicHandlers(
             self.settings,
             store,
             topics,
-            groups,
             offsets,
-            clients,
-            stats,
+            levels,
+            items,
             self._pulls.polls,
-            sources,
             durability,
-            self._register_now,
-            limits,
             reads,
+            self._register_now,
         )
         consumption = ConsumptionHandlers(
             self.settings,
@@ -547,7 +535,10 @@ class Broker:
             ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
             ClientHandlers(topics, groups, clients),
             QueueLockHandlers(offsets, locks),
-            admin,
+            topic_handlers,
+            GroupHandlers(groups, offsets, limits),
+            ConnectionHandlers(self.settings, store, clients, reads),
+            RuntimeInfoHandlers(sources),
             RecallHandlers(self.settings, store, topics, timers, router, slices, cancellations),
             TimerStatusHandlers(timers),
             pending_handlers,

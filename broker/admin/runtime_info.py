@@ -1,5 +1,5 @@
-"""The answer to GET_BROKER_RUNTIME_INFO (28). It has all of RocketMQ's keys, since its tools and the exporter read most
-of them without checking that they exist."""
+"""GET_BROKER_RUNTIME_INFO (28) and VIEW_BROKER_STATS_DATA (315). The answer to the first has all of RocketMQ's keys,
+since its tools and the exporter read most of them without checking that they exist."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from dataclasses import dataclass
 
 from duemq.broker.access.accounts import REFUSALS
 from duemq.broker.access.guard import Guard
+from duemq.broker.access.permission import LOOK
 from duemq.broker.admin.bridges import Bridges
 from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, BrokerStats
 from duemq.broker.consume.long_poll import LongPolls
+from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
+from duemq.broker.net.connection import Connection
 from duemq.broker.net.held_answers import HeldAnswers
-from duemq.broker.net.router import Router
+from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tls.contexts import TlsContexts
-from duemq.protocol.codes import VERSION, VERSION_NAME
+from duemq.protocol.codes import VERSION, VERSION_NAME, RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import headers
+from duemq.protocol.requests.headers import NoFields, Request, response
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import Clock
@@ -48,6 +54,30 @@ class Sources:
     tls: TlsContexts
     guard: Guard | None = None
     """None without access control."""
+
+
+class RuntimeInfoHandlers:
+    """Answers what RocketMQ's admin API asks of the broker itself: its figures, and its counts of messages."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, LOOK, self.runtime_info, reads=True)
+        router.add(RequestCode.VIEW_BROKER_STATS_DATA, headers.ViewBrokerStatsData, LOOK, self.stats_data)
+
+    def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Return the broker's runtime figures."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": collect(self._sources)}))
+
+    def stats_data(self, _: Connection, request: Request[headers.ViewBrokerStatsData]) -> Answer:
+        """Return a count of messages over the last minute, hour and day."""
+        name, key = request.header.stats_name, request.header.stats_key
+        found = self._sources.stats.items.view(name, key)
+        if found is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(found))
 
 
 def collect(sources: Sources) -> dict[str, str]:

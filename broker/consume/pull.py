@@ -7,28 +7,22 @@ from typing import Final
 
 import structlog
 
-from duemq.broker.access.guard import Guard
 from duemq.broker.access.permission import CONSUME
 from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.consume.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
-from duemq.broker.errors import Refused
-from duemq.broker.limits import Limits
+from duemq.broker.consume.pull_checks import PullChecks
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import RequestTurns
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.clients import Clients, check_expression, tags_codes
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
-from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.topics import PERM_READ, Topics
 from duemq.broker.workers import Background, Workers
 from duemq.protocol.codes import LANGUAGE, VERSION, RequestCode, ResponseCode
 from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.frames.frame import JSON, join_frame
 from duemq.protocol.requests.headers import (
     PULL_COMMIT_OFFSET,
-    PULL_SUBSCRIPTION,
     PULL_SUSPEND,
     PullMessage,
     PullMessageResponse,
@@ -64,40 +58,32 @@ class PullHandlers:
         self,
         settings: LiveSettings,
         store: MessageStore,
-        topics: Topics,
-        groups: Groups,
-        clients: Clients,
         offsets: ConsumerOffsets,
         stats: BrokerStats,
         router: Router,
         loop: asyncio.AbstractEventLoop,
         turns: RequestTurns,
-        limits: Limits,
         workers: Workers,
         reads: ColdReads,
-        guard: Guard | None = None,
+        checks: PullChecks,
     ) -> None:
-        """`guard`: checks held pulls again when accounts have changed; None without access control."""
-        self._guard = guard
         self._settings = settings
-        self._limits = limits
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
         self._offsets = offsets
         self._stats = stats
         self._router = router
         self._loop = loop
         self._workers = workers
         self._reads = reads
+        self._check = checks.check
+        self._codes = checks.codes
         self.polls = LongPolls(
             loop,
             turns,
             lambda: settings.config.pull_hold_capacity,
             self._serve_held,
             self._expire_held,
-            self._check_account,
+            checks.check_account,
             lambda held, error: router.fail(held.connection, held.request, error),
         )
 
@@ -127,62 +113,6 @@ class PullHandlers:
         ):
             return self._answer(connection, request, found)
         return None
-
-    # --- checks
-
-    def _check(self, header: PullMessage) -> None:
-        """Raise Refused if the broker, the group, the topic or its queue does not allow the pull. Any of them may
-        change while a pull is held."""
-        if not self._settings.config.broker_permission & PERM_READ:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._settings.config.advertised_host}] pulling message is forbidden",
-            )
-        group = self._groups.get(header.consumer_group)
-        if group is None:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group}] does not exist",
-            )
-        if not group.consume_enable:
-            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
-        if not topic.config.perm & PERM_READ:
-            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
-        if not 0 <= header.queue_id < topic.config.read_queue_nums:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.config.read_queue_nums}]",
-            )
-
-    def _codes(self, header: PullMessage) -> frozenset[int] | None:
-        """Return the tags codes that a pull asks for; None for all. Raises Refused."""
-        group = self._clients.consumers.get(header.consumer_group)
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            _check_expression_type(header.expression_type)
-            known = group.subscriptions.get(header.topic) if group is not None else None
-            if known is not None and known.data.sub_string == header.subscription:
-                return known.codes
-            check_expression(header.subscription, self._limits.tags)
-            return tags_codes(header.subscription)
-        if group is None:
-            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
-        config = self._groups.get(header.consumer_group)
-        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
-            )
-        subscription = group.subscriptions.get(header.topic)
-        if subscription is None:
-            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
-        if subscription.data.sub_version < header.sub_version:
-            raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        _check_expression_type(subscription.data.expression_type)
-        return subscription.codes
 
     # --- answers
 
@@ -282,11 +212,6 @@ class PullHandlers:
         header.subscription = header.expression_type = request.language = None
         return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
 
-    def _check_account(self, held: HeldPull) -> None:
-        """Raise AccessRefused if the account of a held pull may no longer pull."""
-        if self._guard is not None:
-            self._guard.recheck(held.connection, CONSUME, held.request)
-
     def _serve_held(self, held: HeldPull) -> bool:
         """Answer a held pull if there are messages for it; return whether it was answered. Raises Refused if the pull
         is no longer allowed."""
@@ -335,10 +260,3 @@ class PullHandlers:
         elif found.status is PullStatus.FOUND and held.connection.is_stalled:
             found = Pulled(PullStatus.OFFSET_FOUND_NULL, held.offset, found.min_offset, found.max_offset)
         return self._answer(held.connection, held.request, found, at_once=True)
-
-
-def _check_expression_type(expression_type: str | None) -> None:
-    if expression_type not in (None, "", "TAG"):
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
-        )

@@ -3,12 +3,11 @@
 Messages are staged here (see `storage.log.append`) and written by the router, once for all sends of a read. For known
 topics there are three fast paths: `send` for a message without a delay, `_send_level` for one with a delay level, and
 `_send_timer` for one with a time. They search the property text for the few names that matter, and have the same effect
-as the general path, which begins at `_send_special` and takes every message.
+as the general path, which begins at `_send_special` and takes every message (see `special_sends`).
 """
 
 from __future__ import annotations
 
-import random
 import re
 from typing import Final
 
@@ -17,22 +16,12 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import FRAME, SendAnswers
-from duemq.broker.produce.batches import BatchHandlers
-from duemq.broker.produce.message import (
-    DelayRequest,
-    Due,
-    NewMessage,
-    as_stored,
-    read_request,
-    sent_message,
-    without_recurrence,
-)
-from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries import Retries
-from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
-from duemq.broker.produce.staging import BROKERS_FLAGS, TIMER_NAMES, Staging, check_deletes
+from duemq.broker.produce.message import as_stored
+from duemq.broker.produce.send_topics import SendTopics
+from duemq.broker.produce.special_sends import SpecialSends
+from duemq.broker.produce.staging import BROKERS_FLAGS, Staging
 from duemq.broker.produce.when_ready import WhenReady
-from duemq.broker.tables.topics import RETRY_PREFIX, Topic
+from duemq.broker.tables.topics import Topic
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode
 from duemq.protocol.frames.frame import JSON
 from duemq.protocol.records import checksum, properties
@@ -65,13 +54,11 @@ class SendHandlers:
         self,
         store: MessageStore,
         topics: SendTopics,
-        retries: Retries,
         levels: LevelQueues,
         timers: Timers,
         staging: Staging,
         when_ready: WhenReady,
-        batches: BatchHandlers,
-        replacements: Replacements,
+        special: SpecialSends,
         answers: SendAnswers,
         reads: ColdReads,
     ) -> None:
@@ -79,17 +66,14 @@ class SendHandlers:
         self._appender = store.appender
         self._max_properties = store.appender.max_properties_size
         self._max_waiting_properties = store.appender.max_properties_size - AGAIN_ROOM
-        self._topics = topics
         self._table = topics.table
         self._held = topics.held
-        self._retries = retries
         self._levels = levels
         self._timers = timers
         self._staging = staging
         self._added = staging.added
         self._when_ready = when_ready
-        self._batches = batches
-        self._replacements = replacements
+        self._special = special
         self._answers = answers
         self._answer_format = answers.plain
         self._reads = reads
@@ -246,60 +230,4 @@ class SendHandlers:
     # --- the general path
 
     def _send_special(self, connection: Connection, request: Request[SendMessage]) -> Answer:
-        return self._when_ready.stage(connection, request, self._stage_special)
-
-    def _stage_special(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
-        header = request.header
-        if header.batch:
-            return self._batches.stage(connection, request, at_once=at_once)
-        topic = self._topics.topic_of(header)
-        text = header.properties or ""
-        is_retry = header.topic.startswith(RETRY_PREFIX)
-        if is_retry and "TIMER_" in text:
-            # Timer properties of a retry are left over from the message's first delivery.
-            text = properties.without_all(text, TIMER_NAMES)
-        text = without_recurrence(text)
-        asked = read_request(text)
-        if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
-            raise self._topics.half_message_refused()
-        if asked.replace_key is not None:
-            self._replacements.take(connection, request, asked, at_once=at_once)
-            return None
-        message = self._message_of(connection, request, topic, asked, text, is_retry=is_retry, at_once=at_once)
-        queue_offset = self._staging.stage(message, request.now_ms)
-        return self._answers.staged(request, message, queue_offset, self._appender.last_physical_offset)
-
-    def _message_of(
-        self,
-        connection: Connection,
-        request: Request[SendMessage],
-        topic: Topic,
-        asked: DelayRequest,
-        text: str,
-        *,
-        is_retry: bool,
-        at_once: bool,
-    ) -> NewMessage:
-        """Return the message of a send, with its queue and due time. Raises Refused, TopicNotSaved, NotInMemory."""
-        header = request.header
-        queue_id, level = header.queue_id, asked.level
-        if is_retry and (dead := self._retries.dead_letters_of(request)) is not None:
-            topic, queue_id, level, text = dead, 0, 0, properties.without(text, properties.DELAY)
-            if not topic.is_saved:
-                raise TopicNotSaved(topic)
-        if queue_id < 0:
-            queue_id = random.randrange(topic.config.write_queue_nums)
-        due: Due = None
-        if level > 0:
-            # A level takes precedence over a time.
-            text = properties.without_all(text, TIMER_NAMES) if "TIMER_" in text else text
-            # DUE_MS from duemq's producer is its own estimate, by a clock that may be slow or fast.
-            due = self._staging.by_level(topic, level, tells_due=_DUE in text and not is_retry)
-        elif "TIMER_D" in text:
-            if at_once:
-                due, text = self._staging.by_timer(text, request.now_ms)
-            else:
-                due, text = self._reads.at_once(self._staging.by_timer, text, request.now_ms)
-            if due is not None and due.deletes:
-                check_deletes(text, topic.name)
-        return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._added))
+        return self._when_ready.stage(connection, request, self._special.stage)

@@ -47,6 +47,7 @@ from duemq.broker.settings.parts import store_config, timer_config
 from duemq.broker.tables.topics import RETRY_PREFIX, is_own_topic, missing_topics
 from duemq.scheduler.delivery.deliveries import Deliveries
 from duemq.scheduler.levels import runs, service
+from duemq.scheduler.levels.delay_offsets import OFFSET_TABLE, DelayOffsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.runs import Note
 from duemq.scheduler.levels.service import LevelQueues
@@ -472,17 +473,18 @@ class _Repair:
             recovered = self._read(store, check, known_topics, ours.recovery_offset or 0)
             levels = LevelQueues(
                 store,
-                ConfigFile(files, os.path.join(self._new, "config", "delayOffset.json")),
-                {name: value for name, value in saved.items() if name != service.OFFSET_TABLE},
+                DelayOffsets(
+                    ConfigFile(files, os.path.join(self._new, "config", "delayOffset.json")),
+                    others={name: value for name, value in saved.items() if name != OFFSET_TABLE},
+                ),
                 self._table,
                 recovered,
                 self._now,
                 Current(DeliveryConfig(save_interval=0)),
-                most_handed_over=2**62,
                 rules=self._rules(ours),
             )
             timers = Timers(store, Current(timer_config(config)), recovered, self._now, None, levels)
-            while levels.hand_over_some(self._now.wall_ms):
+            while levels.hand_over_some(self._now.wall_ms, most=2**62):
                 pass
             while timers.hand_over_some(self._now.wall_ms):
                 pass

@@ -11,12 +11,9 @@ import asyncio
 import logging
 import math
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from duemq._consuming.allocation import allocate_averagely
 from duemq._consuming.group import BrokerOffsets, GroupApi
@@ -24,7 +21,7 @@ from duemq._consuming.inbox import Inbox
 from duemq._consuming.lanes import OrderedInbox
 from duemq._consuming.locks import QueueLocks
 from duemq._consuming.offsets import OffsetStore
-from duemq._consuming.reader import FIRST, LAST, QueueReader, Start
+from duemq._consuming.reader import FIRST, LAST, QueueReader, ReaderConfig, Start
 from duemq._consuming.subscription import ALL_TAGS, Subscription, make_subscription
 from duemq._net.client import Client, Tasks
 from duemq._net.complaints import Complaints
@@ -32,8 +29,6 @@ from duemq._net.connection import Codec
 from duemq._net.routes import Route, Routes
 from duemq._net.single_flight import SingleFlight
 from duemq._values.failures import is_passed_on
-from duemq._values.intervals import Intervals
-from duemq._values.times import Clock, now_ms
 from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError
 from duemq.messages import RETRY_PREFIX, MessageQueue
 from duemq.protocol.codes import RequestCode
@@ -58,18 +53,15 @@ Target = MessageQueue | str
 log = logging.getLogger("duemq.consumer")
 
 
-class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
+class MemberConfig(ReaderConfig, frozen=True, kw_only=True):
     """The settings that a member gets from its consumer. See `Consumer`."""
 
     group: str
     nameserver: str
     codec: Codec
     start: Start
-    max_reconsume_times: int
-    max_ahead: int
     max_cached_messages: int
     max_cached_bytes: int
-    ordered: bool
     exclusive: bool
     """Whether no other member gets a queue before all is finished that was handed out of it, under the locks of an
     ordered consumer. All members of the group have to do so."""
@@ -82,19 +74,8 @@ class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
     close_timeout: float
     on_assigned: Listener | None
     on_revoked: Listener | None
-    local_offsets: OffsetStore | None
-    """Where a broadcasting member keeps its offsets; None for a clustering one."""
-    intervals: Intervals = Intervals()
     signer: Signer | None = None
     tls: ssl.SSLContext | None = None
-    clock: Clock = now_ms
-    monotonic: Callable[[], float] = time.monotonic
-    """Seconds, by a clock that cannot be set."""
-
-    @property
-    def broadcasting(self) -> bool:
-        """Whether each member gets all messages."""
-        return self.local_offsets is not None
 
 
 class Starts:
@@ -330,6 +311,27 @@ class Member:
                     offsets[queue] = offset
             await self._save(offsets)
 
+    # --- called by the readers ------------------------------------------------------------------------------------
+
+    def subscription(self, queue: MessageQueue) -> Subscription:
+        """The present subscription to the topic of a queue."""
+        return self._subscriptions[queue.topic]
+
+    async def start_of(self, queue: MessageQueue) -> int:
+        """The offset at which to begin with a queue in which the group has none yet. Raises what the requests for
+        offsets raise."""
+        return await self._starts.find(queue)
+
+    def overtaken(self, reader: QueueReader) -> None:
+        """A reader has ended because the group has gone on without it."""
+        self._tasks.start(self._begin_anew_in_turn(reader), f"duemq reader {reader.queue} anew")
+
+    def sent_back(self) -> None:
+        """A message was sent back: its retry comes through a topic which may have been made for it just now."""
+        if not self._awaits_retries:
+            self._awaits_retries = True
+            self._change.set()
+
     # --- rebalance ------------------------------------------------------------------------------------------------
 
     async def _rebalance_forever(self) -> None:
@@ -548,26 +550,16 @@ class Member:
         return queue in self._paused or (queue.topic in self._paused and queue not in self._resumed)
 
     def _add(self, queue: MessageQueue, begin: int | None = None) -> None:
-        locks = self._locks
         reader = QueueReader(
             queue,
+            self,
+            self._config,
             api=self._api,
             offsets=self._offsets,
             inbox=self.inbox,
-            subscription=lambda: self._subscriptions[queue.topic],
-            start=lambda: self._starts.find(queue),
-            broadcasting=self._config.broadcasting,
-            intervals=self._config.intervals,
-            clock=self._config.clock,
-            monotonic=self._config.monotonic,
-            progressed=self._progress.set,
-            overtaken=self._overtaken,
-            sent_back=self._look_for_retries,
+            locks=self._locks,
             complaints=self._complaints,
-            max_ahead=self._config.max_ahead,
-            ordered=self._config.ordered,
-            max_reconsume_times=self._config.max_reconsume_times,
-            is_locked=None if locks is None else lambda: locks.holds(queue),
+            progress=self._progress,
             begin=begin,
         )
         task = self._tasks.supervise(reader.run, f"duemq reader {queue}", self._config.intervals)
@@ -599,16 +591,6 @@ class Member:
         for reader in readers:
             if reader.dropped:
                 self._begin_anew(reader)
-
-    def _overtaken(self, reader: QueueReader) -> None:
-        """A reader has found out that the group has gone on without it."""
-        self._tasks.start(self._begin_anew_in_turn(reader), f"duemq reader {reader.queue} anew")
-
-    def _look_for_retries(self) -> None:
-        """A message was sent back: its retry comes through a topic which may have been made for it just now."""
-        if not self._awaits_retries:
-            self._awaits_retries = True
-            self._change.set()
 
     async def _begin_anew_in_turn(self, reader: QueueReader) -> None:
         async with self._moving:

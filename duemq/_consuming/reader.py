@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, Literal
+import time
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
+
+import msgspec
 
 from duemq._consuming.group import GroupApi, Pulled
 from duemq._consuming.inbox import Inbox
+from duemq._consuming.locks import QueueLocks
 from duemq._consuming.offsets import OffsetStore, OffsetTracker
 from duemq._consuming.subscription import Subscription
 from duemq._net.complaints import Complaints
 from duemq._values.intervals import Intervals
-from duemq._values.times import Clock
+from duemq._values.times import Clock, now_ms
 from duemq.errors import ArgumentError, DelayError, DueMQError
 from duemq.messages import MessageQueue, ReceivedMessage, next_try
 
@@ -31,14 +35,44 @@ DEAD_LETTER: Final = -1
 """The delay level that has a message moved to the dead letters."""
 
 
+class ReaderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a consumer that the readers of its queues follow. See `Consumer`."""
+
+    ordered: bool
+    max_reconsume_times: int
+    max_ahead: int
+    local_offsets: OffsetStore | None
+    """Where a broadcasting member keeps its offsets; None for a clustering one."""
+    intervals: Intervals = Intervals()
+    clock: Clock = now_ms
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds, by a clock that cannot be set."""
+
+    @property
+    def broadcasting(self) -> bool:
+        """Whether each member gets all messages."""
+        return self.local_offsets is not None
+
+
+class Owner(Protocol):
+    """The member that a reader reads for."""
+
+    def subscription(self, queue: MessageQueue) -> Subscription:
+        """Return what is to be read of a queue now; asked for before each pull, since it may change."""
+
+    async def start_of(self, queue: MessageQueue) -> int:
+        """Return the offset at which to begin with a queue in which the group has no offset yet. Raises what the
+        requests for offsets raise."""
+
+    def overtaken(self, reader: QueueReader) -> None:
+        """A reader has ended because the group has gone on without it."""
+
+    def sent_back(self) -> None:
+        """The broker was given a message for a retry."""
+
+
 class QueueReader:
     """Pulls a queue and puts the messages into the inbox.
-
-    `subscription` is asked for before each pull, since it may change; `start` for the offset at which to begin where
-    the group has none; `begin` is that offset whatever the group has, or None. `progressed` is called when something
-    was read or finished, `overtaken`, with this reader, when it ends because the group has gone on without it,
-    `sent_back` when the broker was given a message for a retry.
-    `monotonic` is in seconds. `is_locked`, of an ordered consumer, tells whether no other member can have the queue.
 
     A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
     gives its queues to other members, and perhaps back later. So a reader that has not heard from the broker for long
@@ -47,52 +81,43 @@ class QueueReader:
     def __init__(
         self,
         queue: MessageQueue,
+        owner: Owner,
+        config: ReaderConfig,
         *,
         api: GroupApi,
         offsets: OffsetStore,
         inbox: Inbox,
-        subscription: Callable[[], Subscription],
-        start: Callable[[], Awaitable[int]],
-        broadcasting: bool,
-        intervals: Intervals,
-        clock: Clock,
-        monotonic: Callable[[], float],
-        progressed: Callable[[], None],
-        overtaken: Callable[[QueueReader], None],
-        sent_back: Callable[[], None],
+        locks: QueueLocks | None,
         complaints: Complaints,
-        max_ahead: int,
-        ordered: bool,
-        max_reconsume_times: int,
-        is_locked: Callable[[], bool] | None,
+        progress: asyncio.Event,
         begin: int | None,
     ) -> None:
-        self._max_ahead = max_ahead
-        self._not_too_far_ahead = asyncio.Event()
+        """`locks`: the member's, where a queue is read only while no other member can have it; otherwise None.
+        `progress` is set when something was read or finished. `begin`: the offset at which to begin, whatever the group
+        has; None to go on where the group is."""
         self.queue = queue
-        self._dropped = False
-        self._ordered = ordered
-        self._max_reconsume_times = max_reconsume_times
-        self._is_locked = is_locked
-        self._begin = begin
-        self._may_read = asyncio.Event()
-        self._may_read.set()
+        self._owner = owner
         self._api = api
         self._offsets = offsets
         self._inbox = inbox
-        self._subscription = subscription
-        self._start = start
-        self._broadcasting = broadcasting
-        self._intervals = intervals
-        self._clock = clock
-        self._monotonic = monotonic
-        self._progressed = progressed
-        self._overtaken = overtaken
-        self._sent_back = sent_back
+        self._locks = locks
         self._complaints = complaints
+        self._progressed = progress.set
+        self._begin = begin
+        self._ordered = config.ordered
+        self._broadcasting = config.broadcasting
+        self._max_reconsume_times = config.max_reconsume_times
+        self._max_ahead = config.max_ahead
+        self._intervals = config.intervals
+        self._clock = config.clock
+        self._monotonic = config.monotonic
+        self._dropped = False
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._not_too_far_ahead = asyncio.Event()
         self._tracker: OffsetTracker | None = None
         self._committed = -1
-        self._heard_at = monotonic()
+        self._heard_at = config.monotonic()
         """When the broker last told something of this queue."""
         self._end: int | None = None
         self._hold = False
@@ -101,7 +126,7 @@ class QueueReader:
     def dropped(self) -> bool:
         """Whether another member has the queue now, or had it meanwhile: its messages are neither handled nor committed
         any more."""
-        if self._is_locked is not None and not self._dropped and not self._is_locked():
+        if self._locks is not None and not self._dropped and not self._locks.holds(self.queue):
             self._dropped = True
         return self._dropped
 
@@ -238,7 +263,7 @@ class QueueReader:
                 # Whether the broker has it is not known; twice is better than never.
                 self._keep(message, _CANCELLED, delay_ms)
                 raise
-            self._sent_back()
+            self._owner.sent_back()
         self._finish(message)
 
     def _keep(self, message: ReceivedMessage, why: str, delay_ms: int) -> None:
@@ -274,7 +299,7 @@ class QueueReader:
             else:
                 self._complaints.resolve(who)
                 if self.dropped:
-                    self._overtaken(self)
+                    self._owner.overtaken(self)
                     return
                 failures = 0
                 continue
@@ -315,7 +340,7 @@ class QueueReader:
         # The first pull is not held, since its answer tells where the queue ends; nor is the first after a failure,
         # whose answer tells that it is over.
         hold, self._hold = self._hold, True
-        pulled = await self._api.pull(self.queue, asked, self._subscription(), hold=hold)
+        pulled = await self._api.pull(self.queue, asked, self._owner.subscription(self.queue), hold=hold)
         await self.check()
         if self.dropped:
             return
@@ -335,7 +360,7 @@ class QueueReader:
 
     def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
         """Note the messages and hand them over, without an await between, so that no commit sees half of it."""
-        subscription, now = self._subscription(), self._clock()
+        subscription, now = self._owner.subscription(self.queue), self._clock()
         received = [ReceivedMessage(stored, self.queue, now, self) for stored in pulled.messages]
         wanted = received
         if subscription.tags:
@@ -350,4 +375,4 @@ class QueueReader:
         if stored is not None:
             self._committed = stored
             return stored
-        return await self._start()
+        return await self._owner.start_of(self.queue)

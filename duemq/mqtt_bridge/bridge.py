@@ -157,7 +157,6 @@ class _Running:
         self._is_ready = is_ready
         self._intervals = intervals
         self._clock = clock
-        self._name = rules.connection.share or rules.connection.client_id
         self._ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
         self._window = Window(
             most=rules.connection.max_in_flight,
@@ -169,7 +168,6 @@ class _Running:
         self._delayed_messages = delayed.DelayedMessages(clients.admin)
         self._inbound = FromMqtt(
             rules,
-            bridge=self._name,
             producer=clients.producer,
             recaller=self._delayed_messages,
             journal=journal,
@@ -294,10 +292,9 @@ class _Running:
         consumer = await self._clients.consumer(rule, rules, self._journal.in_hand(rule.group))
         outbound = self._outbound[rule.group] = ToMqtt(
             rule,
+            connection=self._rules.connection,
             is_delayed=is_delayed,
-            bridge=self._name,
             consumer=consumer,
-            is_v5=self._rules.connection.protocol == "5",
             window=self._window,
             journal=self._journal,
             ids=self._ids,
@@ -482,7 +479,7 @@ class _Running:
 
     async def _report_forever(self) -> None:
         await self._started.wait()
-        name = encoded_name(self._name)[:MAX_REPORTED_NAME]
+        name = encoded_name(self._rules.connection.bridge)[:MAX_REPORTED_NAME]
         while True:
             await asyncio.sleep(COUNTERS_EVERY)
             self._status.publish_counters()

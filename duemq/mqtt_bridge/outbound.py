@@ -26,7 +26,7 @@ from duemq.consumer import Consumer
 from duemq.errors import BodyError, DueMQError
 from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge import delayed, translation
-from duemq.mqtt_bridge.rules.model import Outbound, TemplateError
+from duemq.mqtt_bridge.rules.model import Connection, Outbound, TemplateError
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import Session
 from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, Published, State, fingerprint_of
@@ -483,17 +483,16 @@ class ToMqtt:
     """One rule from RocketMQ to MQTT. `consumer`, which is started, receives its messages.
 
     `is_delayed`: whether this is the rule of delayed messages, which are published as they came. All others get the
-    user property `MARK` with the value `bridge`. `run` publishes until cancelled.
+    user property `MARK` with the bridge's name. `run` publishes until cancelled.
     """
 
     def __init__(
         self,
         rule: Outbound,
         *,
+        connection: Connection,
         is_delayed: bool,
-        bridge: str,
         consumer: Consumer,
-        is_v5: bool,
         window: Window,
         journal: Journal,
         ids: PacketIds,
@@ -503,8 +502,8 @@ class ToMqtt:
     ) -> None:
         self.rule = rule
         self._is_delayed = is_delayed
-        self._bridge = bridge
-        self._is_v5 = is_v5
+        self._bridge = connection.bridge
+        self._is_v5 = connection.is_v5
         self._window = window
         self._journal = journal
         self._ids = ids

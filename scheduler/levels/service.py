@@ -33,6 +33,7 @@ from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels import runs
+from duemq.scheduler.levels.delay_offsets import DelayOffsets
 from duemq.scheduler.levels.delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
 from duemq.scheduler.levels.level import Level, OpenRun
 from duemq.scheduler.levels.runs import Note, Run, Seen
@@ -42,11 +43,10 @@ from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.waiting import is_message, is_passed, runs_of_table
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
-from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.recovery import Recovered
-from duemq.storage.errors import NotInMemory, StoreFormatError
+from duemq.storage.errors import NotInMemory
 from duemq.storage.log.origins import Origins
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.extension import EXT_ADDRESS_MAX
@@ -60,7 +60,6 @@ log = structlog.get_logger(__name__)
 
 NAME: Final = "levels"
 """The name of the checkpoint's note."""
-OFFSET_TABLE: Final = "offsetTable"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
@@ -77,31 +76,13 @@ MAX_HANDED_OVER: Final = 200_000
 _TOO_MANY: Final = "too many messages were delivered before earlier ones; Apache's broker would deliver some again"
 
 
-def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
-    """Read delayOffset.json, with levels and offsets as numbers. `is_needed`: whether a file that cannot be read stops
-    the start (raises StoreFormatError). If the checkpoint knows the progress of the levels, it is not needed: the
-    failure is logged, the result is empty, and the file is written again later."""
-    try:
-        table = file.read()
-        offsets = table.get(OFFSET_TABLE) or {}
-        try:
-            return {**table, OFFSET_TABLE: {int(level): int(offset) for level, offset in offsets.items()}}
-        except (AttributeError, TypeError, ValueError):
-            raise StoreFormatError(file.path, "offsetTable: levels and offsets must be numbers") from None
-    except StoreFormatError as error:
-        if is_needed:
-            raise
-        log.warning("delay_offsets_passed_over", reason=str(error))
-        return {}
-
-
-def reached(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> dict[int, int]:
+def reached(checkpoint: Checkpoint, saved: DelayOffsets) -> dict[int, int]:
     """Return the queue offset up to which each level was read, according to the checkpoint, or to delayOffset.json
     (`saved`) if RocketMQ had the store last. Empty if neither tells."""
     note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
     if note is not None:
         return {level: max(run.cursor for run in found) for level, found in note.runs.items()}
-    return dict(saved.get(OFFSET_TABLE, {})) if checkpoint.is_foreign else {}
+    return dict(saved.offsets) if checkpoint.is_foreign else {}
 
 
 class LevelQueues:
@@ -110,8 +91,7 @@ class LevelQueues:
     def __init__(
         self,
         store: MessageStore,
-        file: ConfigFile,
-        saved: Mapping[str, Any],
+        saved: DelayOffsets,
         table: DelayLevels,
         recovered: Recovered,
         now: Moment,
@@ -120,22 +100,19 @@ class LevelQueues:
         is_awaited: bool = False,
         read_cold: ReadCold | None = None,
         wake: Callable[[], None] = lambda: None,
-        most_handed_over: int | None = None,
         rules: Note | None = None,
     ) -> None:
-        """Find out the progress of each level. `saved`: the contents of `file`, delayOffset.json (`read_saved`).
-        `recovered`: the result of opening the store. `is_awaited`: whether a delivery is a success only after
-        `note_flushed`. `wake`: called when something may be due, or is to be tried again, before the time that `step`
-        returned. `most_handed_over`: most messages marked for Apache's broker because they were delivered before others
-        in front of them. `rules`: for a rebuilt store, all of whose deliveries `recovered` has found, the former note:
-        it tells which messages follow which table and clock, and its cursors do not count.
+        """Find out the progress of each level. `recovered`: the result of opening the store. `is_awaited`: whether a
+        delivery is a success only after `note_flushed`. `wake`: called when something may be due, or is to be tried
+        again, before the time that `step` returned. `rules`: for a rebuilt store, all of whose deliveries `recovered`
+        has found, the former note: it tells which messages follow which table and clock, and its cursors do not count.
 
         If only duemq wrote the store, the progress is exact: by the checkpoint's note and the deliveries that recovery
         read behind it. Otherwise it is that of delayOffset.json, which may be some seconds behind: then messages are
         delivered twice, as by RocketMQ.
         """
         self._store = store
-        self._file = file
+        self._saved = saved
         self._watch = ClockWatch(now)
         self._jump_ms = 0
         """Change of the wall clock, in ms, as far as the levels do not follow it yet."""
@@ -163,19 +140,17 @@ class LevelQueues:
         self._wants_checkpoint = False
         self._handed_over: dict[int, int] | None = None
         """The queue offset up to which each level is handed over; None before the handing over begins."""
-        self._most_handed_over = MAX_HANDED_OVER if most_handed_over is None else most_handed_over
         self._marked = 0
         """Number of delivered messages marked in handing over."""
         self._trouble = ""
         """Why a read of the last step failed; empty if none did."""
-        self._extra = {name: value for name, value in saved.items() if name != OFFSET_TABLE}
         self._saved_table: dict[str, Any] = {}
         self._saved_at = now.monotonic
         self._noted_table: dict[str, Any] = {}
         """The progress as of the last note, for the checkpoint that is being made."""
         self._table_crc = runs.table_crc(table.text)
         """Checksum of the present table, by which new messages get their deliver times."""
-        self._load(saved.get(OFFSET_TABLE, {}), recovered, now, rules)
+        self._load(saved.offsets, recovered, now, rules)
 
     @property
     def table(self) -> DelayLevels:
@@ -201,7 +176,8 @@ class LevelQueues:
         )
         if note is None and not saved and has_more:
             # Neither file tells the progress. duemq's deliveries are known by their records; RocketMQ's are repeated.
-            log.warning("delay_offsets_missing", reason=f"{self._file.path} has no offsets: the commitlog was read")
+            path = self._saved.file.path
+            log.warning("delay_offsets_missing", reason=f"{path} has no offsets: the commitlog was read")
             origins = Origins()
             origins.read(self._store.log, self._store.log.begin, recovered.start)
             delivered += origins.delivered
@@ -574,8 +550,7 @@ class LevelQueues:
         """Return the note, in the format of `runs`."""
         delivered = self._batches.delivered_from(self._first_waiting())  # comes first, as it may read
         self._wants_checkpoint = False
-        offsets = {str(level.number): level.appended_offset for level in self.levels.values()}
-        self._noted_table = {**self._extra, OFFSET_TABLE: offsets}
+        self._noted_table = self._saved.table_of({each.number: each.appended_offset for each in self.levels.values()})
         levels = {level.number: level.appended() for level in self.levels.values()}
         # The runs' shifts refer to this clock: the former one, while a jump is still to be followed.
         wall_ms, monotonic, boot_id = self._seen
@@ -604,7 +579,7 @@ class LevelQueues:
         at = now.monotonic
 
         def save() -> None:
-            self._file.write(table)
+            self._saved.file.write(table)
             self._saved_table, self._saved_at = table, at
 
         return save
@@ -629,14 +604,15 @@ class LevelQueues:
 
     def to_json(self) -> dict[str, Any]:
         """Return the present progress in the form of delayOffset.json and GET_ALL_DELAY_OFFSET."""
-        return {**self._extra, OFFSET_TABLE: {str(level.number): level.offset for level in self.levels.values()}}
+        return self._saved.table_of({level.number: level.offset for level in self.levels.values()})
 
     # --- RocketMQ
 
-    def hand_over_some(self, now_ms: int) -> bool:
+    def hand_over_some(self, now_ms: int, *, most: int = MAX_HANDED_OVER) -> bool:
         """Do a part of the work at a clean stop that lets Apache's broker go on with the files. Return whether there is
         more. Apache's broker knows only one offset for each level, before which all messages are delivered, so those
-        delivered behind it are marked. Raises NotInMemory, OSError; then duemq's next start is still exact."""
+        delivered behind it are marked, `most` of them in all. Raises NotInMemory, OSError; then duemq's next start is
+        still exact."""
         if self._handed_over is None:
             self._handed_over = {level.number: level.appended_offset for level in self.levels.values()}
         for number, offset in self._handed_over.items():
@@ -649,7 +625,7 @@ class LevelQueues:
             done = is_passed(appended, offsets) | self._batches.is_delivered(units)
             found = offsets[done & is_message(units["size"])].tolist()
             self._marked += len(found)
-            if self._marked > self._most_handed_over:
+            if self._marked > most:
                 log.warning("levels_not_handed_over", delay_level=number, reason=_TOO_MANY)
                 return False
             for each in found:

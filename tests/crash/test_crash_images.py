@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from duemq.broker.produce.message import ByLevel
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.service import NAME, LevelQueues, read_saved
+from duemq.scheduler.levels.service import NAME, LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, look
@@ -134,8 +135,8 @@ def open_levels(
     store: MessageStore, clock: ManualClock, recovered: Recovered, delivery: DeliveryConfig | None = None
 ) -> LevelQueues:
     file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
-    saved = read_saved(file, is_needed=recovered.is_foreign or NAME not in recovered.notes)
-    return LevelQueues(store, file, saved, LEVELS, recovered, look(clock), Current(delivery or DeliveryConfig()))
+    saved = read_delay_offsets(file, is_needed=recovered.is_foreign or NAME not in recovered.notes)
+    return LevelQueues(store, saved, LEVELS, recovered, look(clock), Current(delivery or DeliveryConfig()))
 
 
 def run_scenario(seed: int, steps: int) -> World:

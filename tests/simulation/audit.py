@@ -13,7 +13,8 @@ import numpy as np
 
 from duemq.broker.settings.parts import timer_config
 from duemq.protocol.records import properties
-from duemq.scheduler.levels.service import LevelQueues, read_saved
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
+from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.service import Timers
@@ -188,7 +189,7 @@ def _told(store: MessageStore, recovered: Any, config: BrokerConfig, now: Moment
     """Return the offsets of the messages that a broker lists as waiting."""
     file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
     table = DelayLevels(config.delay_levels)
-    levels = LevelQueues(store, file, read_saved(file, is_needed=False), table, recovered, now)
+    levels = LevelQueues(store, read_delay_offsets(file, is_needed=False), table, recovered, now)
     timers = Timers(store, Current(timer_config(config)), recovered, now, levels=levels)
     pending = WaitingMessages(store, timers, levels)
     found = [each for each in pending.select(Selection(), now.wall_ms) if isinstance(each, WaitingMessage)]

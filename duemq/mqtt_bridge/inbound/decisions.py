@@ -21,18 +21,16 @@ KNOWN_TOPICS: Final = 10_000
 
 
 class Decisions:
-    """Decides by the rules. `bridge`: the bridge's name in the properties of messages. `monotonic` is in seconds."""
+    """Decides by the rules. `monotonic` is in seconds."""
 
-    def __init__(
-        self, rules: Rules, *, bridge: str, status: Status, clock: Clock, monotonic: Callable[[], float]
-    ) -> None:
+    def __init__(self, rules: Rules, *, status: Status, clock: Clock, monotonic: Callable[[], float]) -> None:
         self._rules = rules
-        self._bridge = bridge
+        self._bridge = rules.connection.bridge
         self._status = status
         self._counters = status.counters
         self._clock = clock
         self._monotonic = monotonic
-        is_v5 = rules.connection.protocol == "5"
+        is_v5 = rules.connection.is_v5
         self._once = tuple(Filter(each.filter) for each in rules.subscriptions if each.retained == "once" or not is_v5)
         self._known: dict[str, tuple[Inbound, Target] | None] = {}
 

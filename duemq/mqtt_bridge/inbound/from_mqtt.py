@@ -63,16 +63,14 @@ OVERDUE_CHECKS: Final = 500
 class FromMqtt:
     """Sends the messages of one bridge to RocketMQ.
 
-    `bridge`: the bridge's name in the properties of messages; `receipts`: those of the session at the MQTT broker, of
-    earlier rules too; `waiting`: messages that earlier rules have left. A session calls `received`; `run` sends until
-    it is cancelled. `monotonic` is in seconds.
+    `receipts`: those of the session at the MQTT broker, of earlier rules too; `waiting`: messages that earlier rules
+    have left. A session calls `received`; `run` sends until it is cancelled. `monotonic` is in seconds.
     """
 
     def __init__(
         self,
         rules: Rules,
         *,
-        bridge: str,
         producer: Producer,
         recaller: Recaller,
         journal: Journal,
@@ -84,7 +82,7 @@ class FromMqtt:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules = rules
-        self._bridge = bridge
+        self._bridge = rules.connection.bridge
         self._producer = producer
         self._recaller = recaller
         self._journal = journal
@@ -92,8 +90,8 @@ class FromMqtt:
         self._counters = status.counters
         self._intervals = intervals
         self._monotonic = monotonic
-        self._is_v5 = rules.connection.protocol == "5"
-        self._decisions = Decisions(rules, bridge=bridge, status=status, clock=clock, monotonic=monotonic)
+        self._is_v5 = rules.connection.is_v5
+        self._decisions = Decisions(rules, status=status, clock=clock, monotonic=monotonic)
         self._patience = Patience(recaller, intervals)
         self._room = WaitingRoom(
             rules.connection,

@@ -104,6 +104,16 @@ class Connection:
     share: str | None
     """Name of a shared subscription: bridges with the same name share the load. None: not shared."""
 
+    @property
+    def is_v5(self) -> bool:
+        """Whether it speaks MQTT 5, not 3.1.1."""
+        return self.protocol == "5"
+
+    @property
+    def bridge(self) -> str:
+        """The bridge's name in the properties of messages. Bridges that share the load have the same."""
+        return self.share or self.client_id
+
 
 @dataclass(frozen=True, slots=True)
 class Subscription:

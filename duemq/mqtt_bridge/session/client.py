@@ -86,7 +86,7 @@ class Session(aiomqtt.Client):
         received: Received,
         new_id: Callable[[], int],
     ) -> None:
-        self.is_v5 = connection.protocol == "5"
+        self.is_v5 = connection.is_v5
         tls = connection.tls
         super().__init__(
             connection.host,

@@ -510,7 +510,7 @@ async def test_so_many_brokers_register(broker: UnboundBroker, peer: Peer) -> No
 async def test_attributes_that_are_far_too_many_are_not_looked_at(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attributes that are far too long are not parsed: 800,000 attributes took a second."""
     text = ",".join(f"+a{number}=b" for number in range(100_000))
-    monkeypatch.setattr("duemq.broker.admin.admin.policy_of", None)
+    monkeypatch.setattr("duemq.broker.admin.topics.policy_of", None)
     header = CreateTopic("T", "TBW102", 4, 4, 6, "SINGLE_TAG", 0, False, text)
     many = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     await refused(peer, many, ResponseCode.SYSTEM_ERROR, f"attributes of {len(text)} characters")

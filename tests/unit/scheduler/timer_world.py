@@ -9,6 +9,7 @@ from typing import TypeVar
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
+from duemq.scheduler.levels.delay_offsets import DelayOffsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
@@ -71,7 +72,7 @@ class TimerWorld:
         self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), self.table.deliver_time)
         self.recovered = recovered = self.store.open()
         file, now = ConfigFile(self.files, "/s/config/delayOffset.json"), look(self.clock)
-        self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now, self.delivery)
+        self.levels = LevelQueues(self.store, DelayOffsets(file), self.table, recovered, now, self.delivery)
         self.timers = Timers(self.store, self.settings, recovered, now, levels=self.levels, wake=self.wake)
         self.pending = WaitingMessages(self.store, self.timers, self.levels)
         self.sender = Sender(self.store, self.clock, self.levels, self.timers)

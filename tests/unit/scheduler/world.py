@@ -6,8 +6,9 @@ from collections import Counter
 
 from duemq.broker.produce.message import ByLevel
 from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.service import NAME, LevelQueues, read_saved
+from duemq.scheduler.levels.service import MAX_HANDED_OVER, NAME, LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
@@ -61,8 +62,7 @@ class World:
         self.file = file = ConfigFile(self.files, "/s/config/delayOffset.json")
         self.levels = LevelQueues(
             self.store,
-            file,
-            read_saved(file, is_needed=recovered.is_foreign or NAME not in recovered.notes),
+            read_delay_offsets(file, is_needed=recovered.is_foreign or NAME not in recovered.notes),
             table,
             recovered,
             look(self.clock),
@@ -86,10 +86,10 @@ class World:
         """Write the present progress into its file, which otherwise happens with a checkpoint now and then."""
         self.file.write(self.levels.to_json())
 
-    def stop(self) -> None:
+    def stop(self, most_handed_over: int = MAX_HANDED_OVER) -> None:
         """Stop cleanly."""
         self.levels.watch_clock(look(self.clock))
-        while self.levels.hand_over_some(self.clock.now_ms()):
+        while self.levels.hand_over_some(self.clock.now_ms(), most=most_handed_over):
             pass
         self.owned.stop()
 

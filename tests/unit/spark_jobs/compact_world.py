@@ -9,7 +9,8 @@ from typing import ClassVar
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
-from duemq.scheduler.levels.service import LevelQueues, read_saved
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
+from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers import service as timers
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
@@ -67,7 +68,7 @@ class Broker:
         (root / "config").mkdir(exist_ok=True)
         file, now = ConfigFile(self.files, str(root / "config/delayOffset.json")), look(clock)
         is_needed = recovered.is_foreign or service.NAME not in recovered.notes
-        self.levels = LevelQueues(self.store, file, read_saved(file, is_needed=is_needed), TABLE, recovered, now)
+        self.levels = LevelQueues(self.store, read_delay_offsets(file, is_needed=is_needed), TABLE, recovered, now)
         self.timers = Timers(
             self.store, Current(TimerConfig(log_segment_size=5200)), recovered, now, levels=self.levels
         )

@@ -756,7 +756,7 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
 
         broker.timers.hand_over_some = fail  # type: ignore[method-assign]
         # Both parts: a failure of the one does not keep the other from being handed over.
-        broker.levels.hand_over_some = fail  # type: ignore[method-assign]
+        broker.levels.hand_over_some = fail  # type: ignore[assignment, method-assign]
     assert [line["reason"] for line in logged if line["event"] == "not_handed_over"] == ["x", "x"]
     assert not (tmp_path / "abort").exists()
 

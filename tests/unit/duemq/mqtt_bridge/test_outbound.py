@@ -35,7 +35,7 @@ from duemq.protocol.frames.command import Command
 from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.consuming.test_consumer_control import wait_until
 from tests.unit.duemq.fake import FakeBroker, Request, success
-from tests.unit.duemq.mqtt_bridge.fakes import FakeSession
+from tests.unit.duemq.mqtt_bridge.fakes import FakeSession, rules
 
 QUEUE = MessageQueue("Out", "broker-a", 0)
 
@@ -433,6 +433,7 @@ def test_packet_ids_go_round_and_each_is_in_use_once() -> None:
 # --- a rule, with a consumer of a broker that is scripted -------------------------------------------------------------
 
 NOW = 1_800_000_000_000
+TO_MQTT = '[[to_mqtt]]\ntopic = "demo"\nmqtt_topic = "t"\n'
 
 
 class Rule:
@@ -449,10 +450,9 @@ class Rule:
         self.session = FakeSession()
         self.rule = ToMqtt(
             Outbound(topic="demo", mqtt_topic=_topic, group="g", tags="*", qos=qos, retain=False, start="first"),
+            connection=rules(TO_MQTT, Path("/")).connection,
             is_delayed=is_delayed,
-            bridge="b",
             consumer=consumer,
-            is_v5=True,
             window=self.window,
             journal=journal,
             ids=self.ids,

@@ -98,12 +98,11 @@ def test_it_is_known_to_have_been_delivered_and_not_withdrawn() -> None:
     }
 
 
-def test_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_HANDED_OVER", 2)
+def test_too_many_are_told() -> None:
     world = World()
     overtaken(world)
     with capture_logs() as logs:
-        world.stop()
+        world.stop(most_handed_over=2)
     assert [line["delay_level"] for line in logs if line["event"] == "levels_not_handed_over"] == [3]
     world.open(SHORT)
     world.pass_time(30_000)

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.records import properties
 from duemq.scheduler.delivery.batches import Batches
+from duemq.scheduler.levels.delay_offsets import DelayOffsets, read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.service import read_saved
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import Pieces
 from duemq.storage.config_file import ConfigFile
@@ -334,12 +334,12 @@ def test_what_is_damaged_stops_the_start_only_where_it_is_needed() -> None:
     for text in (b"{broken", b'{"offsetTable":{"one":1}}', b'{"offsetTable":[1]}', b'{"offsetTable":{"1":"x"}}'):
         files.write_whole("/t.json", text)
         with pytest.raises(StoreFormatError, match=r"/t\.json"):
-            read_saved(file, is_needed=True)
+            read_delay_offsets(file, is_needed=True)
         with capture_logs() as logs:
-            assert read_saved(file, is_needed=False) == {}
+            assert read_delay_offsets(file, is_needed=False) == DelayOffsets(file)
         assert [line["event"] for line in logs] == ["delay_offsets_passed_over"]
     files.write_whole("/t.json", b'{"offsetTable":null,"dataVersion":7}')
-    assert read_saved(file, is_needed=True) == {"offsetTable": {}, "dataVersion": 7}
+    assert read_delay_offsets(file, is_needed=True) == DelayOffsets(file, {}, {"dataVersion": 7})
 
 
 @pytest.mark.parametrize("restart", ["none", "kill", "stop"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from duemq.scheduler.levels import service
-from duemq.scheduler.levels.service import read_saved
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.files import formats
 from duemq.spark_jobs.audit.events import RangeEvents
@@ -62,7 +62,7 @@ def open_as_a_broker_does(store: MessageStore) -> Recovered:
     """Open a store with the known progress of its queues, see `broker.daemon`."""
     store.inspect()
     root = store.config.root
-    saved = read_saved(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
+    saved = read_delay_offsets(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
     for level, offset in service.reached(store.checkpoint, saved).items():
         store.expect(SCHEDULE_TOPIC, level - 1, offset)
     store.expect(TIMER_TOPIC, 0, formats.reached(store.checkpoint, store.files, f"{root}/config"))

@@ -88,7 +88,6 @@ async def bench(
     status = Status(found.status_topic, lambda: NOW)
     inbound = FromMqtt(
         found,
-        bridge="b",
         producer=cast("Any", producer),
         recaller=recaller,
         journal=journal,

@@ -1,4 +1,4 @@
-"""Requests of administrators and their tools: topics and groups, statistics, connections, the broker itself."""
+"""Requests of administrators for topics: to create, change, delete and list them, and to see their offsets."""
 
 from __future__ import annotations
 
@@ -7,70 +7,56 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
-from duemq.broker.access.permission import ADMINISTER, LOOK, OPERATE, SEE_TOPIC
-from duemq.broker.admin import runtime_info
-from duemq.broker.admin.runtime_info import Sources
-from duemq.broker.admin.stats import BrokerStats
+from duemq.broker.access.permission import ADMINISTER, LOOK, SEE_TOPIC
+from duemq.broker.admin.stats_items import StatsItems
 from duemq.broker.consume.long_poll import LongPolls
-from duemq.broker.errors import LimitReached, Refused
-from duemq.broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
+from duemq.broker.errors import Refused
+from duemq.broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.clients import Client, Clients
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
-from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.topics import DELAY_LEVELS, PERM_READ, Topics, check_name
-from duemq.protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
-from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
-from duemq.protocol.frames.command import Command
-from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.requests import bodies, headers
-from duemq.protocol.requests.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
+from duemq.protocol.requests.bodies import MessageQueue, TopicConfig
 from duemq.protocol.requests.headers import NoFields, Request, response
+from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.policy.policies import ATTRIBUTES, policy_of
 from duemq.storage.durability.owner import Durability
 from duemq.storage.store import MessageStore
 
-RELAY_SECONDS: Final = 10.0
 
-
-class AdminHandlers:
-    """Answers RocketMQ's admin API."""
+class TopicHandlers:
+    """Answers what RocketMQ's admin API asks of topics."""
 
     def __init__(
         self,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
-        groups: Groups,
         offsets: ConsumerOffsets,
-        clients: Clients,
-        stats: BrokerStats,
+        levels: LevelQueues,
+        items: StatsItems,
         polls: LongPolls,
-        sources: Sources,
         durability: Durability,
-        on_topics_changed: Callable[[], asyncio.Future[None] | None],
-        limits: Limits,
         reads: ColdReads,
+        on_topics_changed: Callable[[], asyncio.Future[None] | None],
     ) -> None:
-        self._limits = limits
-        self._reads = reads
+        """`on_topics_changed`: has the name servers told of the topics; the result, if there is one, is done when they
+        know."""
         self._settings = settings
         self._store = store
         self._topics = topics
-        self._groups = groups
         self._offsets = offsets
-        self._clients = clients
-        self._stats = stats
+        self._levels = levels
+        self._items = items
         self._polls = polls
-        self._sources = sources
         self._durability = durability
+        self._reads = reads
         self._on_topics_changed = on_topics_changed
 
     def register(self, router: Router) -> None:
@@ -83,20 +69,6 @@ class AdminHandlers:
         add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, SEE_TOPIC, self.topic_config)
         add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, LOOK, self.system_topics)
         add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, LOOK, self.topic_stats)
-        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, ADMINISTER, self.create_group)
-        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, NoFields, ADMINISTER, self.create_groups)
-        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup, ADMINISTER, self.delete_group)
-        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, NoFields, LOOK, self.all_groups)
-        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, headers.Group, LOOK, self.group_config)
-        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, LOOK, self.consumer_connections)
-        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, LOOK, self.producer_connections)
-        add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, LOOK, self.all_producers)
-        add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, LOOK, self.running_info)
-        add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, OPERATE, self.consume_directly)
-        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, LOOK, self.runtime_info, reads=True)
-        add(RequestCode.VIEW_BROKER_STATS_DATA, headers.ViewBrokerStatsData, LOOK, self.stats_data)
-
-    # --- topics
 
     async def create_topic(self, _: Connection, request: Request[headers.CreateTopic]) -> Answer:
         """Create or change a topic; it is routable when this is answered."""
@@ -153,7 +125,7 @@ class AdminHandlers:
         """Check a topic's own table of levels: each delay needs a queue, that is, one of the broker's levels."""
         if text is None:
             return
-        table = self._sources.levels.table
+        table = self._levels.table
         try:
             own = DelayLevels(text)
         except ValueError as error:
@@ -186,7 +158,7 @@ class AdminHandlers:
     async def _remove_topic(self, name: str) -> Exception | None:
         """Remove a topic; return the error if its files could not be removed."""
         self._topics.remove(name)
-        self._stats.items.remove_topic(name, self._offsets.groups_of(name))
+        self._items.remove_topic(name, self._offsets.groups_of(name))
         self._polls.end(name)
         self._offsets.remove_topic(name)
         removed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -233,165 +205,6 @@ class AdminHandlers:
 
     def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
         return MessageQueue(self._settings.config.broker_name, queue_id, topic).to_json()
-
-    # --- groups
-
-    async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Create or change a consumer group."""
-        group = bodies.decode_request(request.body, SubscriptionGroupConfig)
-        self._check_group(group, bodies.decode_request(request.body, bodies.GroupAttributes))
-        self._groups.put(group)
-        await self._groups.save()
-        return response(ResponseCode.SUCCESS)
-
-    async def create_groups(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Create or change several consumer groups, or none of them if one is refused."""
-        groups = bodies.decode_request(request.body, bodies.GroupConfigList).group_config_list
-        changes = bodies.decode_request(request.body, bodies.GroupAttributesList).group_config_list
-        for group, attributes in zip(groups, changes, strict=True):
-            self._check_group(group, attributes)
-        for group in groups:
-            self._groups.put(group)
-        await self._groups.save()
-        return response(ResponseCode.SUCCESS)
-
-    def _check_group(self, group: SubscriptionGroupConfig, changes: bodies.GroupAttributes) -> None:
-        """Raise Refused for a group that may not be created so."""
-        check_name(group.group_name)
-        for name in changes.attributes or {}:
-            # Neither this broker nor RocketMQ's 5.3 has any for groups.
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"unsupported key: {name[1:] or name}")
-        most = self._limits.queues_per_topic
-        if group.retry_queue_nums > most:
-            raise LimitReached(
-                "maxQueuesPerTopic",
-                ResponseCode.SYSTEM_ERROR,
-                f"retryQueueNums={group.retry_queue_nums}, and maxQueuesPerTopic={most}: use fewer, or raise that "
-                "setting",
-            )
-
-    async def delete_group(self, _: Connection, request: Request[headers.DeleteSubscriptionGroup]) -> Answer:
-        """Remove a consumer group, and its offsets if requested."""
-        header = request.header
-        self._groups.remove(header.group_name)
-        if header.remove_offset or header.clean_offset:
-            self._offsets.remove_group(header.group_name)
-        await self._groups.save()
-        if header.remove_offset or header.clean_offset:
-            await self._offsets.save()
-        return response(ResponseCode.SUCCESS)
-
-    def all_groups(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return the table of groups."""
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._groups.to_json()))
-
-    def group_config(self, _: Connection, request: Request[headers.Group]) -> Answer:
-        """Return one group."""
-        group = self._groups.get(request.header.group)
-        if group is None:
-            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"no group {request.header.group}")
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(group))
-
-    # --- connections
-
-    def consumer_connections(self, _: Connection, request: Request[headers.ConsumerGroup]) -> Answer:
-        """Return the online members of a consumer group, and its subscriptions."""
-        group = self._clients.consumers.get(request.header.consumer_group)
-        if group is None:
-            raise Refused(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{request.header.consumer_group}] not online"
-            )
-        body = {
-            "connectionSet": [_connection(member) for member in group.members.values()],
-            "consumeFromWhere": group.consume_from_where,
-            "consumeType": group.consume_type,
-            "messageModel": group.message_model,
-            "subscriptionTable": {
-                topic: {
-                    **msgspec.to_builtins(subscription.data),
-                    "codeSet": sorted(subscription.codes or ()),
-                    "tagsSet": _tags(subscription.data.sub_string),
-                }
-                for topic, subscription in group.subscriptions.items()
-            },
-        }
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
-
-    def producer_connections(self, _: Connection, request: Request[headers.ProducerGroup]) -> Answer:
-        """Return the online members of a producer group."""
-        members = self._clients.producers.get(request.header.producer_group)
-        if members is None:
-            name = request.header.producer_group
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
-        body = {"connectionSet": [_connection(member) for member in members.values()]}
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
-
-    def all_producers(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return all online producers."""
-        data = {
-            group: [
-                {
-                    "clientId": member.client_id,
-                    "language": member.language,
-                    "lastUpdateTimestamp": member.last_heartbeat_ms,
-                    "remoteIP": member.connection.peer,
-                    "version": member.version,
-                }
-                for member in members.values()
-            ]
-            for group, members in self._clients.producers.items()
-        }
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"data": data}))
-
-    async def running_info(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
-        """Ask a consumer for its running info."""
-        return await self._relay(request, request.header.to_ext(), request.body)
-
-    async def consume_directly(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
-        """Have a consumer process one message now."""
-        header = request.header
-        try:
-            offset = parse_offset_message_id(header.msg_id or "")[2]
-        except RemoteProtocolError as error:
-            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        record = await self._reads.run(self._store.named_record_at, offset)
-        if record is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
-        return await self._relay(request, {**header.to_ext(), "brokerName": self._settings.config.broker_name}, record)
-
-    async def _relay(self, request: Request[headers.RelayToConsumer], ext: dict[str, str], body: bytes) -> Answer:
-        """Relay a request to a consumer, and return its answer."""
-        group, client_id = request.header.consumer_group, request.header.client_id or ""
-        client = self._clients.consumer(group, client_id)
-        if client is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
-        if client.version < VERSION_RELAY:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"The Consumer <{client_id}> is too old to answer this: version {client.version}",
-            )
-        answered: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
-        client.connection.request(
-            Command(code=request.code, ext=ext, body=body), RELAY_SECONDS, lambda command: _resolve(answered, command)
-        )
-        answer = await answered
-        if answer is None:
-            raise Refused(ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout")
-        return Command(code=answer.code, remark=answer.remark, ext=answer.ext, body=bytes(answer.body))
-
-    # --- the broker
-
-    def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return the broker's runtime figures."""
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
-
-    def stats_data(self, _: Connection, request: Request[headers.ViewBrokerStatsData]) -> Answer:
-        """Return a count of messages over the last minute, hour and day."""
-        name, key = request.header.stats_name, request.header.stats_key
-        found = self._stats.items.view(name, key)
-        if found is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(found))
 
 
 _OWN_PREFIXES: Final = ("timer.", "delay.")
@@ -451,22 +264,3 @@ def _check_attributes(attributes: dict[str, str]) -> None:
             f"{len(attributes)} attributes of {length} characters: a topic has at most {MAX_ATTRIBUTES} of together "
             f"{MAX_ATTRIBUTES_LENGTH}. Take some away (-name) with what you add",
         )
-
-
-def _connection(member: Client) -> dict[str, Any]:
-    return {
-        "clientAddr": member.connection.peer,
-        "clientId": member.client_id,
-        "language": member.language,
-        "version": member.version,
-    }
-
-
-def _tags(expression: str | None) -> list[str]:
-    text = (expression or "").strip()
-    return [] if text in ("", "*") else [tag.strip() for tag in text.split("||") if tag.strip()]
-
-
-def _resolve(future: asyncio.Future[Command | None], command: Command | None) -> None:
-    if not future.done():
-        future.set_result(command)
