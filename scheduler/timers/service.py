@@ -389,7 +389,7 @@ class Timers:
             )
         with self._store.health.noting():  # a failure behind the append must not lead to a second append
             self._trouble = None
-            second.is_touched = True
+            second.touch()
             second.drop(outcome.units)
             self.dequeued += outcome.delivered
             self._slots.gone(waits[: outcome.units])
@@ -487,7 +487,7 @@ class Timers:
         with self._store.health.noting():
             if len(moved):
                 slots.parking.added(park_in, parked)
-                second.is_touched = True
+                second.touch()
                 slots.census.removed(split.moved)
             self._carried_out(split)
             second.drop(count)

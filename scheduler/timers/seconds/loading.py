@@ -55,17 +55,18 @@ class Loading:
         if self._part is None:
             self._part = self._next_part()
         if self._part is None:
+            self._second.was_loaded()
             self._on_loaded(self._second)
             return False
         if self._part.learn(self._store, self._second.number):
             return True
         # From here on nothing is read, so no error can leave the work half done.
-        waits, magic, delivered = self._part.waits, self._part.magic, self._part.delivered
-        self._part = None
+        part, self._part = self._part, None
+        waits, magic = part.waits, part.magic
         if self._second.removed:  # taken out while the part was being read
             kept = ~np.isin(waits["position"], list(self._second.removed))
             waits, magic = picked(waits, kept), magic[kept]
-        self._second.delivered.append(delivered)
+        self._second.found_delivered(part.done, part.uncounted)
         sort_in(self._second, waits, magic, self._second.add_older)
         return True
 
@@ -83,23 +84,24 @@ class Loading:
         magic = units["magic"].astype(np.int32) | NORMAL
         waits = waits_of(units, positions)
         kept, done, uncounted = self._findings.left_of(self._second.number, waits, magic)
-        self._second.found_done.append(waits["physical"][done])
-        delivered = waits[uncounted]
+        physical, delivered = waits["physical"][done], waits[uncounted]
         if not kept.all():
-            # Apache's broker would deliver unmarked ones.
-            self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
+            if (~kept & (magic & DELETE == 0)).any():  # Apache's broker would deliver unmarked ones
+                self._second.touch()
             waits, magic = picked(waits, kept), magic[kept]
-        return _ChainPart(waits, magic, delivered)
+        return _ChainPart(waits, magic, physical, delivered)
 
 
 class _ChainPart:
     """Messages of a second, from a part of its chain."""
 
-    def __init__(self, waits: Waits, magic: Magic, delivered: Waits) -> None:
+    def __init__(self, waits: Waits, magic: Magic, done: NDArray[np.int64], uncounted: Waits) -> None:
         self.waits = waits
         self.magic = magic
-        self.delivered = delivered
-        """Messages that recovery found delivered, and that are still counted as waiting."""
+        self.done = done
+        """Physical offsets of messages of the part that recovery found delivered."""
+        self.uncounted = uncounted
+        """Those of them that are still counted as waiting."""
         self._unknown: NDArray[np.intp] = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
         """Indexes of messages whose units do not tell their deliver times."""
 
@@ -121,7 +123,7 @@ class Deleting:
         self._store = store
         self._second = second
         self._delete = delete
-        self._deletes, second.deletes = second.deletes, []
+        self._deletes = second.take_deletes()
         self._named: set[tuple[str, str] | None] = set()
         """Topics and unique keys of the messages to take out."""
         self._waits: Waits | None = None
@@ -160,13 +162,12 @@ def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callabl
     if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
         add(waits)
         return
-    for physical, size in waits[decided.is_deletion(magic) & (magic & ROLL == 0)][["physical", "size"]].tolist():
-        second.deletes.append((physical, size))
+    second.add_deletes(waits[decided.is_deletion(magic) & (magic & ROLL == 0)][["physical", "size"]].tolist())
     kept = magic & WITHDRAWN == 0
     waits, magic = picked(waits, kept), magic[kept]
     later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
     if later.any():
-        second.again.append((picked(waits, later), magic[later] & ~ROLL))
+        second.add_again(picked(waits, later), magic[later] & ~ROLL)
     now = ~later & (magic & DELETE == 0)
     if now.any():
         add(picked(waits, now))

@@ -203,7 +203,7 @@ class Slots:
 
     def delete_by_key(self, second: Second) -> None:
         """Begin to take out the messages that a second's deleting records name. `Second.load_some` goes on with it."""
-        second.loader = Deleting(self._store, second, self.delete)
+        second.begin_deleting(Deleting(self._store, second, self.delete))
 
     def delete(self, waits: Waits) -> None:
         """Withdraw cancelled messages by their units. The caller takes them out of the second in memory."""
@@ -286,7 +286,7 @@ class Slots:
                 yield
                 if first:
                     break
-            second.delivered = []
+            second.take_uncounted()  # they are subtracted above
 
     def move(
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
@@ -312,17 +312,14 @@ class Slots:
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later than the second another slot. Return whether those were the
         last. Raises OSError."""
-        waits, magic = second.again[-1]
-        moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
-        second.is_touched = True
+        waits, magic = second.first_again(_ROLL_UNITS)
+        moving = waits[magic & NO_MESSAGE == 0]
+        second.touch()
         self.moving(moving)
-        self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        self.move(waits, magic, max(now_ms, (second.number + 1) * PRECISION_MS))
         with self._store.health.noting():
             self.census.removed(moving)
-            if len(waits) > _ROLL_UNITS:
-                second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
-            else:
-                second.again.pop()
+            second.drop_again(len(waits))
         return not second.again
 
     # --- taking out

@@ -86,21 +86,15 @@ class Turns:
         last = self._wheel.last(number)
         second = self.resident[number] = Second(number, self._read_ahead)
         if last >= 0:
-            second.is_loaded = False
-            second.loader = Loading(self._store, self._log.chain(last), second, self._findings, self._was_loaded)
-
-    def _was_loaded(self, second: Second) -> None:
-        """Note that all messages of a second are in memory."""
-        second.is_loaded = True
-        self._count_delivered(second)
+            loader = Loading(self._store, self._log.chain(last), second, self._findings, self._count_delivered)
+            second.begin_loading(loader)
 
     def _count_delivered(self, second: Second) -> None:
         """Subtract the messages of a second that recovery found delivered from the counts, once it is loaded and is the
         current one: the note can tell only for the current second whether this was done."""
         if second.number == self.second and second.is_loaded:
-            for waits in second.delivered:
+            for waits in second.take_uncounted():
                 self._topics.count(waits, -1)
-            second.delivered = []
 
     def loaded(self, number: int) -> Second:
         """Load the rest of a second in memory and return it. Raises OSError."""
