@@ -25,6 +25,8 @@ DueMQError
     ├── GroupNotFoundError           26  it has no such consumer group
     └── IllegalOperationError       604  it is not possible, or not any more: the message to recall is delivered
 
+SendManyError is in `duemq.messages`, since it holds results; the others are in this module.
+
 * `retriable`: the same request may succeed at another broker or a little later. A producer has then already tried as
 often as its `retries` say. The set is that of RocketMQ's own clients, which is why it includes the code 16.
 """
@@ -32,13 +34,9 @@ often as its `retries` say. The set is that of RocketMQ's own clients, which is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from duemq.protocol.frames.command import Command
-
-if TYPE_CHECKING:
-    from duemq.messages import SendOutcome, SendResult
 
 
 class DueMQError(Exception):
@@ -69,30 +67,6 @@ class DelayError(ArgumentError):
 
 class ClosedError(DueMQError):
     """A producer or consumer was used before its start or after its close."""
-
-
-class SendManyError(DueMQError):
-    """Some messages of `Producer.send_many` were not stored, or it is not known whether they were.
-
-    Attributes: `outcomes`, a SendResult or an error for each message that was taken from those given, in their order;
-    `stored`, the results; `refused`, the outcomes of messages that are certainly not stored; `unknown`, the outcomes of
-    those that may be; `retriable`, whether each failure is. The first failure is the `__cause__`.
-    """
-
-    def __init__(self, outcomes: Sequence[SendResult | DueMQError], failed: Sequence[SendOutcome]) -> None:
-        self.outcomes = tuple(outcomes)
-        self.stored: tuple[SendResult, ...] = tuple(each for each in self.outcomes if not isinstance(each, DueMQError))
-        errors = [each.error for each in failed if each.error is not None]
-        self.unknown = tuple(each for each in failed if each.error is not None and each.error.maybe_stored)
-        self.refused = tuple(each for each in failed if each.error is not None and not each.error.maybe_stored)
-        self.retriable = all(error.retriable for error in errors)  # type: ignore[misc]
-        super().__init__(
-            f"of {len(self.outcomes)} messages {len(self.stored)} are stored, {len(self.refused)} are not, and of "
-            f"{len(self.unknown)} it is not known; the first failure: {errors[0]}"
-        )
-
-    def __reduce__(self) -> tuple[type[SendManyError], tuple[object, ...]]:
-        return type(self), (self.outcomes, self.refused + self.unknown)
 
 
 class NoRouteError(DueMQError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
@@ -104,6 +104,30 @@ class SendOutcome:
     """Of a message that is stored."""
     error: DueMQError | None = None
     """Why it is not, or, with `error.maybe_stored`, why that is not known."""
+
+
+class SendManyError(DueMQError):
+    """Some messages of `Producer.send_many` were not stored, or it is not known whether they were.
+
+    Attributes: `outcomes`, a SendResult or an error for each message that was taken from those given, in their order;
+    `stored`, the results; `refused`, the outcomes of messages that are certainly not stored; `unknown`, the outcomes of
+    those that may be; `retriable`, whether each failure is. The first failure is the `__cause__`.
+    """
+
+    def __init__(self, outcomes: Sequence[SendResult | DueMQError], failed: Sequence[SendOutcome]) -> None:
+        self.outcomes = tuple(outcomes)
+        self.stored: tuple[SendResult, ...] = tuple(each for each in self.outcomes if not isinstance(each, DueMQError))
+        errors = [each.error for each in failed if each.error is not None]
+        self.unknown = tuple(each for each in failed if each.error is not None and each.error.maybe_stored)
+        self.refused = tuple(each for each in failed if each.error is not None and not each.error.maybe_stored)
+        self.retriable = all(error.retriable for error in errors)  # type: ignore[misc]
+        super().__init__(
+            f"of {len(self.outcomes)} messages {len(self.stored)} are stored, {len(self.refused)} are not, and of "
+            f"{len(self.unknown)} it is not known; the first failure: {errors[0]}"
+        )
+
+    def __reduce__(self) -> tuple[type[SendManyError], tuple[object, ...]]:
+        return type(self), (self.outcomes, self.refused + self.unknown)
 
 
 class Settler(Protocol):

@@ -19,15 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from duemq._producing.delay import DelaySpec
 from duemq._producing.outgoing import Outgoing
 from duemq._producing.sending import OVERHEAD_BYTES, Choose, Sender, shard_number
-from duemq.errors import (
-    ArgumentError,
-    ClosedError,
-    DueMQError,
-    MessageRejectedError,
-    NotSupportedError,
-    SendManyError,
-)
-from duemq.messages import Message, MessageQueue, SendOutcome, SendResult
+from duemq.errors import ArgumentError, ClosedError, DueMQError, MessageRejectedError, NotSupportedError
+from duemq.messages import Message, MessageQueue, SendManyError, SendOutcome, SendResult
 from duemq.protocol.records import batch
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.recurring.records import PAUSED_MS, is_recurring
 from duemq.scheduler.recurring.times import next_ms
 from duemq.scheduler.timers.config import Cancelled
+from duemq.scheduler.timers.deliver_times import LOOK_UNITS, due_of
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.scheduler.timers.files.unit import MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
@@ -33,8 +34,7 @@ from duemq.scheduler.timers.index.ids import TimerIds, first_place
 from duemq.scheduler.timers.index.keys import key_hash, tag_of
 from duemq.scheduler.timers.policy.catch_up import CatchUp
 from duemq.scheduler.timers.records import TimerRecords
-from duemq.scheduler.timers.search import LOOK_UNITS
-from duemq.scheduler.timers.seconds.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import ORIGIN_ZERO
@@ -217,7 +217,7 @@ class TimerChanges:
         self._enqueuer.enqueue_through(message.queue_offset, now_ms)
         found = self._slots.places.find(physical_offset)
         if found is None:
-            is_done = self._slots.start.is_done(physical_offset)
+            is_done = self._slots.findings.start.is_done(physical_offset)
             return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
         position, unit = found
         if is_superseded(unit)[0]:  # by a unit that was cut off after a crash; the message was delivered
@@ -225,7 +225,7 @@ class TimerChanges:
         if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
         second = int(seconds_of(unit)[0])
-        if second < self._slots.second:
+        if second < self._slots.turns.second:
             return Cancelled.DELIVERED
         waits = self._slots.search.wait_at(position, second)
         if not self._slots.search.is_waiting(waits, second):
@@ -237,9 +237,9 @@ class TimerChanges:
         and yield its physical offset if it is found. Reads the record of each message of the topic there, a bounded
         number in each step; in between yields None, or a read for a thread to do before the next step (`patiently`).
         Raises OSError."""
-        second, window = slot_second(deliver_ms), self._slots.window
-        if second > self._slots.second:
-            second -= (second - self._slots.second - 1) // window * window
+        second, window = slot_second(deliver_ms), self._slots.window.size
+        if second > self._slots.turns.second:
+            second -= (second - self._slots.turns.second - 1) // window * window
         topic_hash = properties.java_hash(topic)
         for candidate in (second, second + window):
             last = yield from patiently(partial(self._slots.wheel.last, candidate))
@@ -315,7 +315,7 @@ class TimerChanges:
         second = int(seconds_of(units)[0])
         message = self._store.message_at(physical_offset, size)
         due_ms = due_of(message) if message is not None else None
-        if message is None or due_ms is None or second < self._slots.second:
+        if message is None or due_ms is None or second < self._slots.turns.second:
             return None
         waits = self._slots.search.wait_at(position, second)
         return _Place(message, due_ms, waits, second) if self._slots.search.is_waiting(waits, second) else None
@@ -348,16 +348,16 @@ class TimerChanges:
             position, units = part
             begin = position + len(units) * UNIT.itemsize
             seconds = seconds_of(units)
-            live = (units["physical_offset"] < limit) & decided.is_live(units, seconds, slots.second)
+            live = (units["physical_offset"] < limit) & decided.is_live(units, seconds, slots.turns.second)
             for at in np.flatnonzero(live).tolist():
                 place = int(units["physical_offset"][at]), int(units["record_size"][at])
                 message = yield from patiently(partial(self._store.message_at, *place))
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
-                if message is None or second < slots.second:
+                if message is None or second < slots.turns.second:
                     continue
                 look = partial(slots.search.wait_at, position + at * UNIT.itemsize, second)
                 waits = yield from patiently(look)
-                if second < slots.second or not slots.search.is_waiting(waits, second):
+                if second < slots.turns.second or not slots.search.is_waiting(waits, second):
                     continue
                 due_ms = due_ms or due_of(message) or second * PRECISION_MS
                 at_unit = int(waits["position"][0])

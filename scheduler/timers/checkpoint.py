@@ -82,20 +82,20 @@ class TimerCheckpoint:
 
     def note(self) -> bytes:
         """See `storage.durability.owner.CheckpointPart`."""
-        slots = self._slots
+        slots, turns = self._slots, self._slots.turns
         self._numbers = self._topics.numbers()
         return TimerNote(
-            slots.second,
-            slots.since,
-            slots.log_since,
+            turns.second,
+            turns.since,
+            turns.log_since,
             slots.log.end,
             self._enqueuer.next_offset,
             slots.policy_end,
-            slots.counted_at,
+            turns.counted_at,
             self._topics.waiting(),
-            slots.found(),
+            slots.findings.facts(turns.second, is_loaded=turns.current.is_loaded),
             slots.log.superseded.encode(),
-            Sums(slots.log.sums.needed(slots.second, slots.log_since), slots.wheel.sums),
+            Sums(slots.log.sums.needed(turns.second, turns.log_since), slots.wheel.sums),
             unfollowed=tuple(self._unfollowed),
         ).encode()
 
@@ -124,13 +124,13 @@ class TimerCheckpoint:
         """Do a part of the work that bounds how much recovery reads: all records since the current second's turn began.
         Without this work they would be many while nothing is due, while the clock is set back to long before the
         second, or while the second has so many messages that they take long. Return whether there is more to do."""
-        slots = self._slots
+        slots, turns = self._slots, self._slots.turns
         if not slots.is_handing_on:
-            if slots.second != self._turn_seen[0]:
-                self._turn_seen = slots.second, now.monotonic
-            if self._store.log.end - slots.since <= _MAX_SINCE_BYTES:
+            if turns.second != self._turn_seen[0]:
+                self._turn_seen = turns.second, now.monotonic
+            if self._store.log.end - turns.since <= _MAX_SINCE_BYTES:
                 return False
-            is_turned = slots.advance(now.wall_ms, is_idle=True)
+            is_turned = turns.advance(now.wall_ms, is_idle=True)
             if is_turned or now.monotonic - self._turn_seen[1] <= _MAX_TURN_SECONDS:
                 return False
             slots.begin_handing_on()
@@ -141,7 +141,7 @@ class TimerCheckpoint:
             self._end_handing_on()  # before a read: if it fails and is tried again, no other second is handed on
             slots.mark_newest(newest, now.wall_ms)
         except OSError as error:
-            log.warning("timers_not_handed_on", second=slots.second, reason=str(error))
+            log.warning("timers_not_handed_on", second=turns.second, reason=str(error))
             self._end_handing_on()
         return False
 
@@ -162,7 +162,7 @@ class TimerCheckpoint:
         if not self._is_bound:
             self._is_bound = not self._bound_since(now)
             return True
-        return self._slots.wheel.write_some(self._slots.second)
+        return self._slots.wheel.write_some(self._slots.turns.second)
 
     def plan_sync(self, now: Moment) -> Callable[[], None]:
         """See `storage.durability.owner.CheckpointPart`."""
@@ -197,7 +197,7 @@ class TimerCheckpoint:
         """Return the present contents of timercheck."""
         check = self._check
         return TimerCheck(
-            self._slots.second * PRECISION_MS,
+            self._slots.turns.second * PRECISION_MS,
             self._slots.log.end,
             self._enqueuer.next_offset,
             self._enqueuer.next_offset,

@@ -11,12 +11,12 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import MAX_HASH, first_id
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.delivery.targets import TopicHashes
+from duemq.scheduler.timers.deliver_times import LOOK_UNITS, due_of
 from duemq.scheduler.timers.files.unit import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.index.sorted_offsets import is_among
-from duemq.scheduler.timers.search import LOOK_UNITS
 from duemq.scheduler.timers.seconds.second import WAIT, slot_second_of
-from duemq.scheduler.timers.seconds.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.log.copies import PackedRecords, origin_of
 from duemq.storage.queues.consume_queue import PADDING_SIZE, ConsumeQueue
@@ -68,7 +68,7 @@ class Enqueuer:
 
     def _note_replayed(self) -> None:
         if self.next_offset >= self._replayed_to:
-            self._slots.was_replayed()
+            self._slots.findings.was_replayed()
 
     @property
     def behind(self) -> int:
@@ -90,7 +90,7 @@ class Enqueuer:
         OSError."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)
         due = slot_second_of(units["tags_code"].astype(np.int64))
-        return int((self._slots.slots_for(due, now_ms) == second).sum())
+        return int((self._slots.window.slots_for(due, now_ms) == second).sum())
 
     def enqueue_through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to and including a queue offset into the wheel. Raises OSError."""
@@ -129,13 +129,13 @@ class Enqueuer:
                 waits["key"] = keys
             waits["again"] = self._topics.again(self.next_offset, len(units))
             magic = np.full(len(units), NORMAL, np.int32)
-        met, past = None, waits[:0]
-        if len(enqueued := self._slots.start.enqueued) and self.next_offset < self._replayed_to:
+        met, past, findings = None, waits[:0], self._slots.findings
+        if len(enqueued := findings.start.enqueued) and self.next_offset < self._replayed_to:
             is_new = ~is_among(waits["physical"], enqueued)
             waits, magic = waits[is_new], magic[is_new]
         if self.next_offset < self._replayed_to and len(waits):
-            magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
-            done = is_among(waits["physical"], self._slots.start.done)
+            magic |= np.where(is_among(waits["physical"], findings.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
+            done = is_among(waits["physical"], findings.start.done)
             met = waits["physical"][done]
             # A search by the first record's id must find that the message was appended again, and then delivered.
             past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
@@ -151,7 +151,7 @@ class Enqueuer:
             self._topics.count(waits[is_message], 1)
             self.messages += int(is_message.sum())
         if met is not None:
-            self._slots.forget([met])
+            findings.forget([met])
         self._note_replayed()
         self._topics.drop_staged(self.next_offset)
         return True

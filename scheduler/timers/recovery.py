@@ -99,17 +99,19 @@ class TimerRecovery:
         queue: ConsumeQueue,
         timer_log: TimerLog,
         wheel: TimerWheel,
+        places: UnitPlaces,
         now_ms: int,
         recovered: Recovered,
     ) -> None:
+        """Prepare the recovery. `places`: the index to be filled with the positions of all units, in the same pass over
+        the log as everything else."""
         self._store = store
         self._queue = queue
         self._log = timer_log
         self._wheel = wheel
         self._now_second = slot_second(now_ms)
         self._recovered = recovered
-        self.places = UnitPlaces(timer_log)
-        """The positions of all units, complete after `run`: found in the same pass over the log as everything else."""
+        self._places = places
         self._parked: set[tuple[int, int]] = set()
         """Slots that may have parked messages, as in `Start.parked`."""
         self._parked_done: dict[int, int] = {}
@@ -296,7 +298,7 @@ class TimerRecovery:
         return True
 
     def _note_places(self, position: int, units: Units) -> None:
-        self.places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+        self._places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
 
     def _sum_up(self) -> None:
         """Compute the checksums of the log, for which none were noted, and note the places of its units."""
@@ -406,7 +408,7 @@ class TimerRecovery:
         log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog was read")
         self._store.forget_note("timers")
         self._log.remove_all()
-        self.places = UnitPlaces(self._log)
+        self._places.clear()
         self._wheel.clear()
         self._wheel.establish()
         origins = Origins()

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.scheduler import waiting as decided
+from duemq.scheduler.timers.deliver_times import LOOK_UNITS, learn
+from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import NO_MESSAGE, UNIT, seconds_of
+from duemq.scheduler.timers.index.census import Census
+from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.seconds.findings import Findings
 from duemq.scheduler.timers.seconds.second import NO_WAITS, waits_of
+from duemq.scheduler.timers.seconds.turns import Turns
 from duemq.storage.queues.pull import ColdRead, patiently
+from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,10 +31,7 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.files.log import Positions
     from duemq.scheduler.timers.files.unit import Units
     from duemq.scheduler.timers.seconds.second import Waits
-    from duemq.scheduler.timers.seconds.slots import Slots
 
-LOOK_UNITS: Final = 32
-"""Most records read in one piece of work, where units do not tell enough of their messages."""
 _CENSUS_UNITS: Final = 2048
 
 
@@ -46,39 +50,42 @@ class _Pass:
 class TimerSearch:
     """Searches the timer log. Raises OSError if it cannot be read."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-        self._log = slots.log
+    def __init__(
+        self,
+        store: MessageStore,
+        timer_log: TimerLog,
+        places: UnitPlaces,
+        turns: Turns,
+        findings: Findings,
+        census: Census,
+    ) -> None:
+        self._store = store
+        self._log = timer_log
+        self._places = places
+        self._turns = turns
+        self._findings = findings
+        self._census = census
         self._passes: list[_Pass] = []
         """Searches in progress."""
 
     def is_waiting(self, waits: Waits, number: int) -> bool:
         """Whether a message, as `wait_at` returned it, is still to be delivered by its unit in the slot of second
         `number`."""
-        slots = self._slots
-        if number < slots.second or int(waits["magic"][0]) & NO_MESSAGE:
+        turns, findings = self._turns, self._findings
+        if number < turns.second or int(waits["magic"][0]) & NO_MESSAGE:
             return False
-        if number < slots.start.recovered_to and not self._left(waits, np.array([number]))[0]:
+        if number < findings.start.recovered_to and not findings.is_left(waits, np.array([number]))[0]:
             return False
-        second = slots.resident.get(number)
+        second = turns.resident.get(number)
         # No message of a second is delivered before all of them are loaded.
         return second is None or not second.is_loaded or second.has(waits)
-
-    def _left(self, waits: Waits, seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return, for each message with a unit in a slot that is not past, whether it is still to be delivered as far
-        as recovery tells. `seconds`: the seconds of the slots."""
-        start = self._slots.start
-        return decided.left_of(
-            waits["physical"], waits["position"], waits["magic"], waits["due"], seconds, start.second, start.found
-        ).kept
 
     def wait_at(self, position: int, number: int) -> Waits:
         """Return the message of the unit at a position, in the slot of second `number`: an array of one. Raises
         OSError."""
-        slots = self._slots
         waits = waits_of(self._log.read(position, 1), np.array([position]))
         if waits["due"][0] == 0:
-            slots.learn(waits, 0, number)
+            learn(self._store, waits, 0, number)
         return waits
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
@@ -103,7 +110,7 @@ class TimerSearch:
         """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
         physical offsets, both excluded. A message keeps its place if it gets another unit in the meantime, or before a
         search goes on."""
-        while after + 1 < end and (found := (yield from patiently(partial(self._slots.places.after, after)))):
+        while after + 1 < end and (found := (yield from patiently(partial(self._places.after, after)))):
             positions, units, after = found
             waits, seconds = self._waiting_of(positions, units)
             yield from patiently(partial(self._learn, waits, seconds))
@@ -118,30 +125,30 @@ class TimerSearch:
                 each.moved.append(waits[missed])
 
     def _learn(self, waits: Waits, seconds: NDArray[np.int64]) -> None:
-        """Call `Slots.learn` for the messages whose units do not tell their deliver times. Raises OSError."""
+        """Call `learn` for the messages whose units do not tell their deliver times. Raises OSError."""
         for at in np.flatnonzero(waits["due"] == 0).tolist():
-            self._slots.learn(waits, at, int(seconds[at]))
+            learn(self._store, waits, at, int(seconds[at]))
 
     def _waiting_of(self, positions: Positions, units: Units) -> tuple[Waits, NDArray[np.int64]]:
         """Return the messages that wait by these units, and the seconds of their slots. The deliver time is 0 if
         Apache's broker wrote the unit. `positions`: the positions of the units in the log."""
-        slots = self._slots
+        turns = self._turns
         seconds = seconds_of(units)
-        at = np.flatnonzero(decided.is_live(units, seconds, slots.second))
+        at = np.flatnonzero(decided.is_live(units, seconds, turns.second))
         waits, seconds = waits_of(units[at], positions[at]), seconds[at]
-        kept = self._left(waits, seconds)
-        current = seconds == slots.second
-        if slots.current.is_loaded and current.any():
+        kept = self._findings.is_left(waits, seconds)
+        current = seconds == turns.second
+        if turns.current.is_loaded and current.any():
             # In the current second, the unit does not tell whether its message was delivered.
             positions = waits["position"]
-            here = slots.current.positions_between(int(positions.min()), int(positions.max()))
+            here = turns.current.positions_between(int(positions.min()), int(positions.max()))
             kept &= ~current | np.isin(positions, here)
         return waits[kept], seconds[kept]
 
     def take_census(self) -> bool:
         """Look at a part of the log for the census. Return whether there was anything to do. Raises OSError,
         MemoryError."""
-        census = self._slots.census
+        census = self._census
         if not census.is_begun or census.is_complete:
             return False
         found = self.look_on(census.reached, _CENSUS_UNITS)

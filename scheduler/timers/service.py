@@ -40,6 +40,7 @@ from duemq.scheduler.retry import Retry
 from duemq.scheduler.timers.changes import TimerChanges
 from duemq.scheduler.timers.checkpoint import TimerCheckpoint
 from duemq.scheduler.timers.config import Refusal, TimerConfig
+from duemq.scheduler.timers.deliver_times import due_of
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.formats import StartFacts
 from duemq.scheduler.timers.files.unit import NORMAL
@@ -51,7 +52,7 @@ from duemq.scheduler.timers.policy.policies import Policies, Split, TimerPolicy
 from duemq.scheduler.timers.records import TimerRecords
 from duemq.scheduler.timers.recovery import TimerRecovery
 from duemq.scheduler.timers.seconds.second import Second, slot_second_of
-from duemq.scheduler.timers.seconds.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
@@ -190,12 +191,12 @@ class Timers:
         if not recovered.is_foreign:
             noted = note.unfollowed if note is not None else ()
             self._unfollowed += left_out(recovered.origins, noted, self._store.message_at)
-        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
+        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.places, now_ms, recovered)
         start = recovery.run(note, check)
-        slots.load(start, recovery.places, note.policy_end if note is not None else 0)
+        slots.load(start, note.policy_end if note is not None else 0)
         enqueuer.load(start.queue_offset)
         self._topics.load(self._checkpoint.topic_names(), start.waiting)
-        slots.open(slots.second)
+        slots.turns.open(start.second)
         self.changes.withdraw_again(recovered.origins.withdrawn)
         if len(start.enqueued):  # the checkpoint's note cannot list these
             enqueuer.enqueue_through(start.enqueued_to - 1, now_ms)
@@ -229,7 +230,7 @@ class Timers:
     def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
         """Whether the slot for a deliver time is full, counting messages that came just now. Raises OSError,
         NotInMemory."""
-        limit, second = self._config.value.congest_limit, self._slots.slot_for(slot_second(deliver_ms), now_ms)
+        limit, second = self._config.value.congest_limit, self._slots.window.slot_for(slot_second(deliver_ms), now_ms)
         if self._slots.wheel.count(second) + self._enqueuer.behind < limit:
             return False
         self.gather(now_ms)
@@ -324,7 +325,7 @@ class Timers:
             return False
         return (
             self._dequeuing.run(now_ms, lambda: self._work_on_second(now_ms))
-            or self._preloading.run(now_ms, lambda: self._slots.preload(now_ms))
+            or self._preloading.run(now_ms, lambda: self._slots.turns.preload(now_ms))
             or self._search_overdue(now_ms)
         )
 
@@ -336,9 +337,9 @@ class Timers:
     def _work_on_second(self, now_ms: int) -> bool:
         """Do a part of the current second's work, or give the next second its turn. Return whether there was anything
         to do. Raises StoreError, OSError; then the part is still to be done."""
-        if self._slots.advance(now_ms):
+        if self._slots.turns.advance(now_ms):
             return True
-        second = self._slots.current
+        second = self._slots.turns.current
         if second.load_some():
             return True
         if second.deletes:
@@ -388,7 +389,7 @@ class Timers:
             )
         with self._store.health.noting():  # a failure behind the append must not lead to a second append
             self._trouble = None
-            second.is_touched = True
+            second.touch()
             second.drop(outcome.units)
             self.dequeued += outcome.delivered
             self._slots.gone(waits[: outcome.units])
@@ -486,7 +487,7 @@ class Timers:
         with self._store.health.noting():
             if len(moved):
                 slots.parking.added(park_in, parked)
-                second.is_touched = True
+                second.touch()
                 slots.census.removed(split.moved)
             self._carried_out(split)
             second.drop(count)
@@ -538,7 +539,7 @@ class Timers:
             if self._slots.parking.is_busy(self.policies.is_paused):
                 times.append(self._dequeuing.at_ms)
             try:
-                due_ms = self._slots.next_ms(now_ms, self._preloading.at_ms)
+                due_ms = self._slots.turns.next_ms(now_ms, self._preloading.at_ms)
             except OSError as error:
                 self._preloading.failed(now_ms, error)
                 due_ms = self._preloading.at_ms
@@ -577,11 +578,11 @@ class Timers:
 
     def state(self, now_ms: int) -> TimerState:
         """Return the state of the timers as of now."""
-        head = self._slots.current.head_ms
+        head = self._slots.turns.current.head_ms
         first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
         late_ms = max(0, now_ms - first)
         pending = self._topics.total
-        read_ms, enqueuer = self._slots.second * PRECISION_MS, self._enqueuer
+        read_ms, enqueuer = self._slots.turns.second * PRECISION_MS, self._enqueuer
         return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
 
     def checkpoint_body(self) -> bytes:
@@ -638,10 +639,10 @@ class Timers:
         slots = self._slots
         # Apache's broker would put these messages into the wheel itself, including those delivered or withdrawn before
         # a crash.
-        if not slots.is_replayed and self._enqueuer.enqueue_some(now_ms):
+        if not slots.findings.is_replayed and self._enqueuer.enqueue_some(now_ms):
             return True
         # The slots end at the present second: where the clock was set back, messages not due yet would come late.
-        beyond = min(slots.start.recovered_to, slot_second(now_ms) + 1)
+        beyond = min(slots.findings.start.recovered_to, slot_second(now_ms) + 1)
         if slots.has_to_hand_on(beyond):
             slots.hand_on(now_ms, beyond)
             return True
@@ -707,7 +708,7 @@ class Timers:
     @property
     def found(self) -> StartFacts:
         """The messages that recovery found delivered, withdrawn or moved, as far as that still matters."""
-        return self._slots.start.found
+        return self._slots.findings.start.found
 
     def units_behind(self, start: int, end: int) -> NDArray[Any]:
         """Return the units of `queue` between two queue offsets. Raises OSError."""

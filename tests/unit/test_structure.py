@@ -165,23 +165,14 @@ def test_nothing_is_imported_by_a_computed_name() -> None:
     assert computed == []
 
 
-def needed(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the imports that run with a module, in functions too, without those for type checkers only."""
-    for node in nodes:
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            yield from needed(node.orelse)
-            continue
-        yield from imported(node)
-        yield from needed(ast.iter_child_nodes(node))
-
-
 def test_no_module_imports_one_that_imports_it() -> None:
+    """An import counts wherever it is: in a function, and for type checkers only, too."""
     paths = {place(path).removesuffix(".py").replace("/", "."): path for name in ALLOWED for path in modules(name)}
     known = {name if name.startswith("duemq.") else f"duemq.{name}": path for name, path in paths.items()}
     known = {name.removesuffix(".__init__"): path for name, path in known.items()}
     left = {}
     for name, path in known.items():
-        found = set(needed(parsed(path).body))
+        found = {module for _, module in imports(path)}
         left[name] = {each if each in known else each.rpartition(".")[0] for each in found} & set(known) - {name}
     while free := {name for name, wanted in left.items() if not wanted}:
         left = {name: wanted - free for name, wanted in left.items() if name not in free}

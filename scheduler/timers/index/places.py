@@ -51,6 +51,13 @@ class UnitPlaces:
         self._count = 0
         """Number of units in `_waiting`."""
 
+    def clear(self) -> None:
+        """Forget all units: the log has none any more."""
+        self._firsts, self._starts = array("q"), array("q")
+        self._moved = SortedPairs(lambda: self._log.begin)
+        self._last = -1
+        self._waiting, self._count = [], 0
+
     def note(self, positions: Positions, units: Units) -> None:
         """Note units at ascending positions, behind all known ones. The caller must not change the arrays. Never fails,
         since the units are already in the log."""

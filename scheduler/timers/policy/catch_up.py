@@ -28,8 +28,9 @@ import structlog
 from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.config import OVERDUE_MS
+from duemq.scheduler.timers.deliver_times import due_of
 from duemq.scheduler.timers.index.sorted_offsets import is_among
-from duemq.scheduler.timers.seconds.slots import Slots, due_of
+from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.storage.log.copies import PackedRecords
 from duemq.storage.queues.pull import ColdRead, Range, ReadCold
 from duemq.storage.store import MessageStore
@@ -144,7 +145,7 @@ class CatchUp:
         """Decide which due messages of a topic are dropped or put off; None if all of them are delivered."""
         result, due = self._results.get(topic), waits["due"]
         none = np.zeros(len(waits), bool)
-        current = self._slots.second
+        current = self._slots.turns.second
         if result is not None and current < result.second:
             return CatchUpDecision(none, ~none, result.second)
         is_overdue = now_ms - due > OVERDUE_MS
@@ -180,7 +181,7 @@ class CatchUp:
     def step(self, now_ms: int) -> bool:
         """Do a part of the search. Return whether there was anything to do. Raises OSError; then that part is not
         done."""
-        if self._is_reading or not self._asked or not self._slots.is_replayed:
+        if self._is_reading or not self._asked or not self._slots.findings.is_replayed:
             return False
         if self._search is None:
             self._is_stale = False
@@ -211,7 +212,7 @@ class CatchUp:
     @property
     def is_busy(self) -> bool:
         """Whether `step` has work."""
-        return bool(self._asked) and not self._is_reading and self._slots.is_replayed
+        return bool(self._asked) and not self._is_reading and self._slots.findings.is_replayed
 
     def _was_read(self) -> None:
         self._is_reading = False

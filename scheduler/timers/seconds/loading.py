@@ -6,32 +6,45 @@ read is tried again, and a second never counts as loaded while a part of it is n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from duemq.protocol.records import properties
-from duemq.protocol.records.timer_properties import deleted_message
-from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, seconds_of
-from duemq.scheduler.timers.search import LOOK_UNITS
-from duemq.scheduler.timers.seconds.second import picked, waits_of
+from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_message
+from duemq.scheduler import waiting as decided
+from duemq.scheduler.timers.deliver_times import LOOK_UNITS, learn
+from duemq.scheduler.timers.files.log import Chain
+from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, WITHDRAWN, seconds_of
+from duemq.scheduler.timers.seconds.findings import Findings
+from duemq.scheduler.timers.seconds.second import Second, picked, slot_second_of, waits_of
+from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.seconds.second import Magic, Second, Waits
-    from duemq.scheduler.timers.seconds.slots import Slots
-    from duemq.storage.store import MessageStore
+    from duemq.scheduler.timers.seconds.second import Magic, Waits
 
 
 class Loading:
     """Loads the messages of a second from the timer log: one part of its chain at a time, the newest part first."""
 
-    def __init__(self, slots: Slots, second: Second, last: int) -> None:
-        """Begin to load. `last`: the position of the second's last unit."""
-        self._slots = slots
+    def __init__(
+        self,
+        store: MessageStore,
+        chain: Chain,
+        second: Second,
+        findings: Findings,
+        on_loaded: Callable[[Second], None],
+    ) -> None:
+        """Begin to load. `chain`: the units in the second's slot; `on_loaded`: called once, when all messages of the
+        second are in memory."""
+        self._store = store
+        self._chain = chain
         self._second = second
-        self._chain = slots.log.chain(last)
+        self._findings = findings
+        self._on_loaded = on_loaded
         self._is_over = False
         """Whether the chain came to a unit of another second, as it does if the log was damaged."""
         self._part: _ChainPart | None = None
@@ -42,18 +55,19 @@ class Loading:
         if self._part is None:
             self._part = self._next_part()
         if self._part is None:
-            self._slots.was_loaded(self._second)
+            self._second.was_loaded()
+            self._on_loaded(self._second)
             return False
-        if self._part.learn(self._slots, self._second.number):
+        if self._part.learn(self._store, self._second.number):
             return True
         # From here on nothing is read, so no error can leave the work half done.
-        waits, magic, delivered = self._part.waits, self._part.magic, self._part.delivered
-        self._part = None
+        part, self._part = self._part, None
+        waits, magic = part.waits, part.magic
         if self._second.removed:  # taken out while the part was being read
             kept = ~np.isin(waits["position"], list(self._second.removed))
             waits, magic = picked(waits, kept), magic[kept]
-        self._second.delivered.append(delivered)
-        self._slots.sort_in(self._second, waits, magic, self._second.add_older)
+        self._second.found_delivered(part.done, part.uncounted)
+        sort_in(self._second, waits, magic, self._second.add_older)
         return True
 
     def _next_part(self) -> _ChainPart | None:
@@ -69,32 +83,33 @@ class Loading:
                 return None
         magic = units["magic"].astype(np.int32) | NORMAL
         waits = waits_of(units, positions)
-        kept, done, uncounted = self._slots.left_of(self._second, waits, magic)
-        self._second.found_done.append(waits["physical"][done])
-        delivered = waits[uncounted]
+        kept, done, uncounted = self._findings.left_of(self._second.number, waits, magic)
+        physical, delivered = waits["physical"][done], waits[uncounted]
         if not kept.all():
-            # Apache's broker would deliver unmarked ones.
-            self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
+            if (~kept & (magic & DELETE == 0)).any():  # Apache's broker would deliver unmarked ones
+                self._second.touch()
             waits, magic = picked(waits, kept), magic[kept]
-        return _ChainPart(waits, magic, delivered)
+        return _ChainPart(waits, magic, physical, delivered)
 
 
 class _ChainPart:
     """Messages of a second, from a part of its chain."""
 
-    def __init__(self, waits: Waits, magic: Magic, delivered: Waits) -> None:
+    def __init__(self, waits: Waits, magic: Magic, done: NDArray[np.int64], uncounted: Waits) -> None:
         self.waits = waits
         self.magic = magic
-        self.delivered = delivered
-        """Messages that recovery found delivered, and that are still counted as waiting."""
+        self.done = done
+        """Physical offsets of messages of the part that recovery found delivered."""
+        self.uncounted = uncounted
+        """Those of them that are still counted as waiting."""
         self._unknown: NDArray[np.intp] = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
         """Indexes of messages whose units do not tell their deliver times."""
 
-    def learn(self, slots: Slots, number: int) -> bool:
+    def learn(self, store: MessageStore, number: int) -> bool:
         """Read records of some messages in `_unknown`. Return whether there were any. Raises OSError."""
         some = self._unknown[:LOOK_UNITS]
         for at in some.tolist():
-            slots.learn(self.waits, at, number)
+            learn(store, self.waits, at, number)
         self._unknown = self._unknown[len(some) :]
         return len(some) > 0
 
@@ -103,11 +118,12 @@ class Deleting:
     """Takes out of a loaded second the messages that its deleting records name, see
     `timer_properties.deleted_message`."""
 
-    def __init__(self, store: MessageStore, slots: Slots, second: Second) -> None:
+    def __init__(self, store: MessageStore, second: Second, delete: Callable[[Waits], None]) -> None:
+        """Begin with all deleting records of the second. `delete`: withdraws messages that were taken out of it."""
         self._store = store
-        self._slots = slots
         self._second = second
-        self._deletes, second.deletes = second.deletes, []
+        self._delete = delete
+        self._deletes = second.take_deletes()
         self._named: set[tuple[str, str] | None] = set()
         """Topics and unique keys of the messages to take out."""
         self._waits: Waits | None = None
@@ -131,10 +147,27 @@ class Deleting:
         text = self._text(physical, size) or ""
         topic, key = properties.get(text, properties.REAL_TOPIC), properties.get(text, properties.UNIQ_KEY)
         if topic is not None and key is not None and (topic, key) in self._named:
-            self._slots.delete(self._second.remove(wait))
+            self._delete(self._second.remove(wait))
         self._at += 1
         return True
 
     def _text(self, physical: int, size: int) -> str | None:
         message = self._store.message_at(physical, size)
         return message.properties_text if message is not None else None
+
+
+def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
+    """Sort messages of a slot into its second by their units' magic numbers: deleting messages, messages that need
+    another slot, and messages to be delivered, for which `add` is called. Withdrawn messages are left out."""
+    if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
+        add(waits)
+        return
+    second.add_deletes(waits[decided.is_deletion(magic) & (magic & ROLL == 0)][["physical", "size"]].tolist())
+    kept = magic & WITHDRAWN == 0
+    waits, magic = picked(waits, kept), magic[kept]
+    later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
+    if later.any():
+        second.add_again(picked(waits, later), magic[later] & ~ROLL)
+    now = ~later & (magic & DELETE == 0)
+    if now.any():
+        add(picked(waits, now))

@@ -22,14 +22,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from duemq.scheduler.timers.files.wheel import HOUR
-from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, joined, picked, waits_of
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
+from duemq.scheduler.timers.seconds.findings import Findings
+from duemq.scheduler.timers.seconds.second import NO_WAITS, joined, picked, waits_of
+from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.window import SlotWindow
 from duemq.scheduler.waiting import is_parked
 
 if TYPE_CHECKING:
     from duemq.scheduler.timers.files.log import Chain
     from duemq.scheduler.timers.seconds.second import Waits
-    from duemq.scheduler.timers.seconds.slots import Slots
 
 SLOT_UNITS: Final = 65_536
 """Approximate limit of messages parked in one slot."""
@@ -44,10 +47,25 @@ IsPaused = Callable[[int], bool]
 class Parking:
     """The slots with parked messages, and the slot whose messages are being brought back. Owned by one thread."""
 
-    def __init__(self, slots: Slots, is_shared: Callable[[int], bool]) -> None:
-        """Begin without parked messages. `is_shared`: returns whether several topics may have this hash."""
-        self._slots = slots
+    def __init__(
+        self,
+        timer_log: TimerLog,
+        wheel: TimerWheel,
+        turns: Turns,
+        window: SlotWindow,
+        findings: Findings,
+        is_shared: Callable[[int], bool],
+        read_ahead: Callable[[Waits], None],
+    ) -> None:
+        """Begin without parked messages. `is_shared`: returns whether several topics may have this hash; `read_ahead`:
+        called with messages whose records will be read soon, many at once."""
+        self._log = timer_log
+        self._wheel = wheel
+        self._turns = turns
+        self._window = window
+        self._findings = findings
         self._is_shared = is_shared
+        self._read_ahead = read_ahead
         self._seconds: dict[int, set[int]] = {}
         """The seconds in whose slots messages are parked, by the hash of their topic. A slot may have none left."""
         self._asked: set[tuple[int, int]] = set()
@@ -77,11 +95,10 @@ class Parking:
 
     def second_for(self, now_ms: int) -> int:
         """Return the second in whose slot messages that are due now are to be parked. Raises OSError."""
-        slots = self._slots
-        end = slots.base(now_ms) + slots.window
-        group = max(1, min(HOUR, slots.window // _GROUPS))
+        end = self._window.end(now_ms)
+        group = max(1, min(HOUR, self._window.size // _GROUPS))
         second = max(end // group * group - group, self._least)
-        while second < end and slots.wheel.count(second) >= SLOT_UNITS:
+        while second < end and self._wheel.count(second) >= SLOT_UNITS:
             second += 1
         self._least = second = min(second, end)
         return second
@@ -107,7 +124,7 @@ class Parking:
         if not self._seconds:
             return []
         # Messages in a slot that is loaded or past are delivered like all others of the slot.
-        turned = self._slots.preloaded
+        turned = self._turns.preloaded
         for topic_hash, seconds in list(self._seconds.items()):
             left = {second for second in seconds if second > turned}
             if left:
@@ -124,7 +141,7 @@ class Parking:
         """Return second and hash of the parked messages to be brought back next; None without any."""
         going_on = self.going_on(is_paused)
         of = self._of
-        if of is not None and of[0] > self._slots.preloaded and (of[1] in going_on or of in self._asked):
+        if of is not None and of[0] > self._turns.preloaded and (of[1] in going_on or of in self._asked):
             return of
         places = [(min(self._seconds[topic_hash]), topic_hash) for topic_hash in going_on]
         if self._asked:
@@ -145,7 +162,7 @@ class Parking:
             self._of = None
             return None
         if place != self._of:
-            self._chain = self._slots.log.chain(self._slots.wheel.last(place[0]))
+            self._chain = self._log.chain(self._wheel.last(place[0]))
             self._of, self._parts, self._waits, self._withdrawn = place, [], NO_WAITS, set()
             # Nothing more is parked in this slot.
             self._least = max(self._least, place[0] + 1)
@@ -182,7 +199,7 @@ class Parking:
             positions, units = found
             at = np.flatnonzero((units["topic_hash"] == topic_hash) & is_parked(units, second))
             waits = waits_of(units[at], positions[at])
-            kept = self._slots.left_of(Second(second), waits, waits["magic"].astype(np.int32))[0]
+            kept = self._findings.left_of(second, waits, waits["magic"].astype(np.int32)).kept
             self._parts.append(picked(waits, kept))
             return
         self._chain = None
@@ -190,4 +207,4 @@ class Parking:
         self._waits = picked(waits, np.argsort(waits["due"], kind="stable"))
         self._parts = []
         if len(self._waits):
-            self._slots.read_ahead(self._waits)
+            self._read_ahead(self._waits)

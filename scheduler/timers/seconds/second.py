@@ -183,11 +183,11 @@ class Second:
         "_older_count",
         "_read_ahead",
         "_runs",
+        "_uncounted",
         "_unsorted",
         "_unsorted_ms",
         "again",
         "deletes",
-        "delivered",
         "found_done",
         "is_loaded",
         "is_touched",
@@ -213,7 +213,7 @@ class Second:
         """Whether all messages of the second are in memory."""
         self.removed: set[int] = set()
         """Positions of the units of messages that were taken out while the second was being loaded."""
-        self.delivered: list[Waits] = []
+        self._uncounted: list[Waits] = []
         """Messages found delivered by recovery, as long as the counts of waiting messages still include them."""
         self.found_done: list[NDArray[np.int64]] = []
         """Physical offsets of all messages that recovery found delivered, in the loaded part of the second."""
@@ -238,6 +238,20 @@ class Second:
         """Whether nothing is left to do for this second, apart from `deletes`."""
         return self.loader is None and not (self.again or self._unsorted or self._older or self._runs)
 
+    def begin_loading(self, loader: Loader) -> None:
+        """Have a loader bring the messages of the second into memory. `load_some` goes on with it; when it calls
+        `was_loaded`, all are there."""
+        self.is_loaded = False
+        self.loader = loader
+
+    def was_loaded(self) -> None:
+        """Note that all messages of the second are in memory."""
+        self.is_loaded = True
+
+    def begin_deleting(self, loader: Loader) -> None:
+        """Have a loader take messages out of the second. `load_some` goes on with it."""
+        self.loader = loader
+
     def load_some(self) -> bool:
         """Do a part of the loader's work. Return whether there was a loader. Raises OSError; then the part is not
         done."""
@@ -247,6 +261,49 @@ class Second:
             self.loader = None
             self._take_in_older()
         return True
+
+    def touch(self) -> None:
+        """Note that messages of the slot were delivered or got newer units, and that their units are not marked."""
+        self.is_touched = True
+
+    def found_delivered(self, physical: NDArray[np.int64], uncounted: Waits) -> None:
+        """Note messages that recovery found delivered, by their physical offsets, and those of them that are still
+        counted as waiting."""
+        self.found_done.append(physical)
+        self._uncounted.append(uncounted)
+
+    def take_uncounted(self) -> list[Waits]:
+        """Return the messages noted by `found_delivered` that are still counted as waiting, for the caller to subtract
+        them from the counts. They are returned once."""
+        uncounted, self._uncounted = self._uncounted, []
+        return uncounted
+
+    def add_deletes(self, records: list[tuple[int, int]]) -> None:
+        """Add records (physical offset, size) that delete messages of this second."""
+        self.deletes += records
+
+    def take_deletes(self) -> list[tuple[int, int]]:
+        """Return the records that delete messages of this second, for the caller to carry them out. They are returned
+        once."""
+        deletes, self.deletes = self.deletes, []
+        return deletes
+
+    def add_again(self, waits: Waits, magic: Magic) -> None:
+        """Add messages that need another slot, with their units' magic numbers."""
+        self.again.append((waits, magic))
+
+    def first_again(self, limit: int) -> tuple[Waits, Magic]:
+        """Return some of the messages that need another slot, at most `limit`. There must be some."""
+        waits, magic = self.again[-1]
+        return waits[:limit], magic[:limit]
+
+    def drop_again(self, count: int) -> None:
+        """Drop the first `count` of the messages that `first_again` returned last: they have another slot."""
+        waits, magic = self.again[-1]
+        if len(waits) > count:
+            self.again[-1] = waits[count:], magic[count:]
+        else:
+            self.again.pop()
 
     def add(self, waits: Waits) -> None:
         """Add messages that arrive."""

@@ -1,8 +1,7 @@
-"""The slots of the timer wheel at work: messages are put into them, loaded into memory, and taken out.
+"""The slots of the timer wheel at work: messages are put into them, moved to others, and taken out.
 
 A message has one unit in a slot that is not past, or is not in the wheel yet. Units in past slots, and withdrawn ones,
-stand for no message. The messages of the current second, and of the next seconds that were loaded ahead, are in memory,
-in the order of their deliver times.
+stand for no message.
 
 Keeps invariant 18 of ARCHITECTURE.md.
 """
@@ -10,23 +9,18 @@ Keeps invariant 18 of ARCHITECTURE.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from duemq.protocol.records import timer_properties
-from duemq.protocol.records.record import StoredMessage
-from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
-from duemq.scheduler import waiting as decided
+from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.config import DAY_SECONDS, TimerConfig
-from duemq.scheduler.timers.files.formats import NO_OFFSETS, StartFacts
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import (
     APPLIED,
     DELETE,
-    MAX_DUE_MS,
     NO_MESSAGE,
     NORMAL,
     ROLL,
@@ -37,14 +31,15 @@ from duemq.scheduler.timers.files.unit import (
 )
 from duemq.scheduler.timers.files.wheel import HOUR, SLOTS, TimerWheel
 from duemq.scheduler.timers.index.census import Census
-from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.index.places import UnitPlaces
-from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.timers.recovery import Start
 from duemq.scheduler.timers.search import TimerSearch
-from duemq.scheduler.timers.seconds.loading import Deleting, Loading
+from duemq.scheduler.timers.seconds.findings import Findings
+from duemq.scheduler.timers.seconds.loading import Deleting
 from duemq.scheduler.timers.seconds.parking import Parking
-from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, picked, slot_second_of, waits_of
+from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, waits_of
+from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.window import SlotWindow
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.current import Current
 from duemq.storage.queues.pull import ColdRead, Range, patiently
@@ -56,8 +51,6 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.files.unit import Units
     from duemq.scheduler.timers.seconds.second import Waits
 
-PRELOAD_SECONDS: Final = 10
-"""Lead, in seconds, with which slots are loaded before their time."""
 _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 
@@ -71,7 +64,8 @@ class RunningSearch(Protocol):
 
 
 class Slots:
-    """The timer log, the wheel, and the seconds in memory."""
+    """Changes the timer log and the wheel, and keeps the seconds in memory, the census and the searches in line with
+    them. Each of these is an object with its own state, which only its methods change. Owned by one thread."""
 
     def __init__(
         self,
@@ -85,52 +79,35 @@ class Slots:
         root = store.config.root
         self._store = store
         self._topics = topics
-        self._config = config
-        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
-        self.places = UnitPlaces(self.log)
+        self.log = timer_log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
+        self.wheel = wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
+        self.places = UnitPlaces(timer_log)
         """The position of each message's newest unit in the log."""
-        self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
-        self.second = 0
-        """The current second: everything in slots before it is done."""
-        self.since = 0
-        """The end of the commitlog when the current second's turn came."""
-        self.log_since = 0
-        """The end of the timer log when the current second's turn came."""
-        self.resident: dict[int, Second] = {}
-        """The seconds in memory: the current one, and those up to `preloaded` that have messages."""
-        self.preloaded = 0
-        """The last second that is loaded, or being loaded, or has no messages."""
-        self.start = Start(0, 0, 0, 0, {})
+        self.findings = findings = Findings()
         """The facts that recovery found, as long as they matter."""
-        self._met_offsets: list[NDArray[np.int64]] = []
-        """Physical offsets in `start.found` that do not matter any more."""
-        self.is_replayed = False
-        """Whether all messages that were stored when the store opened are in the wheel."""
+        self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead)
+        """The current second, and the next ones in memory."""
+        self.window = window = SlotWindow(config, turns)
+        """How far ahead slots may be."""
+        self.census = Census()
+        """The waiting messages by due second and by key, once a caller has begun the census."""
+        self.search = TimerSearch(store, timer_log, self.places, turns, findings, self.census)
+        """Finds waiting messages."""
+        self.parking = Parking(timer_log, wheel, turns, window, findings, topics.is_shared, read_ahead)
+        """The parked messages."""
         self.is_handing_on = False
         """Whether the remaining messages of the current second are being moved to the next one."""
         self.policy_end = 0
         """Second after which no slot has a message whose time a policy chose."""
-        self.read_ahead = read_ahead
-        """Called with messages whose records will be read soon, many at once."""
         self._passes: list[RunningSearch] = []
         """Searches through the log in progress, which are told of messages that get newer units."""
-        self.census = Census()
-        """The waiting messages by due second and by key, once a caller has begun the census."""
-        self.search = TimerSearch(self)
-        """Finds waiting messages."""
-        self.parking = Parking(self, topics.is_shared)
-        """The parked messages."""
 
-    def load(self, start: Start, places: UnitPlaces, policy_end: int) -> None:
+    def load(self, start: Start, policy_end: int) -> None:
         """Begin with the state that recovery found."""
-        self.start, self.places, self.policy_end = start, places, policy_end
-        self.second, self.since, self.log_since = start.second, start.since, start.log_since
-        self.preloaded = start.second
+        self.policy_end = policy_end
+        self.findings.load(start)
+        self.turns.load(start)
         self.parking.found(start.parked)
-
-    def was_replayed(self) -> None:
-        """Note that all messages stored when the store opened are in the wheel."""
-        self.is_replayed = True
 
     def note_held(self, second: int) -> None:
         """Note that a message whose time a policy chose has a slot of this second."""
@@ -145,30 +122,6 @@ class Slots:
         self._passes.remove(search)
 
     # --- putting
-
-    @property
-    def window(self) -> int:
-        """The farthest distance of a slot, in seconds."""
-        return self._config.value.roll_window
-
-    def slot_for(self, second: int, now_ms: int) -> int:
-        """Return the second whose slot, as of now, takes messages due in `second`."""
-        excess = second - self.base(now_ms) - self.window
-        return second if excess <= 0 else second + -(-excess // self.window) * -self.window
-
-    def slots_for(self, seconds: NDArray[np.int64], now_ms: int) -> NDArray[np.int64]:
-        """Return the results of `slot_for` for the due seconds of many messages."""
-        # The slot is a multiple of the window earlier, so that it can be computed from the deliver time.
-        window = self.window
-        excess = np.maximum(seconds - (self.base(now_ms) + window), 0)
-        slots: NDArray[np.int64] = seconds - -(-excess // window) * window
-        return slots
-
-    def base(self, now_ms: int) -> int:
-        """Return the second from which the window reaches ahead: that of `now_ms` or the current one, the later of the
-        two, but no more than half a turn of the wheel ahead of the current one, which may be far behind after a long
-        stop."""
-        return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
     def put(
         self,
@@ -189,7 +142,8 @@ class Slots:
         seconds, is_far = self._seconds_for(waits, now_ms, not_before)
         if is_far.any():
             magic = np.where(is_far, magic | ROLL, magic)
-        write_second = min(max(now_second, self.second - _MAX_LAG_SECONDS), self.second + _MAX_LAG_SECONDS)
+        current = self.turns.second
+        write_second = min(max(now_second, current - _MAX_LAG_SECONDS), current + _MAX_LAG_SECONDS)
         all_positions = self.log.positions(len(waits) + len(past))
         positions = all_positions[: len(waits)]
         plan = self.wheel.plan(seconds, positions)
@@ -213,8 +167,8 @@ class Slots:
             waits["position"] = positions
             if self.census.is_complete:
                 self.census.added(waits[magic & NO_MESSAGE == 0])
-            if int(plan.seconds[0]) <= self.preloaded:
-                self._add_resident(waits, magic, seconds)
+            if int(plan.seconds[0]) <= self.turns.preloaded:
+                self.turns.add(waits, magic, seconds)
 
     def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
         """Read all that `put` will need for the same messages and the same time, so that `put` itself reads nothing.
@@ -227,13 +181,14 @@ class Slots:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the second in whose slot each message is put: that in which it is due, but not before the current one
         or `not_before`, and an earlier one beyond the window; and whether it is beyond the window."""
-        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
+        current = self.turns.second
+        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, current)
         if not_before is not None:
             seconds = np.maximum(seconds, not_before)
-        is_far = seconds > self.base(now_ms) + self.window
+        is_far = seconds > self.window.end(now_ms)
         if is_far.any():
-            nearer = self.slots_for(seconds, now_ms)
-            seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
+            nearer = self.window.slots_for(seconds, now_ms)
+            seconds = np.where(is_far, np.minimum(nearer, current + SLOTS - HOUR), seconds)
         return seconds, is_far
 
     @staticmethod
@@ -244,106 +199,11 @@ class Slots:
         units["due_ms"][kind == NO_MESSAGE] = APPLIED
         units["due_ms"][kind == DELETE] = 0  # the value that RocketMQ's broker writes
 
-    def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
-        """Add messages to seconds in memory."""
-        near = seconds <= self.preloaded
-        for number in sorted(set(seconds[near].tolist())):
-            second = self.resident.get(number)
-            if second is None:
-                second = self.resident[number] = Second(number)
-            mine = seconds == number
-            self.sort_in(second, waits[mine], magic[mine], second.add)
-
-    @staticmethod
-    def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
-        """Sort messages of a slot into its second by their units' magic numbers: deleting messages, messages that need
-        another slot, and messages to be delivered, for which `add` is called. Withdrawn messages are left out."""
-        if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
-            add(waits)
-            return
-        for physical, size in waits[decided.is_deletion(magic) & (magic & ROLL == 0)][["physical", "size"]].tolist():
-            second.deletes.append((physical, size))
-        kept = magic & WITHDRAWN == 0
-        waits, magic = picked(waits, kept), magic[kept]
-        later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
-        if later.any():
-            second.again.append((picked(waits, later), magic[later] & ~ROLL))
-        now = ~later & (magic & DELETE == 0)
-        if now.any():
-            add(picked(waits, now))
-
-    # --- seconds in memory
-
-    @property
-    def current(self) -> Second:
-        """The second whose turn it is, with its messages."""
-        return self.resident[self.second]
-
-    def open(self, number: int) -> None:
-        """Begin to load a second, unless it is in memory. Raises OSError; then nothing changed."""
-        if number in self.resident:
-            return
-        last = self.wheel.last(number)
-        second = self.resident[number] = Second(number, self.read_ahead)
-        if last >= 0:
-            second.is_loaded = False
-            second.loader = Loading(self, second, last)
-
-    def left_of(
-        self, second: Second, waits: Waits, magic: NDArray[np.int32]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return three masks of units in a second's slot: units still to be done, units that recovery found delivered,
-        and those of the latter that are still counted as waiting. Changes nothing, as searches call it too."""
-        start = self.start
-        left = decided.left_of(
-            waits["physical"], waits["position"], magic, waits["due"], second.number, start.second, start.found
-        )
-        uncounted = left.done
-        if len(start.done):
-            uncounted = left.done & (magic & DELETE == 0)
-            if second.number == start.second:
-                uncounted &= ~is_among(waits["physical"], start.found.counted)
-        return left.kept, left.done, uncounted
-
-    def was_loaded(self, second: Second) -> None:
-        """Note that all messages of a second are in memory."""
-        second.is_loaded = True
-        self._count_delivered(second)
-
-    def _count_delivered(self, second: Second) -> None:
-        """Subtract the messages of a second that recovery found delivered from the counts, once it is loaded and is the
-        current one: the note can tell only for the current second whether this was done."""
-        if second.number == self.second and second.is_loaded:
-            for waits in second.delivered:
-                self._topics.count(waits, -1)
-            second.delivered = []
-
-    @property
-    def counted_at(self) -> int:
-        """The present value of the note's `counted at` (`timers.files.formats`)."""
-        if self.current.is_loaded:
-            return self._store.log.end
-        return self.start.counted_at if self.second == self.start.second else 0
-
-    def learn(self, waits: Waits, at: int, number: int) -> None:
-        """Read deliver time and key of a message from its record, as a unit written by Apache's broker lacks them.
-        `number`: the second of its slot, whose end counts as the deliver time if the record tells none. Raises
-        OSError."""
-        message = self._store.message_at(*waits[["physical", "size"]][at].item())
-        due_ms = due_of(message) if message is not None else None
-        waits["due"][at] = min(due_ms, MAX_DUE_MS) if due_ms is not None else (number + 1) * PRECISION_MS
-        waits["key"][at] = key_of(message.properties_text) if message is not None else 0
-
-    def loaded(self, number: int) -> Second:
-        """Load the rest of a second in memory and return it. Raises OSError."""
-        second = self.resident[number]
-        while second.load_some():
-            pass
-        return second
+    # --- the current second
 
     def delete_by_key(self, second: Second) -> None:
         """Begin to take out the messages that a second's deleting records name. `Second.load_some` goes on with it."""
-        second.loader = Deleting(self._store, self, second)
+        second.begin_deleting(Deleting(self._store, second, self.delete))
 
     def delete(self, waits: Waits) -> None:
         """Withdraw cancelled messages by their units. The caller takes them out of the second in memory."""
@@ -356,19 +216,6 @@ class Slots:
         self._topics.count(waits, -1)
         if self.census.is_begun:
             self.census.removed(waits)
-
-    def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
-        """Give the next second its turn if the current one is done and over. Return whether a second got its turn.
-        Seconds without messages get none, except once an hour, or if `is_idle`: so while nothing happens, nothing
-        changes that a checkpoint would note. Raises OSError; then nothing changed."""
-        frontier = slot_second(now_ms)
-        if self.second >= frontier or not self.current.is_done:
-            return False
-        following = self.wheel.next_second(self.second + 1, frontier + 1)
-        if following is None and not is_idle and frontier - self.second < HOUR:
-            return False
-        self._turn(following if following is not None else frontier)
-        return True
 
     def begin_handing_on(self) -> None:
         """Deliver nothing of the current second until `end_handing_on`: its remaining messages go to the next
@@ -383,15 +230,16 @@ class Slots:
         """Whether slots from the current one on, before that of second `beyond`, may have unmarked units of messages
         that are delivered or have newer units: Apache's broker, which goes by the units alone, would deliver them
         again. Raises OSError."""
-        has_more = self.second < beyond and len(self.start.done) > 0
-        return has_more or self.loaded(self.second).is_touched
+        turns = self.turns
+        has_more = turns.second < beyond and len(self.findings.start.done) > 0
+        return has_more or turns.loaded(turns.second).is_touched
 
     def hand_on(self, now_ms: int, beyond: int = 0) -> bool:
         """Move some remaining messages of the current second to the slot of the next second, or of `beyond` if that is
         later. When none is left, the next second with messages up to that one gets its turn. Return whether some are
         left. The messages are moved from the first to the last, and none is delivered until all are moved: so their
         order is kept. Raises OSError; then this step changed nothing."""
-        second = self.current
+        second = self.turns.current
         if second.load_some():
             return True
         if second.deletes:
@@ -409,85 +257,36 @@ class Slots:
                 self.census.removed(waits)
                 second.drop(len(waits))
             return True
-        following = self.wheel.next_second(second.number + 1, target)
-        self._turn(following if following is not None else target)
+        self.turns.turn_up_to(target)
         return False
 
     def mark_delivered(self) -> Iterator[None]:
         """Mark the units in future slots whose messages recovery found delivered, as happens if the clock was set back
         since: Apache's broker, which goes by the units alone, would deliver them again. Each step marks some. Raises
         OSError."""
-        before = self.second
-        while len(self.start.done):
-            number = self.wheel.next_second(before + 1, self.start.recovered_to)
+        findings, turns = self.findings, self.turns
+        before = turns.second
+        while len(findings.start.done):
+            number = self.wheel.next_second(before + 1, findings.start.recovered_to)
             if number is None:
                 return
             before = number
-            second = self.resident.get(number, Second(number))
-            if number in self.resident:
-                self.loaded(number)
+            second = turns.loaded(number) if number in turns.resident else Second(number)
             for positions, units in self.log.chain(self.wheel.last(number)):
                 others = np.flatnonzero(seconds_of(units) != number)
                 first = int(others[-1]) + 1 if len(others) else 0
                 magic = units["magic"].astype(np.int32)
                 waits = waits_of(units, positions)
-                _, done, uncounted = self.left_of(second, waits, magic | NORMAL)
+                _, done, uncounted = findings.left_of(number, waits, magic | NORMAL)
                 done[:first] = uncounted[:first] = False
                 for position, each in zip(positions[done].tolist(), magic[done].tolist(), strict=True):
                     self.log.withdraw(position, each)
                 self._topics.count(waits[uncounted], -1)
-                self.forget([waits["physical"][done]])
+                findings.forget([waits["physical"][done]])
                 yield
                 if first:
                     break
-            second.delivered = []
-
-    def _turn(self, number: int) -> None:
-        """Give a second, behind the current one, its turn. Earlier deliveries need not be known any more, as none was
-        of a message in this slot or a later one. Deliveries that recovery found may be, and are noted separately.
-        Raises OSError; then nothing changed."""
-        self.open(number)
-        old = self.resident.pop(self.second)
-        self.forget(old.found_done)
-        self.second = number
-        self.preloaded = max(self.preloaded, number)
-        self._count_delivered(self.current)
-        self.since, self.log_since = self._store.log.end, self.log.end
-        if self.is_replayed and self.second >= self.start.recovered_to:
-            self.start, self._met_offsets = Start(0, 0, 0, 0, {}), []
-
-    def forget(self, done: Iterable[NDArray[np.int64]]) -> None:
-        """Forget that recovery found messages delivered: they have no unit in a future slot. `done`: physical
-        offsets."""
-        self._met_offsets += [offsets for offsets in done if len(offsets)]
-        if sum(map(len, self._met_offsets)) * 4 > len(self.start.done):
-            self._drop_settled_findings()
-
-    def _drop_settled_findings(self) -> None:
-        if not self._met_offsets:
-            return
-        found = self.start.found
-        met, self._met_offsets = np.concatenate(self._met_offsets), []
-        left = [
-            np.delete(offsets, np.searchsorted(offsets, met[is_among(met, offsets)]))
-            for offsets in (found.done, found.counted)
-        ]
-        self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
-
-    def found(self) -> StartFacts:
-        """Return the facts that recovery found, as far as they matter now: a part of the note
-        (`timers.files.formats`)."""
-        self._drop_settled_findings()
-        found = self.start.found
-        if self.current.is_loaded:
-            found = found._replace(counted=found.done)
-        elif self.second != self.start.second:
-            found = found._replace(counted=NO_OFFSETS)
-        if self.second != self.start.second:
-            found = found._replace(moved=NO_OFFSETS, moved_by=NO_OFFSETS)
-        if self.is_replayed:
-            found = found._replace(withdrawn=NO_OFFSETS)
-        return found
+            second.take_uncounted()  # they are subtracted above
 
     def move(
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
@@ -513,53 +312,15 @@ class Slots:
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later than the second another slot. Return whether those were the
         last. Raises OSError."""
-        waits, magic = second.again[-1]
-        moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
-        second.is_touched = True
+        waits, magic = second.first_again(_ROLL_UNITS)
+        moving = waits[magic & NO_MESSAGE == 0]
+        second.touch()
         self.moving(moving)
-        self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        self.move(waits, magic, max(now_ms, (second.number + 1) * PRECISION_MS))
         with self._store.health.noting():
             self.census.removed(moving)
-            if len(waits) > _ROLL_UNITS:
-                second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
-            else:
-                second.again.pop()
+            second.drop_again(len(waits))
         return not second.again
-
-    def preload(self, now_ms: int) -> bool:
-        """Load a part of the next seconds. Return whether there was anything to do. Raises OSError."""
-        for second in self.resident.values():
-            if second.load_some():
-                return True
-        start, end = max(self.preloaded, self.second) + 1, now_ms // PRECISION_MS + PRELOAD_SECONDS
-        if start > end:
-            return False
-        following = self.wheel.next_second(start, end + 1)
-        if following is not None:
-            self.open(following)
-        self.preloaded = following if following is not None else end
-        return following is not None
-
-    def next_ms(self, now_ms: int, preload_ms: int = 0) -> int | None:
-        """Return when there will be something to deliver or to load, ms since the epoch; None if nothing waits. Future
-        seconds are not loaded before `preload_ms`. Raises OSError."""
-        current, times = self.current, []
-        if current.loader is not None or current.again or current.deletes:
-            return now_ms
-        if any(second.loader is not None for second in self.resident.values()):
-            times.append(preload_ms)
-        for number in sorted(self.resident):
-            second = self.resident[number]
-            head = second.head_ms
-            if number != self.second and (head is not None or second.again or second.deletes):
-                head = max(head or 0, number * PRECISION_MS + 1)
-            if head is not None:
-                times.append(head)
-                break
-        following = self.wheel.next_second(self.preloaded + 1, self.second + SLOTS)
-        if following is not None:
-            times.append(max(preload_ms, (following - PRELOAD_SECONDS) * PRECISION_MS))
-        return max(now_ms, min(times)) if times else None
 
     # --- taking out
 
@@ -568,7 +329,7 @@ class Slots:
         that withdraws it is written already, and no failed read may come between the two."""
         self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
         self.parking.withdrawn(int(waits["position"][0]))
-        second = self.resident.get(number)
+        second = self.turns.resident.get(number)
         if second is not None:
             second.remove(waits)
         self.gone(waits)
@@ -611,7 +372,7 @@ class Slots:
         units = np.zeros(count, UNIT)
         units["size"], units["previous"] = UNIT.itemsize, -1
         units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
-        units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
+        units["delay_ms"] = (self.turns.second - HOUR) * PRECISION_MS - units["write_ms"]
         return units
 
     def expire(self, kept_from: int, second: int) -> Iterator[list[str] | ColdRead]:
@@ -630,9 +391,3 @@ class Slots:
                     return
                 yield []
             yield self.log.drop_before(end)
-
-
-def due_of(message: StoredMessage) -> int | None:
-    """Return when a stored message of the timer topic is due, ms since the epoch; None if it is no timer message."""
-    text, prepared = message.properties_text, message.prepared_transaction_offset
-    return timer_properties.due_of(text, message.store_timestamp, prepared)

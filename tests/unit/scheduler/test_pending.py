@@ -631,7 +631,7 @@ def test_a_search_after_a_kill_changes_nothing_of_what_was_found_delivered(world
     world.pass_time(1400)
     assert world.bodies() == [b"m1", b"m2"]
     world.open()
-    assert not world.timers._slots.current.is_loaded
+    assert not world.timers._slots.turns.current.is_loaded
     assert world.told() == [b"m3", b"m4"]
     world.pass_time(5000)
     assert world.bodies() == [b"m1", b"m2", b"m3", b"m4"]

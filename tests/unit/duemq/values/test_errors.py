@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import duemq
 from duemq import errors
 from duemq.errors import BrokerError, error_of
 from duemq.protocol.frames.command import Command
@@ -61,7 +62,9 @@ def test_errors_are_also_what_python_calls_them() -> None:
 
 def test_the_drawing_shows_every_error() -> None:
     drawing = errors.__doc__ or ""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DueMQError)]
+    values = [*vars(errors).values(), *(getattr(duemq, name) for name in duemq.__all__)]
+    kinds = [kind for kind in values if isinstance(kind, type) and issubclass(kind, errors.DueMQError)]
+    assert duemq.SendManyError in kinds
     for kind in kinds:
         line = next(line for line in drawing.splitlines() if line.lstrip("│├└─ ").split(" ")[0] == kind.__name__)
         if kind is not errors.DueMQError:

@@ -15,6 +15,7 @@ from duemq.scheduler.timers.index.census import Census, DueCounts
 from duemq.scheduler.timers.index.places import UnitPlaces
 from duemq.scheduler.timers.seconds.second import Second
 from duemq.scheduler.timers.seconds.slots import Slots
+from duemq.scheduler.timers.seconds.turns import Turns
 from duemq.storage.errors import StoreBroken
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
@@ -29,7 +30,7 @@ PLACES: list[tuple[type, str]] = [
     (Second, "add"),
     (Second, "_take_in"),
     (Second, "drop"),
-    (Slots, "_add_resident"),
+    (Turns, "add"),
     (Slots, "gone"),
     (Slots, "_units_of_past"),
 ]

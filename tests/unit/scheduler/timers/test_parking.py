@@ -288,7 +288,7 @@ def test_a_kill_before_a_checkpoint_is_durable_leaves_no_mark(world: TimerWorld,
     parked(world)
     world.checkpoint()
     world.timers.set_policy("orders", None)
-    drain(world, lambda: len(world.timers._slots.current) > 0)
+    drain(world, lambda: len(world.timers._slots.turns.current) > 0)
     now = look(world.clock)
     world.timers.note()
     world.timers.begin_write()
@@ -402,7 +402,7 @@ def apaches(world: TimerWorld) -> list[StoredMessage]:
     slots = world.timers._slots
     slots.log.superseded._blocks.clear()  # Apache's broker does not know duemq's note
     found = []
-    for second in range(slots.second, slots.second + SLOTS // 2):
+    for second in range(slots.turns.second, slots.turns.second + SLOTS // 2):
         position = slots.wheel.last(second)
         while position >= 0:
             unit = slots.log.read(position, 1)[0]

@@ -339,12 +339,12 @@ def test_one_second_is_handed_on_whatever_has_to_be_read_first(monkeypatch: pyte
             world.checkpoint()
             patch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 100)
             patch.setattr("duemq.scheduler.timers.checkpoint._MAX_TURN_SECONDS", -1)
-            before = world.timers._slots.second
+            before = world.timers._slots.turns.second
             with NothingInMemory(world, number) as reads:
                 world.timers.begin_write()
                 while world._tried(lambda world=world: world.timers.write_some(look(world.clock))):  # type: ignore[misc]
                     pass
-            seconds.add(world.timers._slots.second - before)
+            seconds.add(world.timers._slots.turns.second - before)
         assert seconds == {1}, number
         if number >= 0 and reads.is_over:
             assert number > 0, "nothing is read"

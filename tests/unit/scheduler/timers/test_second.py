@@ -54,6 +54,7 @@ class Model:
         class Loader:
             def step(self) -> bool:
                 if not parts:
+                    model.second.was_loaded()
                     return False
                 dues = parts.pop(0)
                 model.oldest -= len(dues)
@@ -63,7 +64,7 @@ class Model:
                 model.left = sorted(model.left + messages)
                 return True
 
-        self.second.loader = Loader()
+        self.second.begin_loading(Loader())
 
     def take(self, now: int, limit: int, share: float, *, back: bool) -> None:
         """Deliver some of the due messages, or only look at them."""

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from duemq.protocol.records import properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
+from duemq.scheduler.timers.deliver_times import LOOK_UNITS
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.files.formats import StartFacts, Sums, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum
@@ -27,7 +28,6 @@ from duemq.scheduler.timers.files.superseded import RUN
 from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE
 from duemq.scheduler.timers.files.wheel import TimerWheel
 from duemq.scheduler.timers.policy.policies import TimerPolicy
-from duemq.scheduler.timers.search import LOOK_UNITS
 from duemq.storage.budget import Pieces
 from duemq.storage.clock import look
 from duemq.storage.durability.retention import RetentionConfig
@@ -512,7 +512,7 @@ def test_each_start_reads_what_was_written_since_the_last_checkpoint_only() -> N
         for place in places[900 + n * 10 : 900 + n * 10 + 2]:
             assert world.cancel(place) is Cancelled.CANCELLED
             cancelled.add(place)
-        since = world.timers._slots.since
+        since = world.timers._slots.turns.since
         world.checkpoint()
         world.pass_time(55)
         with reads_of(Origins) as origins:
@@ -874,7 +874,7 @@ def test_recovery_need_not_read_all_since_the_clock_was_set_back(
         world.checkpoint()
         if turn in (5, 11):
             world.open()
-    assert world.recovered.start - world.timers._slots.since < 8000
+    assert world.recovered.start - world.timers._slots.turns.since < 8000
     world.pass_time(31 * DAY_MS)
     assert Counter(world.bodies()) == {f"m{n}".encode(): 1 for n in range(1, 57)}
 
@@ -891,11 +891,11 @@ def test_a_turn_is_not_longer_for_the_time_in_which_nothing_happened(
         world.pass_time(1000)
         world.checkpoint()
     world.pass_time(400)
-    second = world.timers._slots.second
+    second = world.timers._slots.turns.second
     assert 0 < len(world.bodies()) < 20
     for _ in range(2):
         world.checkpoint()
-    assert world.timers._slots.second == second
+    assert world.timers._slots.turns.second == second
     world.pass_time(1000)
     assert world.bodies() == [f"m{n}".encode() for n in range(1, 21)]
 
@@ -960,12 +960,12 @@ def test_what_is_handed_on_was_deleted_before(world: TimerWorld, monkeypatch: py
     world.put(text)
     world.run()
     slots = world.timers._slots
-    while slots.second < START_MS // 1000 + 5:
+    while slots.turns.second < START_MS // 1000 + 5:
         world.clock.advance(100)
-        slots.advance(world.clock.now_ms())
+        slots.turns.advance(world.clock.now_ms())
     world.send(START_MS + DAY_MS)
     world.checkpoint()
-    assert slots.second > START_MS // 1000 + 5
+    assert slots.turns.second > START_MS // 1000 + 5
     world.pass_time(3000)
     assert world.bodies() == [b"m2"]
 
@@ -979,19 +979,19 @@ def test_what_is_handed_on_again_and_again_is_found(
     place = world.send(START_MS + 500)
     world.pass_time(100)
     slots = world.timers._slots
-    second = slots.second
+    second = slots.turns.second
     world.clock.set_wall(START_MS - DAY_MS)
     for _ in range(6):
         world.send(START_MS + DAY_MS)
         world.run()
         world.checkpoint()
-    assert slots.second == second + 6
+    assert slots.turns.second == second + 6
     world.send(START_MS + DAY_MS)
     world.run()
     writing = world.owned.writing()
     while not slots.is_handing_on:
         next(writing)
-    assert slots.current.is_done, "it has another unit, and its second is not over"
+    assert slots.turns.current.is_done, "it has another unit, and its second is not over"
     if is_moved:
         for _ in writing:
             pass
@@ -1078,7 +1078,7 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
     world = TimerWorld(TimerConfig(log_segment_size=5200, roll_window=40))
     place = world.send(START_MS + 113_907)
     world.pass_time(36_000)
-    assert world.timers._slots.second == START_MS // 1000 + 33, "the second in whose slot it has waited until now"
+    assert world.timers._slots.turns.second == START_MS // 1000 + 33, "the second in whose slot it has waited until now"
     assert world.cancel(place) is Cancelled.CANCELLED
     world.close()
     world.open()
@@ -1286,10 +1286,10 @@ def test_an_hour_without_messages_is_noted_once() -> None:
     world = TimerWorld()
     world.send(START_MS + 2000)
     world.pass_time(60_000)
-    before = world.timers._slots.second
+    before = world.timers._slots.turns.second
     world.clock.advance(3_500_000)
     world.run()
-    assert world.timers._slots.second == before
+    assert world.timers._slots.turns.second == before
     world.clock.advance(200_000)
     world.run()
-    assert world.timers._slots.second == world.clock.now_ms() // 1000 - 1
+    assert world.timers._slots.turns.second == world.clock.now_ms() // 1000 - 1

@@ -138,8 +138,8 @@ def test_a_message_that_is_cancelled_while_its_second_is_loaded_is_not_delivered
             yield positions, without
 
     slots.log.chain = theirs  # type: ignore[method-assign,assignment]
-    slots.open(number)
-    second = slots.resident[number]
+    slots.turns.open(number)
+    second = slots.turns.resident[number]
     assert isinstance(second.loader, Loading)
     while second.loader._part is None or len(second.loader._part.waits) < 60:
         assert second.load_some()
