@@ -285,7 +285,7 @@ async def test_a_broker_that_does_not_answer(pair: Pair) -> None:
     name_server = next(broker for broker in (first, second) if broker.name == "a")
     first.on(LIST, None)
     second.on(LIST, page())
-    async with make_admin(name_server, timeout=0.05) as admin:
+    async with make_admin(name_server, timeout=0.5) as admin:
         with pytest.raises(RequestTimeoutError):
             await admin.count()
 

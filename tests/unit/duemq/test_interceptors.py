@@ -221,7 +221,7 @@ async def test_what_a_caller_who_leaves_send_each_had_taken_is_told(
     options: dict[str, Any] = {"interceptors": [Notes(seen)], "max_in_flight": 2, "_intervals": INTERVALS}
     broker.on(BATCH, None)
     broker.on(SEND, None)
-    async with Producer(broker.address, timeout=0.2, **options) as producer:
+    async with Producer(broker.address, timeout=1, **options) as producer:
         outcomes = producer.send_each(Message("demo", b"%d" % number, sharding_key="k") for number in range(9))
         first = asyncio.ensure_future(anext(outcomes))
         await broker.until(lambda: bool(broker.requests_of(SEND) or broker.requests_of(BATCH)))

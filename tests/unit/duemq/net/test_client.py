@@ -58,7 +58,7 @@ async def test_from_time_to_time_brokers_get_a_heartbeat_and_routes_are_refreshe
 
 async def test_a_broker_that_does_not_answer_a_heartbeat_is_connected_anew(broker: FakeBroker, open_: Open) -> None:
     broker.on(BEAT, success(), None, success())
-    client = await open_(replace(INTERVALS, request_timeout=0.01))
+    client = await open_(replace(INTERVALS, request_timeout=1.0))
     first = await client.broker(broker.address)
     await client.beat([broker.address])
     assert not first.is_open

@@ -132,7 +132,7 @@ async def test_a_broker_that_stops_answering_is_connected_anew_within_moments(
     a minute here, and a request of another kind would find out only when it is made."""
     broker.topics["demo"] = 1
     await broker.store("demo", b"a")
-    async with make_consumer(broker, _intervals=replace(INTERVALS, silence=0.02, request_timeout=0.1)) as consumer:
+    async with make_consumer(broker, _intervals=replace(INTERVALS, silence=0.02, request_timeout=0.5)) as consumer:
         await (await take(consumer, 1))[0].ack()
         fall_silent(broker)
         await broker.store("demo", b"b")
@@ -153,7 +153,7 @@ async def test_a_silent_broker_of_which_nothing_is_asked_is_left_alone(broker: F
 async def test_a_name_server_that_stops_answering_is_connected_anew(broker: FakeBroker) -> None:
     broker.topics["demo"] = 1
     client = Client(
-        broker.address, codec="auto", heartbeat=HeartbeatData, intervals=replace(INTERVALS, request_timeout=0.1)
+        broker.address, codec="auto", heartbeat=HeartbeatData, intervals=replace(INTERVALS, request_timeout=0.5)
     )
     await client.start()
     await client.routes.find("demo")

@@ -186,7 +186,7 @@ async def test_delays_are_told_as_level_or_time(broker: FakeBroker, recorded: Re
 
 async def test_a_failed_send_says_what_failed(broker: FakeBroker, recorded: Recorded) -> None:
     broker.on(SEND, None)
-    async with make_producer(broker, recorded, timeout=0.05, retries=0) as producer:
+    async with make_producer(broker, recorded, timeout=0.5, retries=0) as producer:
         with pytest.raises(RequestTimeoutError):
             await producer.send("demo", b"one")
         with pytest.raises(ArgumentError):
