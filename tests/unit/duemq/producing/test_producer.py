@@ -25,6 +25,7 @@ from duemq import (
     PeerError,
     Producer,
     RequestTimeoutError,
+    Retries,
     SendStatus,
     UnavailableError,
 )
@@ -379,7 +380,7 @@ async def test_a_broker_that_stored_nothing_is_tried_until_the_time_is_up(
         "sends to 127.0.0.1",
     ], "one line when it begins, one when it is over"
     broker.on(SEND, failure(14, "disk full"))
-    slow = Producer(broker.address, _intervals=replace(INTERVALS, first_pause=1e6, longest_pause=1e6))
+    slow = Producer(broker.address, retries=Retries(first_pause=60, longest_pause=60), _intervals=INTERVALS)
     async with slow:
         with pytest.raises(UnavailableError, match="disk full") as caught:
             await slow.send("demo", b"x", timeout=1)
