@@ -13,13 +13,12 @@ import structlog
 from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_EXPRESSION_LENGTH, MAX_NAME_LENGTH, Limits
 from duemq.broker.net.connection import Connection
-from duemq.broker.net.request_turns import IsOver, RequestTurns
+from duemq.broker.net.request_turns import RequestTurns
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.protocol.codes import RequestCode, ResponseCode
-from duemq.protocol.frames.command import Command
+from duemq.broker.tables.member_notifications import MemberNotifications
+from duemq.protocol.codes import ResponseCode
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.requests.bodies import BROADCASTING, ConsumerData, HeartbeatData, SubscriptionData
-from duemq.protocol.requests.headers import ConsumerGroup as GroupHeader
 from duemq.storage.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -166,7 +165,6 @@ class Clients:
         self._settings = settings
         self._clock = clock
         self._limits = limits
-        self._turns = turns
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Client]] = {}
         self._of_connection: dict[Connection, set[_Membership]] = {}
@@ -174,12 +172,7 @@ class Clients:
         """All members, ordered by their last heartbeat, oldest first."""
         self._entries = 0
         """The number of members, plus the entries that the groups' subscriptions count as."""
-        self._changed: OrderedDict[str, None] = OrderedDict()
-        """Groups whose members are still to be notified."""
-        self._to_tell: Iterator[Client] = iter(())
-        """The remaining members of the group being notified, `_telling`."""
-        self._telling = ""
-        self._has_work = False
+        self._notifications = MemberNotifications(turns, self._connections_of)
 
     def check(self, connection: Connection, data: HeartbeatData) -> None:
         """Raise Refused for a heartbeat that would exceed the limits; none of it may be taken over then."""
@@ -353,31 +346,12 @@ class Clients:
                 self._notify_later(group.name)
 
     def _notify_later(self, group: str) -> None:
-        """Queue a group whose members must rebalance: they are notified once, however many come and go in a turn of the
-        loop."""
-        if not self._settings.config.notify_consumers:
-            return
-        self._changed[group] = None
-        if not self._has_work:
-            self._has_work = True
-            self._turns.add(self, is_little=True)
+        if self._settings.config.notify_consumers:
+            self._notifications.add(group)
 
-    def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.RequestWork`: notify some members."""
-        while True:
-            member = next(self._to_tell, None)
-            if member is not None:
-                ext = GroupHeader(self._telling).to_ext()
-                member.connection.notify(Command(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext=ext))
-            elif self._changed:
-                self._telling, _ = self._changed.popitem(last=False)
-                group = self.consumers.get(self._telling)
-                self._to_tell = iter(list(group.members.values()) if group is not None else ())
-            else:
-                self._has_work = False
-                return False
-            if is_over():
-                return True
+    def _connections_of(self, name: str) -> list[Connection]:
+        group = self.consumers.get(name)
+        return [member.connection for member in group.members.values()] if group is not None else []
 
 
 def _memberships(data: HeartbeatData) -> Iterator[_Membership]:

@@ -25,9 +25,9 @@ import numpy as np
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.seconds.findings import Findings
+from duemq.scheduler.timers.seconds.roll_window import RollWindow
 from duemq.scheduler.timers.seconds.second import NO_WAITS, joined, picked, waits_of
 from duemq.scheduler.timers.seconds.turns import Turns
-from duemq.scheduler.timers.seconds.window import SlotWindow
 from duemq.scheduler.waiting import is_parked
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Parking:
         timer_log: TimerLog,
         wheel: TimerWheel,
         turns: Turns,
-        window: SlotWindow,
+        window: RollWindow,
         findings: Findings,
         is_shared: Callable[[int], bool],
         read_ahead: Callable[[Waits], None],

@@ -37,9 +37,9 @@ from duemq.scheduler.timers.search import TimerSearch
 from duemq.scheduler.timers.seconds.findings import Findings
 from duemq.scheduler.timers.seconds.loading import Deleting
 from duemq.scheduler.timers.seconds.parking import Parking
+from duemq.scheduler.timers.seconds.roll_window import RollWindow
 from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, waits_of
 from duemq.scheduler.timers.seconds.turns import Turns
-from duemq.scheduler.timers.seconds.window import SlotWindow
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.current import Current
 from duemq.storage.queues.pull import ColdRead, Range, patiently
@@ -87,7 +87,7 @@ class Slots:
         """The facts that recovery found, as long as they matter."""
         self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead)
         """The current second, and the next ones in memory."""
-        self.window = window = SlotWindow(config, turns)
+        self.window = window = RollWindow(config, turns)
         """How far ahead slots may be."""
         self.census = Census()
         """The waiting messages by due second and by key, once a caller has begun the census."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class SlotWindow:
+class RollWindow:
     """The window as of a given time. A message due beyond it gets a slot that is a multiple of the window earlier, so
     that the slot can be computed from the deliver time."""
 
