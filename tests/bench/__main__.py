@@ -24,25 +24,23 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.bench import (
-    acl_cases,
-    cases,
-    client_cases,
-    kafka_cases,
-    level_cases,
-    mqtt_cases,
-    pressure_cases,
-    spark_cases,
-    tag_cases,
-    timer_cases,
-    timer_growth,
-    tls_cases,
-)
 from tests.bench.brokers import MakeBroker, apache, ours
+from tests.bench.cases import acl as acl_cases
+from tests.bench.cases import broker as broker_cases
+from tests.bench.cases import clients as client_cases
+from tests.bench.cases import kafka as kafka_cases
+from tests.bench.cases import levels as level_cases
+from tests.bench.cases import mqtt as mqtt_cases
+from tests.bench.cases import pressure as pressure_cases
+from tests.bench.cases import spark as spark_cases
+from tests.bench.cases import tags as tag_cases
+from tests.bench.cases import timer_growth
+from tests.bench.cases import timers as timer_cases
+from tests.bench.cases import tls as tls_cases
 from tests.bench.figures import Figures, median, table
 
 NAMES = (
-    *cases.NAMES,
+    *broker_cases.NAMES,
     *client_cases.NAMES,
     *kafka_cases.NAMES,
     *acl_cases.NAMES,
@@ -70,7 +68,7 @@ def main() -> None:
     print(
         table(
             {
-                **cases.FIGURES,
+                **broker_cases.FIGURES,
                 **client_cases.FIGURES,
                 **acl_cases.FIGURES,
                 **tls_cases.FIGURES,
@@ -110,7 +108,7 @@ async def one_broker(
     make: MakeBroker, directory: Path, only: Collection[str], say: Callable[[str], None], *, tiny: bool
 ) -> Figures:
     """Return the figures of some cases for one broker."""
-    figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
+    figures = await broker_cases.run(make, directory, broker_cases.TINY if tiny else broker_cases.REAL, only, say)
     figures |= await client_cases.run(make, directory, client_cases.TINY if tiny else client_cases.REAL, only, say)
     figures |= await kafka_cases.run(make, directory, kafka_cases.TINY if tiny else kafka_cases.REAL, only, say)
     figures |= await acl_cases.run(make, directory, acl_cases.TINY if tiny else acl_cases.REAL, only, say)

@@ -12,21 +12,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import (
-    acl_cases,
-    client_cases,
-    kafka_cases,
-    level_cases,
-    mqtt_cases,
-    pressure_cases,
-    profile,
-    spark_cases,
-    tag_cases,
-    timer_cases,
-    timer_growth,
-    tls_cases,
-)
+from tests.bench import profile
 from tests.bench.brokers import MakeBroker, apache, ours
+from tests.bench.cases import acl as acl_cases
+from tests.bench.cases import clients as client_cases
+from tests.bench.cases import kafka as kafka_cases
+from tests.bench.cases import levels as level_cases
+from tests.bench.cases import mqtt as mqtt_cases
+from tests.bench.cases import pressure as pressure_cases
+from tests.bench.cases import spark as spark_cases
+from tests.bench.cases import tags as tag_cases
+from tests.bench.cases import timer_growth
+from tests.bench.cases import timers as timer_cases
+from tests.bench.cases import tls as tls_cases
 
 # The cases that take longest are tried by the soak alone: they are the tests' own programs, which `make bench` runs.
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.

@@ -14,7 +14,7 @@ from duemq.spark_jobs.analyse.analyse import analyse
 from duemq.spark_jobs.audit import kept
 from duemq.spark_jobs.audit.audit import audit
 from duemq.spark_jobs.audit.incremental import Kept
-from tests.bench import spark_stores
+from tests.bench.spark import stores as spark_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

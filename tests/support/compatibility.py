@@ -15,9 +15,9 @@ from typing import Final
 from duemq.broker.access.permission import Permission
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.unsupported import UNSUPPORTED
+from tests.interop.admin.mqadmin_commands import BOTH, COMMANDS, Command
 from tests.interop.consume.test_start_positions import EXPECTED
 from tests.support.broker import running
-from tests.support.mqadmin_commands import BOTH, COMMANDS, Command
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
 FIRST_OWN_CODE: Final = 30_000

@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from duemq import Consumer, Message, Producer, ReceivedMessage
+from tests.interop.admin.mqadmin_commands import BOTH, COMMANDS, Command
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
 from tests.interop.support import eventually
 from tests.peers.apache import mqadmin_each
 from tests.peers.broker import Broker
-from tests.support.mqadmin_commands import BOTH, COMMANDS, Command
 
 TOPIC, GROUP = "Topic", "Group"
 RUN = [

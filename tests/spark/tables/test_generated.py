@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import spark_stores
-from tests.bench.spark_stores import GROUPS, TOPICS, Generated
+from tests.bench.spark import stores as spark_stores
+from tests.bench.spark.stores import GROUPS, TOPICS, Generated
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.peers.clients import java_client

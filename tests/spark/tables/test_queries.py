@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import spark_stores
+from tests.bench.spark import stores as spark_stores
 from tests.spark.world import class_archive
 
 ROOT = Path(__file__).parents[3]

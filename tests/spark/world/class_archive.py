@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.bench import spark_stores
+from tests.bench.spark import stores as spark_stores
 
 PATH = Path(sys.prefix) / "spark.jsa"
 OLDEST = Path(sys.prefix) / "oldest-spark"

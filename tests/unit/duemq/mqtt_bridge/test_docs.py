@@ -14,7 +14,7 @@ from duemq.cli import main
 from duemq.mqtt_bridge.rules import check, tables
 from duemq.mqtt_bridge.rules.delays import PROPERTIES
 from duemq.mqtt_bridge.rules.file import parse
-from tests.bench import mqtt_cases
+from tests.bench.cases import mqtt as mqtt_cases
 
 ROOT = Path(__file__).parents[4]
 TEXT = (ROOT / "docs" / "mqtt.md").read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.fastjson import loads
 from tests.bench.blast import TimedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
+from tests.bench.cases.levels import wait_for
 from tests.bench.figures import Figure, Figures, figures_of, part
-from tests.bench.level_cases import wait_for
 from tests.bench.measure import cpu_seconds, memory
 from tests.bench.probe import send_regularly
 from tests.bench.remote import Remote

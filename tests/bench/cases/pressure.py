@@ -19,12 +19,12 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.fastjson import loads
 from tests.bench.blast import Pipeline, TimedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
+from tests.bench.cases.levels import wait_for
+from tests.bench.cases.timers import now_ms, wait_until_in_wheel
 from tests.bench.figures import Figure, Figures, figures_of, part
-from tests.bench.level_cases import wait_for
 from tests.bench.probe import pull_regularly, send_regularly
 from tests.bench.remote import Remote
 from tests.bench.stored import delivered
-from tests.bench.timer_cases import now_ms, wait_until_in_wheel
 from tests.peers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench.brokers import MakeBroker, ours, running
-from tests.bench.client_cases import measure
+from tests.bench.cases.clients import measure
 from tests.bench.figures import Figure, Figures
-from tests.peers.kafka import KafkaBroker
+from tests.bench.kafka_broker import KafkaBroker
 
 FIGURES: Mapping[str, Figure] = {
     "shape_single": Figure("Python client, 1 KiB one by one, 256 under way", "/s", True),

@@ -1,4 +1,4 @@
-"""The cases of the Spark jobs: queries, audit, analysis and compaction of a generated store (tests.bench.spark_stores),
+"""The cases of the Spark jobs: queries, audit, analysis and compaction of a generated store (tests.bench.spark.stores),
 and naive programs for the same tasks. MB and GB are 10^6 and 10^9 bytes of commitlog.
 
 Sessions are warm, and so is the page cache, so that the cases measure the jobs and not the disk. Every answer is
@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from duemq import Consumer
-from tests.bench import spark_stores
 from tests.bench.brokers import MakeBroker, ours
 from tests.bench.figures import Figure, Figures, figures_of
-from tests.bench.spark_stores import TOPICS, Generated
+from tests.bench.spark import stores as spark_stores
+from tests.bench.spark.stores import TOPICS, Generated
 from tests.interop.environment import make_broker
 
 GROWTH_GB = (1, 2, 4, 8)
@@ -115,7 +115,7 @@ class SparkBench:
 async def _run(store: Generated, master: str, jobs: list[str], rounds: int, processors: int = 2) -> dict[str, Any]:
     """Run jobs in a process of their own, and check their results."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.bench.spark_run", str(store.path), "--master", master, "--rounds", str(rounds),
+        sys.executable, "-m", "tests.bench.spark.run", str(store.path), "--master", master, "--rounds", str(rounds),
         "--processors", str(processors), "--jobs", *jobs, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, _ = await process.communicate()

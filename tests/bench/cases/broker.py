@@ -1,4 +1,4 @@
-"""The cases of sending, pulling and idling, for one broker at a time; see tests.bench.level_cases for delays."""
+"""The cases of sending, pulling and idling, for one broker at a time; see tests.bench.cases.levels for delays."""
 
 from __future__ import annotations
 

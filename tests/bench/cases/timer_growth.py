@@ -1,7 +1,7 @@
 """Measures the cost of a message in the timer wheel as the number of pending messages grows: in this process, without
 sockets.
 
-    python -m tests.bench.timer_growth        writes docs/timer-growth.svg (some minutes, 4 GB of disk)
+    python -m tests.bench.cases.timer_growth        writes docs/timer-growth.svg (some minutes, 4 GB of disk)
 
 There are two costs. An insert: from a message in the commitlog to its unit in the timer log and its place in the wheel,
 for random times of a day, in batches of 256. A tick: a second of the clock with 100 messages, from loading its slot to
@@ -29,7 +29,7 @@ from duemq.storage.store import MessageStore, StoreConfig
 from tests.support.messages import Sender, with_time
 from tests.support.store import OwnedStore
 
-PLOT = Path(__file__).parents[2] / "docs" / "timer-growth.svg"
+PLOT = Path(__file__).parents[3] / "docs" / "timer-growth.svg"
 TICK_MESSAGES = 100
 
 _START_MS = 1_700_000_000_000

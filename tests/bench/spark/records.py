@@ -1,4 +1,4 @@
-"""The records of the stores that benchmarks generate (tests.bench.spark_stores): many of one layout at a time, as the
+"""The records of the stores that benchmarks generate (tests.bench.spark.stores): many of one layout at a time, as the
 rows of a matrix."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures the time and memory of queries and jobs in one Spark session over one store. Each session runs in a process
 of its own, since a JVM keeps its master and its heap.
 
-    python -m tests.bench.spark_run STORE --master local[2] --processors 2 --jobs aggregate audit analyse grown compact
+    python -m tests.bench.spark.run STORE --master local[2] --processors 2 --jobs aggregate audit analyse grown compact
 
 A task keeps Python and Java busy at the same time, so one task alone on two processors says nothing about scaling.
 
@@ -123,7 +123,7 @@ class Jobs:
     def grown(self) -> Any:
         """Analyse a store that has grown by 1 % since an earlier analysis."""
         from duemq.spark_jobs.analyse.analyse import analyse
-        from tests.bench.spark_stores import Cut
+        from tests.bench.spark.stores import Cut
 
         before, state = self._store.parent / "before", self._store.parent / "state"
         if not before.exists():
@@ -178,7 +178,7 @@ def measure(store: Path, master: str, jobs: list[str], *, rounds: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark.run", description=__doc__)
     parser.add_argument("store", type=Path)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--processors", type=int, default=2, help="that all processes together may use")

@@ -1,6 +1,6 @@
 """Large stores for the benchmarks of the Spark jobs, written as files, without a broker, at the speed of the disk.
 
-    python -m tests.bench.spark_stores PATH --gb N [--seed 1]
+    python -m tests.bench.spark.stores PATH --gb N [--seed 1]
 
 A store looks as if a broker had run with delayed messages for some hours: bodies of 1 KiB; 30% of the messages are
 plain, 50% have a delay level and 20% a timer; each delayed message is there twice, once waiting and once delivered, a
@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.bench.spark_records import BODY, HEAD, HEX, TEXT_AT, Integers, Kind, Messages, Template, out_ms
+from tests.bench.spark.records import BODY, HEAD, HEX, TEXT_AT, Integers, Kind, Messages, Template, out_ms
 from tests.spark.world.oracle import SCHEDULE_TOPIC, TIMER_TOPIC, java_hash
 
 SEGMENT: Final = 1 << 30
@@ -424,7 +424,7 @@ class Cut:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_stores", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark.stores", description=__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--gb", type=float, required=True)
     parser.add_argument("--seed", type=int, default=1)
