@@ -60,7 +60,7 @@ from duemq.broker.produce.batches import BatchHandlers
 from duemq.broker.produce.key_turns import KeyTurns
 from duemq.broker.produce.message import of_broker
 from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries import Retries
+from duemq.broker.produce.retries_and_dead_letters import Retries
 from duemq.broker.produce.send import SendHandlers
 from duemq.broker.produce.send_back import SendBackHandlers
 from duemq.broker.produce.send_topics import SendTopics
@@ -88,7 +88,7 @@ from duemq.broker.tables.topics import Topics
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
 from duemq.broker.tls.contexts import WARN_SECONDS, TlsContexts
 from duemq.broker.turns import TimeBudget, Turns
-from duemq.broker.waiting.cancellations import Cancellations
+from duemq.broker.waiting.changes_by_id import ChangesById
 from duemq.broker.waiting.pending import PendingHandlers
 from duemq.broker.waiting.recall_and_cancel import RecallHandlers
 from duemq.broker.waiting.recurring import RecurringHandlers
@@ -103,7 +103,7 @@ from duemq.scheduler.levels.table import DelayLevels, queue_id_of
 from duemq.scheduler.search import WaitingMessages
 from duemq.scheduler.timers import inspection
 from duemq.scheduler.timers import service as timers_module
-from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.budget import Budget
@@ -217,11 +217,11 @@ class Broker:
         )
         try:
             self.store.inspect()
-            since = formats.needed_from(self.store.checkpoint.notes)
+            since = small_files.needed_from(self.store.checkpoint.notes)
             if since is not None:
                 self.store.need(since, "timers that are due, or were just delivered, are known from")
             checkpoint = self.store.checkpoint
-            log_end = formats.log_end_of(checkpoint.notes) if not checkpoint.is_foreign else None
+            log_end = small_files.log_end_of(checkpoint.notes) if not checkpoint.is_foreign else None
             inspection.inspect(self._files, self.config.store_root, log_end)
             self._read_tables()
             self._expect_queues()
@@ -369,7 +369,7 @@ class Broker:
         store = self.store
         for level, offset in service.reached(store.checkpoint, self._delay_offsets).items():
             store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
-        offset = formats.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
+        offset = small_files.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
         store.expect(TIMER_TOPIC, 0, offset)
 
     def _assemble(self, recovered: Recovered) -> None:
@@ -498,10 +498,10 @@ class Broker:
             self.settings, store, topics, groups, retries, staging, router, clock, reads, stats
         )
         self._slices = slices = Slices(self._turns.share, reads)
-        cancellations = Cancellations(self.settings, store, timers, clock, slices, reads)
+        changes_by_id = ChangesById(self.settings, store, timers, clock, slices, reads)
         messages = WaitingMessages(store, timers, levels)
-        pending_handlers = PendingHandlers(timers, messages, cancellations, router, clock, slices, reads)
-        recurring_handlers = RecurringHandlers(timers, key_turns, cancellations, router, clock)
+        pending_handlers = PendingHandlers(timers, messages, changes_by_id, router, clock, slices, reads)
+        recurring_handlers = RecurringHandlers(timers, key_turns, changes_by_id, router, clock)
         topic_handlers = TopicHandlers(
             self.settings,
             store,
@@ -539,7 +539,7 @@ class Broker:
             GroupHandlers(groups, offsets, limits),
             ConnectionHandlers(self.settings, store, clients, reads),
             RuntimeInfoHandlers(sources),
-            RecallHandlers(self.settings, store, topics, timers, router, slices, cancellations),
+            RecallHandlers(self.settings, store, topics, timers, router, slices, changes_by_id),
             TimerStatusHandlers(timers),
             pending_handlers,
             recurring_handlers,

@@ -35,8 +35,8 @@ import numpy as np
 
 from duemq.protocol.records.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from duemq.scheduler.levels.runs import Run
-from duemq.scheduler.timers.files.formats import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.log import BLANK_SIZE
+from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, is_among, joined, places_of

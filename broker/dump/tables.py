@@ -15,8 +15,8 @@ from duemq.protocol.dump import fields, shown, value, when
 from duemq.protocol.errors import BodyError
 from duemq.protocol.frames import fastjson
 from duemq.scheduler.levels import runs
-from duemq.scheduler.timers.files import formats, superseded, wheel
-from duemq.scheduler.timers.files.formats import TimerCheck, TimerNote
+from duemq.scheduler.timers.files import small_files, superseded, wheel
+from duemq.scheduler.timers.files.small_files import TimerCheck, TimerNote
 from duemq.storage.config_file import decode_table
 from duemq.storage.durability import checkpoint
 from duemq.storage.errors import QueueCheckDamaged
@@ -106,7 +106,7 @@ def checkpoint_file(source: Source) -> Iterator[str]:
 def _note(name: str, note: bytes) -> Iterator[str]:
     if name == "levels" and (levels := runs.decode(note)) is not None:
         yield from _levels(levels)
-    elif name == "timers" and (timers := formats.decode_note(note)) is not None:
+    elif name == "timers" and (timers := small_files.decode_note(note)) is not None:
         yield from _timers(timers)
     elif note:
         yield shown(note, _SHOWN)
@@ -152,7 +152,7 @@ def _timers(note: TimerNote) -> Iterator[str]:
 
 def timer_check(source: Source) -> Iterator[str]:
     """Yield the content of timercheck."""
-    found = formats.load_check(OsFiles(), source.path)
+    found = small_files.load_check(OsFiles(), source.path)
     if found is None:
         yield f"damaged: {source.size} bytes are too few"
         return

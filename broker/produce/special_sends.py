@@ -1,9 +1,9 @@
-"""The general path of a send: it takes every message, whatever the message asks for."""
+"""The sends that no fast path of `send` takes: batches, retries, dead letters, messages that replace others, and levels
+and times that need a closer look. The path is right for every message, only slower."""
 
 from __future__ import annotations
 
 import random
-from typing import Final
 
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
@@ -20,16 +20,14 @@ from duemq.broker.produce.message import (
     without_recurrence,
 )
 from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries import Retries
+from duemq.broker.produce.retries_and_dead_letters import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
-from duemq.broker.produce.staging import TIMER_NAMES, Staging, check_deletes
+from duemq.broker.produce.staging import DUE_NAME, TIMER_NAMES, Staging, check_deletes
 from duemq.broker.tables.topics import RETRY_PREFIX, Topic
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.storage.log.append import Appender
-
-_DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 
 
 class SpecialSends:
@@ -103,7 +101,7 @@ class SpecialSends:
             # A level takes precedence over a time.
             text = properties.without_all(text, TIMER_NAMES) if "TIMER_" in text else text
             # DUE_MS from duemq's producer is its own estimate, by a clock that may be slow or fast.
-            due = self._staging.by_level(topic, level, tells_due=_DUE in text and not is_retry)
+            due = self._staging.by_level(topic, level, tells_due=DUE_NAME in text and not is_retry)
         elif "TIMER_D" in text:
             if at_once:
                 due, text = self._staging.by_timer(text, request.now_ms)

@@ -30,6 +30,8 @@ TIMER_NAMES: Final = (
     *properties.RECURRENCE,
 )
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
+DUE_NAME: Final = f"{properties.DUE_MS}{properties.NAME_END}"
+"""The beginning of DUE_MS in a property text, as the producer of duemq's client sets it."""
 BROKERS_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6 | FLAG_RECURS
 """The flags for the size of the hosts in a record, and for recurring messages. The broker sets them itself, whatever a
 client's sysflag says."""

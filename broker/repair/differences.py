@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from duemq.scheduler import waiting as waits
-from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
 from duemq.scheduler.timers.files.unit import seconds_of
@@ -277,17 +277,17 @@ def _timercheck(root: str, files: Files) -> Iterator[Difference]:
     note = _timer_note(root, files)
     if note is None or not note.queue_offset:
         return
-    check = formats.load_check(files, os.path.join(root, "config", "timercheck"))
+    check = small_files.load_check(files, os.path.join(root, "config", "timercheck"))
     if check is None:
         yield Difference("config/timercheck", "is missing or cut off")
     elif (waits.second_of(check), check.queue_offset) != (note.second, note.queue_offset):
         yield Difference("config/timercheck", "says another place than the checkpoint")
 
 
-def _timer_note(root: str, files: Files) -> formats.TimerNote | None:
+def _timer_note(root: str, files: Files) -> small_files.TimerNote | None:
     """Return the progress of the timers in the checkpoint; None if it does not contain that."""
     known = checkpoint.load(files, os.path.join(root, "checkpoint"))
-    return None if known.is_foreign else formats.decode_note(known.notes.get("timers", b""))
+    return None if known.is_foreign else small_files.decode_note(known.notes.get("timers", b""))
 
 
 # --- delay levels
@@ -312,7 +312,7 @@ def _delay_offsets(root: str, levels: dict[int, int], files: Files) -> Iterator[
 
 
 def _timers(root: str, waiting: Integers, files: Files, *, is_ours: bool) -> Iterator[Difference]:
-    check = formats.load_check(files, os.path.join(root, "config", "timercheck"))
+    check = small_files.load_check(files, os.path.join(root, "config", "timercheck"))
     note = None
     if is_ours:
         note = _timer_note(root, files)

@@ -13,9 +13,9 @@ import structlog
 from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_EXPRESSION_LENGTH, MAX_NAME_LENGTH, Limits
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.member_notifications import MemberNotifications
 from duemq.broker.net.request_turns import RequestTurns
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.member_notifications import MemberNotifications
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.requests.bodies import BROADCASTING, ConsumerData, HeartbeatData, SubscriptionData

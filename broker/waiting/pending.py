@@ -18,7 +18,7 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router, outcome_of
 from duemq.broker.net.slices import Slices
-from duemq.broker.waiting.cancellations import Cancellations
+from duemq.broker.waiting.changes_by_id import ChangesById
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
@@ -99,7 +99,7 @@ class PendingHandlers:
         self,
         timers: Timers,
         messages: WaitingMessages,
-        cancellations: Cancellations,
+        changes: ChangesById,
         router: Router,
         clock: Clock,
         slices: Slices,
@@ -109,7 +109,7 @@ class PendingHandlers:
         self._reads = reads
         self._timers = timers
         self._messages = messages
-        self._cancellations = cancellations
+        self._changes = changes
         self._router = router
         self._clock = clock
         self._turns = asyncio.Semaphore(MAX_SEARCHES)
@@ -236,7 +236,7 @@ class PendingHandlers:
         work: Callable[[ChangedMessages], Awaitable[None]],
     ) -> Answer:
         header = request.header
-        self._cancellations.check_allowed("change")
+        self._changes.check_allowed("change")
         _check_action(header)
         if header.delay_ms is not None:
             header.deliver_ms, header.delay_ms = self._clock.now_ms() + header.delay_ms, None
@@ -284,7 +284,7 @@ class PendingHandlers:
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
         place = found.place
         if place is None:
-            place = await self._cancellations.place_of(found.message_id, found.owner)
+            place = await self._changes.place_of(found.message_id, found.owner)
         if place is None:
             return "NEVER_EXISTED"
 
@@ -295,7 +295,7 @@ class PendingHandlers:
                 self._check_time(header.deliver_ms)
             return self._messages.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
-        result = await self._cancellations.outcome(change)
+        result = await self._changes.outcome(change)
         return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
 
     def _check_time(self, deliver_ms: int) -> None:

@@ -12,7 +12,7 @@ from duemq.broker.net.router import Answer, Router, outcome_of
 from duemq.broker.net.slices import Slices
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.topics import Topics
-from duemq.broker.waiting.cancellations import Cancellations
+from duemq.broker.waiting.changes_by_id import ChangesById
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
@@ -60,7 +60,7 @@ class RecallHandlers:
         timers: Timers,
         router: Router,
         slices: Slices,
-        cancellations: Cancellations,
+        changes: ChangesById,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -68,7 +68,7 @@ class RecallHandlers:
         self._timers = timers
         self._router = router
         self._slices = slices
-        self._cancellations = cancellations
+        self._changes = changes
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -79,7 +79,7 @@ class RecallHandlers:
         """Cancel the message that a handle names. The answer is sent once the result is as durable as a send would be;
         this includes an earlier delivery, which may still be only in memory."""
         header = request.header
-        self._cancellations.check_allowed("recall")
+        self._changes.check_allowed("recall")
         if self._topics.get(header.topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
         try:
@@ -106,7 +106,7 @@ class RecallHandlers:
         UNIQ_KEY is unknown: the handle is from another store, which this broker had earlier, or made up."""
         if physical_offset >= self._store.log.end:
             return Cancelled.UNKNOWN
-        return await self._cancellations.cancel(physical_offset, (handle.topic, handle.unique_key))
+        return await self._changes.cancel(physical_offset, (handle.topic, handle.unique_key))
 
     async def _recall_key(self, connection: Connection, handle: RecallHandle, now_ms: int) -> Cancelled:
         """Cancel by a handle from Apache's broker: the message is searched for in its slot. Raises Refused."""
@@ -118,14 +118,14 @@ class RecallHandlers:
             found = [each async for each in searching]
             physical_offset = found[0] if found else None
         if physical_offset is not None:
-            return await self._cancellations.cancel(physical_offset, (handle.topic, handle.unique_key))
+            return await self._changes.cancel(physical_offset, (handle.topic, handle.unique_key))
         if not now_ms < handle.slot_ms < latest:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return Cancelled.UNKNOWN
 
     async def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
         """Cancel messages by their offset message ids; return the outcome for each."""
-        self._cancellations.check_allowed("cancel")
+        self._changes.check_allowed("cancel")
         ids = request.header.msg_id.split(",")
         if len(ids) > MAX_CANCELLED:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
@@ -134,8 +134,8 @@ class RecallHandlers:
         told: list[CancelledMessage] = []
         try:
             async for message_id in self._slices.of(ids):
-                place = await self._cancellations.place_of(message_id)
-                result = await self._cancellations.cancel(place) if place is not None else Cancelled.UNKNOWN
+                place = await self._changes.place_of(message_id)
+                result = await self._changes.cancel(place) if place is not None else Cancelled.UNKNOWN
                 told.append(CancelledMessage(message_id, _OUTCOMES[result]))
         except (Refused, StoreError, OSError) as error:
             code, remark = outcome_of(error)

@@ -11,7 +11,7 @@ from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.key_turns import KeyTurns
-from duemq.broker.waiting.cancellations import Cancellations
+from duemq.broker.waiting.changes_by_id import ChangesById
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
@@ -26,12 +26,10 @@ ACTIONS: Final = ("pause", "resume", "remove")
 class RecurringHandlers:
     """Changes recurring messages. `clock` is the messages' clock."""
 
-    def __init__(
-        self, timers: Timers, turns: KeyTurns, cancellations: Cancellations, router: Router, clock: Clock
-    ) -> None:
+    def __init__(self, timers: Timers, turns: KeyTurns, changes: ChangesById, router: Router, clock: Clock) -> None:
         self._timers = timers
         self._turns = turns
-        self._cancellations = cancellations
+        self._changes = changes
         self._router = router
         self._clock = clock
 
@@ -43,7 +41,7 @@ class RecurringHandlers:
         """Pause, resume or remove a recurring message; return whether there was one, and when it is delivered next. The
         answer is sent once the change is as durable as a send would be."""
         header = request.header
-        self._cancellations.check_allowed(header.action[:40])
+        self._changes.check_allowed(header.action[:40])
         if header.action not in ACTIONS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is not one of {', '.join(ACTIONS)}")
         try:

@@ -7,7 +7,7 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import NoFields, Request, response
-from duemq.scheduler.timers.files.formats import metrics_json
+from duemq.scheduler.timers.files.small_files import metrics_json
 from duemq.scheduler.timers.service import Timers
 
 

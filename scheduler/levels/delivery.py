@@ -16,8 +16,8 @@ import numpy as np
 import structlog
 
 from duemq.scheduler.delivery.batches import Batches, Kind, Outcome
+from duemq.scheduler.levels.due_times import LevelTimes
 from duemq.scheduler.levels.level import Level, OpenRun, Put, Status
-from duemq.scheduler.levels.times import LevelTimes
 from duemq.scheduler.waiting import is_message
 from duemq.storage.current import Current
 from duemq.storage.errors import NotInMemory, StoreError

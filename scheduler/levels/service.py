@@ -35,10 +35,10 @@ from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels import runs
 from duemq.scheduler.levels.delay_offsets import DelayOffsets
 from duemq.scheduler.levels.delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
+from duemq.scheduler.levels.due_times import LevelTimes
 from duemq.scheduler.levels.level import Level, OpenRun
 from duemq.scheduler.levels.runs import Note, Run, Seen
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
-from duemq.scheduler.levels.times import LevelTimes
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.waiting import is_message, is_passed, runs_of_table
 from duemq.storage.budget import Budget

@@ -1,5 +1,5 @@
 """The timers' part of each checkpoint of the store, from which a start knows which messages wait: the timer log's
-marks, the wheel, timercheck, timermetrics, and the note in the checkpoint (`timers.files.formats` has the formats).
+marks, the wheel, timercheck, timermetrics, and the note in the checkpoint (`timers.files.small_files` has the formats).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import structlog
 
 from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.enqueuer import Enqueuer
-from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import Sums, TimerCheck, TimerNote
+from duemq.scheduler.timers.files import small_files
+from duemq.scheduler.timers.files.small_files import Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.clock import Moment
@@ -65,14 +65,14 @@ class TimerCheckpoint:
         StoreFormatError, OSError."""
         files = self._store.files
         files.make_directories(os.path.dirname(self._check_path))
-        check = formats.load_check(files, self._check_path)
+        check = small_files.load_check(files, self._check_path)
         self._check = check or TimerCheck()
-        note = None if recovered.is_foreign else formats.decode_note(recovered.notes.get("timers", b""))
+        note = None if recovered.is_foreign else small_files.decode_note(recovered.notes.get("timers", b""))
         return note, check
 
     def topic_names(self) -> dict[str, int]:
         """Return the topics in timermetrics, each with its number of waiting messages. Raises OSError."""
-        return formats.load_topics(self._store.files, self._metrics_path)
+        return small_files.load_topics(self._store.files, self._metrics_path)
 
     def begin(self) -> None:
         """Prepare for the first checkpoint. Call this when `slots` are loaded."""
@@ -102,7 +102,7 @@ class TimerCheckpoint:
     def _note_on_disk(self) -> TimerNote | None:
         """Return the note of the checkpoint on the disk, which recovery would use; None without one."""
         known = self._store.checkpoint
-        return None if known.is_foreign else formats.decode_note(known.notes.get("timers", b""))
+        return None if known.is_foreign else small_files.decode_note(known.notes.get("timers", b""))
 
     @property
     def needed_from(self) -> int:
@@ -175,7 +175,7 @@ class TimerCheckpoint:
             self._check.state_version, self._check.version_ms = 0, now.wall_ms
             self._check.counter += 1
         check = self._check
-        metrics = formats.metrics_json(self._numbers, check.version_ms, check.counter)
+        metrics = small_files.metrics_json(self._numbers, check.version_ms, check.counter)
         root = self._store.config.root
 
         def sync() -> None:
@@ -187,7 +187,7 @@ class TimerCheckpoint:
             if to_sync:
                 files.sync_directory(self._slots.log.directory)
             files.sync_directory(root)
-            formats.save_check(files, self._check_path, check)
+            small_files.save_check(files, self._check_path, check)
             files.write_whole(self._metrics_path, metrics, durable=False)
             self._synced = max(self._synced, end)
 

@@ -23,8 +23,8 @@ import structlog
 
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler import waiting as waits
-from duemq.scheduler.timers.files.formats import NO_OFFSETS, StartFacts, Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.small_files import NO_OFFSETS, StartFacts, Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
@@ -52,7 +52,7 @@ _MAX_NAMED: Final = 20
 
 
 class Start(NamedTuple):
-    """The state with which the timers begin. See `timers.files.formats` for `second` to `waiting`."""
+    """The state with which the timers begin. See `timers.files.small_files` for `second` to `waiting`."""
 
     second: int
     since: int

@@ -2,7 +2,7 @@
 
     topic rmq_sys_wheel_timer, queue 0    the records; the tags code of their consume-queue units is the deliver time
     timerlog/, timerwheel                 see `timers.files.log`, `timers.files.wheel`
-    config/timercheck, timermetrics       see `timers.files.formats`
+    config/timercheck, timermetrics       see `timers.files.small_files`
 
 There are two stages. Enqueuing follows the queue: each message gets a unit in the timer log, linked to the preceding
 units of its second's slot. Dequeuing follows the clock: the slots of the next seconds are loaded ahead; the messages of
@@ -13,7 +13,7 @@ A slot may be at most `roll_window` seconds ahead, since Apache's broker could n
 later waits in a slot that is a multiple of the window before its own, and gets another unit of 52 bytes when that
 slot's turn comes; its record stays where it is.
 
-After a crash, the checkpoint's note (`timers.files.formats`) tells which second was the current one, and where the
+After a crash, the checkpoint's note (`timers.files.small_files`) tells which second was the current one, and where the
 timer log ended; units behind that end are cut off and made again. The delivered records tell which messages were
 delivered since that second's turn began. So each message is delivered once, though a delivery writes nothing but the
 message.
@@ -42,7 +42,7 @@ from duemq.scheduler.timers.checkpoint import TimerCheckpoint
 from duemq.scheduler.timers.config import Refusal, TimerConfig
 from duemq.scheduler.timers.deliver_times import due_of
 from duemq.scheduler.timers.enqueuer import Enqueuer
-from duemq.scheduler.timers.files.formats import StartFacts
+from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.census import DueCounts
 from duemq.scheduler.timers.index.ids import TimerIds

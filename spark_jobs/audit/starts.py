@@ -29,7 +29,7 @@ import numpy as np
 
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.table import queue_id_of
-from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.unit import UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.wheel import SLOT, SLOTS
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
@@ -250,7 +250,7 @@ class _Judge:
         known = checkpoint.load(cast(Files, store), "checkpoint")
         files = [(int(name), size) for name, size in store.sizes("commitlog") if name.isdecimal() and size]
         begin, end = store.segments[0].first_offset, max(base + size for base, size in files)
-        for position in (known.recovery_offset, formats.needed_from(known.notes)):
+        for position in (known.recovery_offset, small_files.needed_from(known.notes)):
             if position is not None and not begin <= position <= end:
                 base = position - position % store.segment_size
                 has = "has 0 bytes" if f"{base:020}" in store.names("commitlog") else "is missing"
@@ -386,7 +386,7 @@ class _Judge:
             self._misses += len(lacks.physical)
             self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait")
 
-    def _in_log(self, check: formats.TimerCheck) -> tuple[Integers, list[int], int]:
+    def _in_log(self, check: small_files.TimerCheck) -> tuple[Integers, list[int], int]:
         """Return the physical offsets, ascending, of the messages that a start finds in the timer log; the links of
         units; and the position behind the last unit."""
         second, end = waits.second_of(check), 0
@@ -419,7 +419,7 @@ class _Judge:
         leads[known] = (found["second"] == seconds[known]) & (found["last"] >= places[known])
         return leads
 
-    def _is_whole(self, check: formats.TimerCheck, links: list[int], end: int) -> bool:
+    def _is_whole(self, check: small_files.TimerCheck, links: list[int], end: int) -> bool:
         """Return whether duemq, when it takes the store over, uses the timer log."""
         files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
         begin, size = files[0] if files else (0, 1)
@@ -436,8 +436,8 @@ class _Judge:
         return joined(found)
 
 
-def _check(store: StoreFiles) -> formats.TimerCheck | None:
-    return formats.load_check(cast(Files, store), "config/timercheck")
+def _check(store: StoreFiles) -> small_files.TimerCheck | None:
+    return small_files.load_check(cast(Files, store), "config/timercheck")
 
 
 def _first_and_last(count: int) -> Mask:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from duemq.scheduler.levels import runs, service
-from duemq.scheduler.timers.files.formats import StartFacts
+from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.audit.matching import BUCKET_BYTES
 from duemq.spark_jobs.compact import decide, deleted, scan, state

@@ -21,7 +21,7 @@ import numpy as np
 from duemq.protocol.records.record import MIN_SIZE
 from duemq.scheduler import waiting
 from duemq.scheduler.levels.runs import Run
-from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.index.sorted_offsets import joined
 from duemq.spark_jobs.errors import JobError
@@ -53,8 +53,8 @@ class TimerProgress(NamedTuple):
     enqueued: int
     second: int
     live: NDArray[Any]
-    check: formats.TimerCheck | None
-    note: formats.TimerNote | None
+    check: small_files.TimerCheck | None
+    note: small_files.TimerNote | None
     segment_size: int
 
 
@@ -177,7 +177,7 @@ def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress |
     for name, size in names:
         if size != segment_size:
             raise JobError(f"{store.path}/timerlog/{name}: has {size} bytes, the first file has {segment_size}")
-    note, second, found = books.note, books.second, formats.StartFacts()
+    note, second, found = books.note, books.second, small_files.StartFacts()
     log_end = progress.EVERYTHING
     if note is not None:
         log_end = note.log_end

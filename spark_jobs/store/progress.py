@@ -1,9 +1,9 @@
 """How far a broker is with waiting messages, by its own files. `scheduler.waiting` decides what waits, as it does for a
 broker that starts.
 
-duemq      the checkpoint's notes (`scheduler.levels.runs`, `scheduler.timers.files.formats`): exact as of the recovery
-           offset; the records behind that offset tell what was delivered since. Where the note of the timers is
-           missing, or the timer log is not as noted, all records are read
+duemq      the checkpoint's notes (`scheduler.levels.runs`, `scheduler.timers.files.small_files`): exact as of the
+           recovery offset; the records behind that offset tell what was delivered since. Where the note of the timers
+           is missing, or the timer log is not as noted, all records are read
 RocketMQ   config/delayOffset.json, each level's next queue offset; config/timercheck, the time up to which slots
            of the wheel are done. Both are written every second or ten: after a kill -9 they are behind
 """
@@ -21,9 +21,9 @@ from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import StartFacts, TimerCheck, TimerNote
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.log import BLANK_SIZE
+from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.scheduler.timers.files.superseded import marked, positions_of
 from duemq.scheduler.timers.files.unit import (
@@ -122,7 +122,7 @@ class ProgressFiles(NamedTuple):
 def read_books(store: StoreFiles) -> ProgressFiles:
     """Read the books of a store. Raises OSError."""
     known = checkpoint.load(cast(Files, store), "checkpoint")
-    check = formats.load_check(cast(Files, store), "config/timercheck")
+    check = small_files.load_check(cast(Files, store), "config/timercheck")
     begin = store.segments[0].first_offset
     since = end = store.readable_end
     if store.written_by != "duemq":
@@ -142,7 +142,7 @@ def read_books(store: StoreFiles) -> ProgressFiles:
     recovery = known.recovery_offset
     is_whole = recovery is not None and not known.notes.keys() & {checkpoint.REBUILDING, checkpoint.REMAKING}
     queues_to = min(recovery, end) if recovery is not None and is_whole else begin
-    note = formats.decode_note(known.notes.get("timers", b""))
+    note = small_files.decode_note(known.notes.get("timers", b""))
     if note is None or recovery is None or not _is_as_noted(store, note, recovery):
         return ProgressFiles(
             known,
@@ -636,7 +636,7 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
     one. Units of messages that got newer ones are marked as the checkpoint's note says, even if the files are not
     yet."""
     known = checkpoint.load(cast(Files, store), "checkpoint")
-    note = formats.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
+    note = small_files.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
     superseded = positions_of(note.superseded if note is not None else b"")
     for base, size in _timer_files(store):
         if base + size <= start:

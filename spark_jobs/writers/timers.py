@@ -1,6 +1,6 @@
 """Writing the timer log, the wheel and timercheck of a new commitlog: the waiting messages, in the slots in which they
 waited, with the new offsets of their records. `scheduler.timers.files.log`, `timers.files.wheel` and
-`timers.files.formats` own the layouts and write them."""
+`timers.files.small_files` own the layouts and write them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import StartFacts
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
@@ -30,7 +30,7 @@ _AT_ONCE: Final = 1 << 16
 
 def write(
     root: str, timers: TimerProgress, offsets: OffsetMap, newest: tuple[int, int], log_end: int, found: StartFacts
-) -> formats.TimerNote | None:
+) -> small_files.TimerNote | None:
     """Write the timers' files into a store. `newest`: new physical offset and size of the message that was put into the
     wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends; `found`: records that stay though their
     messages do not wait, by new physical offsets. Return the checkpoint's note if the old store had one. Raises
@@ -58,8 +58,8 @@ def write(
             waiting[int(key)] = waiting.get(int(key), 0) + int(count)
     _mark_newest(log, timers, newest)
     wheel.establish()
-    check = timers.check or formats.TimerCheck()
-    check = formats.TimerCheck(
+    check = timers.check or small_files.TimerCheck()
+    check = small_files.TimerCheck(
         check.read_ms or timers.second * 1000,
         log.end,
         timers.enqueued,
@@ -68,12 +68,12 @@ def write(
         check.version_ms,
         check.counter,
     )
-    formats.save_check(files, os.path.join(root, "config", "timercheck"), check)
+    small_files.save_check(files, os.path.join(root, "config", "timercheck"), check)
     note = None
     if timers.note is not None:
         old = timers.note
-        sums = formats.Sums(log.sums.by_file, wheel.sums)
-        note = formats.TimerNote(
+        sums = small_files.Sums(log.sums.by_file, wheel.sums)
+        note = small_files.TimerNote(
             old.second,
             log_end,
             log.end,

@@ -16,7 +16,7 @@
     recovery goes by the timestamps, as RocketMQ does.
     note: the state of each part of the scheduler when the commitlog ended at the recovery offset, one after the other:
           | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.levels.runs`,
-          `scheduler.timers.files.formats`) An empty one with the name "rebuilding" says that the consume queues are
+          `scheduler.timers.files.small_files`) An empty one with the name "rebuilding" says that the consume queues are
           being made anew; "remaking" lists in JSON the queues of which some files are, as [topic, queue, first offset
           of the first such file]; "queues" says that there is a block for this checkpoint in queuecheck (see
           `queues.check`).

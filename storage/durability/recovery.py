@@ -381,9 +381,9 @@ class Recovery:
 
         A checkpoint names it. Without one: nothing is appended after a sync that failed, so only bytes that had not
         been synced when that sync began can be in memory only. To begin a file does not wait for a sync of the file
-        before, but a sync is begun after every 8 MiB (`durability.UNFLUSHED_BYTES`; RocketMQ: twice a second), so the
-        last two files, and no less than 64 MiB, have all of those bytes, unless the disk was far behind the writes. To
-        write the whole log again would take as long as copying it."""
+        before, but a sync is begun after every 8 MiB (`durability.owner.UNFLUSHED_BYTES`; RocketMQ: twice a second), so
+        the last two files, and no less than 64 MiB, have all of those bytes, unless the disk was far behind the writes.
+        To write the whole log again would take as long as copying it."""
         if not checkpoint.is_foreign and checkpoint.recovery_offset is not None:
             return checkpoint.recovery_offset
         log, end = self._log, recovered.end

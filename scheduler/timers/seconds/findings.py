@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from duemq.scheduler import waiting as decided
-from duemq.scheduler.timers.files.formats import NO_OFFSETS, StartFacts
+from duemq.scheduler.timers.files.small_files import NO_OFFSETS, StartFacts
 from duemq.scheduler.timers.files.unit import DELETE
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.timers.recovery import Start
@@ -35,8 +35,8 @@ class LeftUnits(NamedTuple):
 
 
 class Findings:
-    """The findings of a start: which messages records show to be delivered, withdrawn or moved. They are forgotten as
-    far as no unit of these messages is left in a future slot. Owned by one thread."""
+    """The findings of a start: which messages records show to be delivered, withdrawn or moved. A message is forgotten
+    when no unit of it is left in a future slot. Owned by one thread."""
 
     def __init__(self) -> None:
         """Begin without findings; `load` takes them."""
@@ -77,8 +77,8 @@ class Findings:
         return LeftUnits(left.kept, left.done, uncounted)
 
     def turned_to(self, second: int) -> None:
-        """Note that a second got its turn. Earlier deliveries need not be known any more, as none was of a message in
-        this slot or a later one; deliveries that were found may be, until no slot has such messages."""
+        """Note that a second got its turn. Deliveries made since the start are not noted here: none was of a message in
+        this slot or a later one. Those that the start found are kept until no slot has such messages."""
         if self.is_replayed and second >= self.start.recovered_to:
             self.start, self._met_offsets = _NOTHING, []
 
@@ -100,7 +100,7 @@ class Findings:
         self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
 
     def facts(self, second: int, *, is_loaded: bool) -> StartFacts:
-        """Return the facts that matter now: a part of the note (`timers.files.formats`). `second`: the current one;
+        """Return the facts that matter now: a part of the note (`timers.files.small_files`). `second`: the current one;
         `is_loaded`: whether all its messages are in memory."""
         self._drop_settled()
         found = self.start.found

@@ -1,4 +1,5 @@
-"""The window of the slots: how far ahead messages may be put (`timerRollWindowSlot`)."""
+"""The window of the slots: how far ahead messages may be put (`timerRollWindowSlot`), and which are put into a nearer
+slot, from which they are rolled."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.config import TimerConfig
-from duemq.scheduler.timers.files.wheel import SLOTS
+from duemq.scheduler.timers.files.wheel import HOUR, SLOTS
 from duemq.scheduler.timers.seconds.turns import Turns
 from duemq.storage.current import Current
 
@@ -34,7 +35,23 @@ class RollWindow:
         from the current one, whichever is later, but from no more than half a turn of the wheel ahead of the current
         one, which may be far behind after a long stop."""
         current = self._turns.second
-        return min(max(now_ms // PRECISION_MS, current), current + SLOTS // 2) + self._config.value.roll_window
+        return min(max(now_ms // PRECISION_MS, current), current + SLOTS // 2) + self.size
+
+    def seconds_for(
+        self, due_ms: NDArray[np.int64], now_ms: int, not_before: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the second in whose slot each message is put: that in which it is due, but not before the current one
+        or `not_before`, and an earlier one beyond the window; and whether it is beyond the window, so that it is rolled
+        when that second comes. `due_ms`: the messages' deliver times, ms since the epoch."""
+        current = self._turns.second
+        seconds = np.maximum((due_ms - 1) // PRECISION_MS, current)
+        if not_before is not None:
+            seconds = np.maximum(seconds, not_before)
+        is_far = seconds > self.end(now_ms)
+        if is_far.any():
+            nearer = self.slots_for(seconds, now_ms)
+            seconds = np.where(is_far, np.minimum(nearer, current + SLOTS - HOUR), seconds)
+        return seconds, is_far
 
     def slot_for(self, second: int, now_ms: int) -> int:
         """Return the second whose slot, as of now, takes messages due in `second`."""

@@ -263,7 +263,8 @@ class Second:
         return True
 
     def touch(self) -> None:
-        """Note that messages of the slot were delivered or got newer units, and that their units are not marked."""
+        """Note that messages of the slot were delivered or got newer units while their units are not marked: Apache's
+        broker would deliver them again."""
         self.is_touched = True
 
     def found_delivered(self, physical: NDArray[np.int64], uncounted: Waits) -> None:

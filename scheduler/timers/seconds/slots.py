@@ -29,7 +29,7 @@ from duemq.scheduler.timers.files.unit import (
     seconds_of,
     withdrawn,
 )
-from duemq.scheduler.timers.files.wheel import HOUR, SLOTS, TimerWheel
+from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.index.census import Census
 from duemq.scheduler.timers.index.places import UnitPlaces
 from duemq.scheduler.timers.recovery import Start
@@ -65,7 +65,7 @@ class RunningSearch(Protocol):
 
 class Slots:
     """Changes the timer log and the wheel, and keeps the seconds in memory, the census and the searches in line with
-    them. Each of these is an object with its own state, which only its methods change. Owned by one thread."""
+    them. Log, wheel, seconds, census and searches are objects that change their own state. Owned by one thread."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Slots:
             self.put_past(past, now_ms)
             return
         now_second = now_ms // PRECISION_MS
-        seconds, is_far = self._seconds_for(waits, now_ms, not_before)
+        seconds, is_far = self.window.seconds_for(waits["due"], now_ms, not_before)
         if is_far.any():
             magic = np.where(is_far, magic | ROLL, magic)
         current = self.turns.second
@@ -174,22 +174,7 @@ class Slots:
         """Read all that `put` will need for the same messages and the same time, so that `put` itself reads nothing.
         Call this if something is written before `put`. Raises OSError."""
         if len(waits):
-            self.wheel.prepare(self._seconds_for(waits, now_ms, not_before)[0])
-
-    def _seconds_for(
-        self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the second in whose slot each message is put: that in which it is due, but not before the current one
-        or `not_before`, and an earlier one beyond the window; and whether it is beyond the window."""
-        current = self.turns.second
-        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, current)
-        if not_before is not None:
-            seconds = np.maximum(seconds, not_before)
-        is_far = seconds > self.window.end(now_ms)
-        if is_far.any():
-            nearer = self.window.slots_for(seconds, now_ms)
-            seconds = np.where(is_far, np.minimum(nearer, current + SLOTS - HOUR), seconds)
-        return seconds, is_far
+            self.wheel.prepare(self.window.seconds_for(waits["due"], now_ms, not_before)[0])
 
     @staticmethod
     def _put_no_messages(units: Units, magic: NDArray[np.int32]) -> None:

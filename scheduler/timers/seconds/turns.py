@@ -71,7 +71,7 @@ class Turns:
 
     @property
     def counted_at(self) -> int:
-        """The present value of the note's `counted at` (`timers.files.formats`)."""
+        """The present value of the note's `counted at` (`timers.files.small_files`)."""
         if self.current.is_loaded:
             return self._store.log.end
         start = self._findings.start

@@ -238,7 +238,7 @@ def _progress(store: Path) -> _Progress:
     notes = oracle.checkpoint(store).notes
     second = read_ms // 1000
     if notes.get("timers"):
-        # See scheduler/timers/files/formats.py:
+        # See scheduler/timers/files/small_files.py:
         # | version 1 | second | since | log since | log end | log crc | queue offset | ...
         _, second, _, _, _, _, timer_queue = struct.unpack_from(">BqqqqIq", notes["timers"])
     runs = _runs(notes["levels"]) if notes.get("levels") else None

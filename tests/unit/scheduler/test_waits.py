@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
-from duemq.scheduler.timers.files.formats import StartFacts, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
 from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined, places_of
 from duemq.storage.log.copies import UNITS
@@ -40,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Note:
-    """The checkpoint's note of a history, see `timers.files.formats`."""
+    """The checkpoint's note of a history, see `timers.files.small_files`."""
 
     end: int = 0
     second: int = START_MS // 1000 - 1

@@ -290,7 +290,7 @@ def test_what_is_imported_is_what_is_asked_for(where: str) -> None:
     """The code imports only the packages that executors are said to need, and those of the extra `spark` for
     installations without a broker."""
     folder = Path(spark_jobs.__file__).parent
-    names = ["source.source", "audit.cases", "compact.scan", "archive.rows"]
+    names = ["source.source", "audit.matching", "compact.scan", "archive.rows"]
     if where == "driver":
         found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
         names = [".".join(path.parts) for path in found if not path.name.startswith("__")]

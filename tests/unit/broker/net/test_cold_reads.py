@@ -36,7 +36,7 @@ from duemq.protocol.requests.headers import (
     Topic,
     ViewMessage,
 )
-from duemq.scheduler.timers.files.formats import TimerCheck
+from duemq.scheduler.timers.files.small_files import TimerCheck
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, Moment
 from duemq.storage.errors import NotInMemory

@@ -23,7 +23,7 @@ from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
 from duemq.protocol.frames import codec
 from duemq.protocol.records import record
-from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import ManualClock
 from duemq.storage.durability.jobs import FlushJob, Lane
@@ -370,7 +370,7 @@ async def test_a_commitlog_that_begins_behind_what_timers_need_is_told(
     await life.write(cleanly=False)
     found = life.tree()
     with monkeypatch.context() as patched:
-        patched.setattr(formats, "needed_from", lambda notes: SEGMENT + 1)
+        patched.setattr(small_files, "needed_from", lambda notes: SEGMENT + 1)
         told = await life.refused()
     assert f"{SEGMENT:020}: is missing" in told
     assert life.tree() == found

@@ -24,7 +24,7 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.errors import NotDurable, StoreFull
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.crash.simulated_files import Call
-from tests.unit.scheduler.levels.test_times import delivery_times
+from tests.unit.scheduler.levels.test_due_times import delivery_times
 from tests.unit.scheduler.world import World
 
 PROGRESS = "/s/config/delayOffset.json"

@@ -21,8 +21,8 @@ from duemq.protocol.records import properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
 from duemq.scheduler.timers.deliver_times import LOOK_UNITS
-from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.formats import StartFacts, Sums, TimerNote
+from duemq.scheduler.timers.files import small_files
+from duemq.scheduler.timers.files.small_files import StartFacts, Sums, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum
 from duemq.scheduler.timers.files.superseded import RUN
 from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE
@@ -175,20 +175,6 @@ def test_refusals(world: TimerWorld) -> None:
     assert world.timers.refusal(now + 6000, now) is Refusal.DISABLED
 
 
-def test_the_limit_of_a_second_counts_what_waits_for_its_slot_beyond_the_window() -> None:
-    """The limit of a second counts messages that are not in the wheel yet in the slots that they will get beyond the
-    window, not in those of their times."""
-    config = TimerConfig(log_segment_size=5200, roll_window=7, congest_limit=3, stop_enqueue=True)
-    world = TimerWorld(config)
-    far = START_MS + 30_000
-    for _ in range(3):
-        world.send(far)
-    assert world.timers.refusal(far, START_MS) is Refusal.CONGESTED
-    same_slot, another = far - 7000, far - 1000
-    assert world.timers.refusal(same_slot, START_MS) is Refusal.CONGESTED
-    assert world.timers.refusal(another, START_MS) is None
-
-
 def test_stop_and_go_on(world: TimerWorld) -> None:
     world.config.stop_dequeue = True
     world.send(START_MS + 100)
@@ -223,67 +209,6 @@ def test_when_the_timer_log_cannot_be_written_the_message_waits_in_its_queue(wor
     world.files.heal()
     world.pass_time(1000)
     assert world.bodies() == [b"m1"]
-
-
-# --- a horizon of years
-
-
-@pytest.mark.parametrize("window", [2, 40, 3600, 2 * 86_400])
-def test_far_messages_wait_in_slots_within_the_window(window: int) -> None:
-    world = TimerWorld(TimerConfig(log_segment_size=5200, roll_window=window))
-    delay = window * 1000 * 5 + 1234
-    world.send(START_MS + delay)
-    world.pass_time(delay - 1)
-    assert world.bodies() == []
-    world.pass_time(1)
-    assert world.lateness() == [0]
-
-
-def test_two_years_with_three_days_of_retention() -> None:
-    world = TimerWorld(
-        TimerConfig(log_segment_size=52 * 40, max_delay=3 * 366 * 86_400),
-        segment_size=10_000,
-        retention=RetentionConfig(delete_when=ANY_HOUR),
-    )
-    dues = [START_MS + days * DAY_MS + days for days in (1, 30, 365, 366, 700, 731)]
-    for due in dues:
-        world.send(due)
-    most = 0
-    for day in range(740):
-        for hour in range(0, 24, 3):
-            world.send(world.clock.now_ms() + hour * 3_600_000, bytes(500), topic="traffic")
-        world.pass_time(DAY_MS)
-        world.checkpoint()
-        for _ in range(2):
-            world.owned.expire()
-        names = world.files.list("/s/commitlog"), world.files.list("/s/timerlog")
-        most = max(most, len(names[0]) + len(names[1]))
-        if day % 50 == 0:
-            world.files.operations.clear()
-            world.open()
-    queue = world.store.ensure_queue("orders", 3)
-    assert queue.next_offset == len(dues)
-    assert most < 80
-    assert world.timers.lost == 0
-
-
-def test_a_message_of_a_level_is_kept_when_its_file_goes() -> None:
-    world = TimerWorld(segment_size=20_000, levels="1s 200d", retention=RetentionConfig(delete_when=ANY_HOUR))
-    due = world.clock.now_ms() + 200 * DAY_MS
-    world.schedule(2, b"level")
-    for _ in range(60):
-        world.send(world.clock.now_ms() + 1000, bytes(500), topic="traffic")
-        world.pass_time(DAY_MS)
-    for _ in range(10):
-        world.owned.expire()
-    assert world.store.log.begin > 0
-    world.run()
-    assert world.bodies() == []
-    world.pass_time(140 * DAY_MS)
-    (message,) = world.delivered()
-    assert message.body == b"level"
-    assert message.store_timestamp == due
-    assert message.get_property("DELAY") is None
 
 
 # --- cancelling
@@ -450,16 +375,16 @@ def test_a_note_is_read_as_it_was_written() -> None:
         TimerNote(1, 2, 3, 4, 6, 7, 8, {}, unfollowed=(0, 2**40)),
     ):
         data = note.encode()
-        again = formats.decode_note(data)
+        again = small_files.decode_note(data)
         assert again is not None
         assert again.encode() == data
         assert [each.tolist() for each in again.found[1:]] == [each.tolist() for each in note.found[1:]]
         assert (again.second, again.waiting, again.found.recovered_to) == (1, note.waiting, note.found.recovered_to)
-        assert formats.decode_note(data[:-1]) is None
-        assert formats.decode_note(data + b"\0") is None
-        assert formats.decode_note(b"\x06" + data[1:]) is None
+        assert small_files.decode_note(data[:-1]) is None
+        assert small_files.decode_note(data + b"\0") is None
+        assert small_files.decode_note(b"\x06" + data[1:]) is None
         assert (again.superseded, again.unfollowed) == (note.superseded, note.unfollowed)
-    assert formats.decode_note(b"") is None
+    assert small_files.decode_note(b"") is None
 
 
 def test_a_note_without_runs_or_unfollowed_is_read() -> None:
@@ -469,10 +394,10 @@ def test_a_note_without_runs_or_unfollowed_is_read() -> None:
     sums = note.sums.encode()  # type: ignore[union-attr]
     for version, left_out in ((3, 8), (4, 4)):
         without = bytes([version]) + data[1 : -len(sums) - left_out] + sums
-        again = formats.decode_note(without)
+        again = small_files.decode_note(without)
         assert again is not None
         assert again.encode() == data
-        assert formats.decode_note(without[:-1]) is None
+        assert small_files.decode_note(without[:-1]) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -703,7 +628,7 @@ def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: 
     units[was_due:39] = units[was_due + 1 : 40]
     units[39] = np.zeros(1, UNIT)[0]
     units["previous"][was_due:39] = np.maximum(units["previous"][was_due:39] - UNIT_SIZE, -1)
-    check = formats.TimerCheck(START_MS, 32 * UNIT_SIZE, 32, 32)
+    check = small_files.TimerCheck(START_MS, 32 * UNIT_SIZE, 32, 32)
     for name, data in (path, units.tobytes()), ("/s/config/timercheck", check.encode()), ("/s/lock", b"lock"):
         world.files.write_whole(name, data)
     world.files.remove("/s/timerwheel")

@@ -13,7 +13,7 @@ import pytest
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
-from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files import small_files
 from duemq.spark_jobs.audit.events import RangeEvents
 from duemq.spark_jobs.audit.figures import CASE, Figures
 from duemq.spark_jobs.audit.matching import match
@@ -65,7 +65,7 @@ def open_as_a_broker_does(store: MessageStore) -> Recovered:
     saved = read_delay_offsets(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
     for level, offset in service.reached(store.checkpoint, saved).items():
         store.expect(SCHEDULE_TOPIC, level - 1, offset)
-    store.expect(TIMER_TOPIC, 0, formats.reached(store.checkpoint, store.files, f"{root}/config"))
+    store.expect(TIMER_TOPIC, 0, small_files.reached(store.checkpoint, store.files, f"{root}/config"))
     return store.recover()
 
 

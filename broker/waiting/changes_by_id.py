@@ -21,8 +21,9 @@ from duemq.storage.queues.pull import ColdRead, patiently
 from duemq.storage.store import MessageStore
 
 
-class Cancellations:
-    """Finds waiting messages by their ids and changes them; whatever takes messages back uses it."""
+class ChangesById:
+    """Finds waiting messages by their ids and changes them. The handlers of recalls, of `pending` and of recurring
+    messages use it."""
 
     def __init__(
         self,
