@@ -10,7 +10,7 @@ from duemq.broker.access.permission import ACCOUNT, HEARTBEAT, PlainAction, grou
 from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
-from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.clients import Clients, check_expression_type
 from duemq.broker.tables.groups import Groups, is_group_name
 from duemq.broker.tables.topics import RETRY_PREFIX, Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -92,11 +92,8 @@ class ClientHandlers:
     def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Check that a subscription can be served: only tags can. Raises Refused."""
         subscription = bodies.decode_request(request.body, _ClientConfig).subscription_data
-        if subscription is not None and subscription.expression_type not in (None, "", "TAG"):
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {subscription.expression_type}",
-            )
+        if subscription is not None:
+            check_expression_type(subscription.expression_type)
         return response(ResponseCode.SUCCESS)
 
     def members(self, _: Connection, request: Request[ConsumerGroup]) -> Answer:

@@ -8,7 +8,7 @@ from duemq.broker.consume.long_poll import HeldPull
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.clients import Clients, check_expression, tags_codes
+from duemq.broker.tables.clients import Clients, check_expression, check_expression_type, tags_codes
 from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.topics import PERM_READ, Topics
 from duemq.protocol.codes import ResponseCode
@@ -67,7 +67,7 @@ class PullChecks:
         """Return the tags codes that a pull asks for; None for all. Raises Refused."""
         group = self._clients.consumers.get(header.consumer_group)
         if header.sys_flag & PULL_SUBSCRIPTION:
-            _check_expression_type(header.expression_type)
+            check_expression_type(header.expression_type)
             known = group.subscriptions.get(header.topic) if group is not None else None
             if known is not None and known.data.sub_string == header.subscription:
                 return known.codes
@@ -86,17 +86,10 @@ class PullChecks:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
         if subscription.data.sub_version < header.sub_version:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        _check_expression_type(subscription.data.expression_type)
+        check_expression_type(subscription.data.expression_type)
         return subscription.codes
 
     def check_account(self, held: HeldPull) -> None:
         """Raise AccessRefused if the account of a held pull may no longer pull."""
         if self._guard is not None:
             self._guard.recheck(held.connection, CONSUME, held.request)
-
-
-def _check_expression_type(expression_type: str | None) -> None:
-    if expression_type not in (None, "", "TAG"):
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
-        )

@@ -79,6 +79,14 @@ def tags_codes(expression: str | None) -> frozenset[int] | None:
     return _known_codes(expression) if len(expression) <= _MAX_KNOWN else _codes_in(expression)
 
 
+def check_expression_type(expression_type: str | None) -> None:
+    """Raise Refused for a subscription by anything but tags."""
+    if expression_type not in (None, "", "TAG"):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
+        )
+
+
 def check_expression(expression: str | None, most_tags: int) -> None:
     """Raise Refused for an expression that is too long or has too many tags."""
     if not expression or len(expression) <= min(most_tags, _MAX_KNOWN):

@@ -32,6 +32,8 @@ from tests.support.store import NOTHING_GOES, OwnedStore
 T = TypeVar("T")
 
 START_MS = 1_700_000_000_000
+ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
+"""For `RetentionConfig.delete_when`: files may be deleted in each hour of the day."""
 
 
 class TimerWorld:

@@ -20,9 +20,8 @@ from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.policy.policies import policy_of
 from duemq.storage.durability.retention import RetentionConfig
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import ANY_HOUR, START_MS, TimerWorld
 
-ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 DAY_MS = 86_400_000
 LATER = START_MS + 90_000
 EVERYTHING = Selection()

@@ -6,10 +6,9 @@ import pytest
 
 from duemq.scheduler.timers.config import Refusal, TimerConfig
 from duemq.storage.durability.retention import RetentionConfig
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import ANY_HOUR, START_MS, TimerWorld
 
 DAY_MS = 86_400_000
-ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 
 
 @pytest.mark.parametrize("window", [2, 40, 3600, 2 * 86_400])

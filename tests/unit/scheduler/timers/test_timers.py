@@ -37,11 +37,10 @@ from duemq.storage.log.origins import Origins
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
 from tests.support.messages import HOST
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import ANY_HOUR, START_MS, TimerWorld
 from tests.unit.scheduler.timers.policy.test_policies import TWINS
 
 DAY_MS = 86_400_000
-ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 
 
 @pytest.fixture
