@@ -107,10 +107,10 @@ def _ask(broker: Broker) -> None:
 async def java(*arguments: str) -> dict[str, Any]:
     """Run the Java load with Apache's 4.9.7 client."""
     jars = install.apache("4.9.7").require() / "lib"
-    classes = install.java_program("4.9.7").require() / "classes"
+    program = install.java_program("4.9.7").require() / "program.jar"
     process = await asyncio.create_subprocess_exec(
         tools.find("java"), "-Xmx2g", "-Dcom.rocketmq.sendMessageWithVIPChannel=false",
-        "-cp", f"{classes}:{jars}/*", "duemq.peer.Load", *arguments,
+        "-cp", f"{program}:{jars}/*", "duemq.peer.Load", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await process.communicate()

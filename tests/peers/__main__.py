@@ -7,6 +7,7 @@ import time
 
 from tests.peers import install
 from tests.peers.cache import cache_directory, install_lock
+from tests.peers.class_archives.make import class_archives
 from tests.peers.errors import PeerError
 
 
@@ -21,7 +22,8 @@ def main() -> int:
         return 0
     try:
         with install_lock():
-            for artefact in [*install.for_tests(), *([install.kafka()] if arguments.bench else [])]:
+            artefacts = [*install.for_tests(), *map(class_archives, install.VERSIONS)]
+            for artefact in [*artefacts, *([install.kafka()] if arguments.bench else [])]:
                 if not artefact.is_current():
                     print(f"peers: building {artefact.name} ...", flush=True)
                     start = time.monotonic()

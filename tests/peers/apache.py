@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.peers import install, ports, tools
 from tests.peers.broker import BROKER, CLUSTER, HOST
 from tests.peers.cache import cache_directory
+from tests.peers.class_archives.options import options as class_archive
 from tests.peers.errors import PeerError
 from tests.peers.process import Process
 
@@ -21,9 +22,10 @@ _OPENS = [
     "--add-opens=java.base/java.util=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 ]
-SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""For brokers that live less than a minute: no costly optimisation of hot code, which would not pay off, and a
-single-threaded collector. Not for brokers whose speed is measured."""
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dtls.server.mode=disabled")
+"""For brokers that live less than a minute: no costly optimisation of hot code, which would not pay off, a
+single-threaded collector, and no key pair of a certificate for TLS, which takes half of a start. Not for brokers whose
+speed is measured."""
 # Both print "... boot success. serializeType=JSON" as the last step of their start.
 _UP = "boot success"
 _LOGBACK = """<configuration>
@@ -76,6 +78,7 @@ class ApacheNameServer:
                 f"-Duser.home={directory}",
                 "-Xmx256m",
                 *SHORT_LIVED,
+                *class_archive(version, "namesrv"),
                 *java_options,
                 *_OPENS,
                 "-cp",
@@ -167,6 +170,7 @@ class ApacheBroker:
                 f"-Xms{heap}",
                 f"-Xmx{heap}",
                 "-XX:MaxDirectMemorySize=4g",
+                *class_archive(version, "broker"),
                 *java_options,
                 *_OPENS,
                 "-cp",
@@ -242,9 +246,8 @@ async def mqadmin_each(
     version: str, commands: Sequence[Sequence[str]], *, nameserver: str, timeout: float = 60, home: Path | None = None
 ) -> list[str]:
     """Run several commands of mqadmin one after the other, as `mqadmin` does, but in one JVM; return their outputs."""
-    source = Path(__file__).parent / "java" / "single" / "MqAdmins.java"
     lines = "".join("\t".join([*command, "-n", nameserver]) + "\n" for command in commands)
-    output = await _run_mqadmin(version, [str(source)], lines.encode(), timeout, home)
+    output = await _run_mqadmin(version, ["duemq.peer.MqAdmins"], lines.encode(), timeout, home)
     *outputs, rest = output.output.split("\n==== end of mqadmin\n")
     if len(outputs) != len(commands):
         raise PeerError(f"mqadmin ended after {len(outputs)} of {len(commands)} commands:\n{rest}")
@@ -254,7 +257,7 @@ async def mqadmin_each(
 async def _run_mqadmin(
     version: str, arguments: list[str], text: bytes, timeout: float, home: Path | None
 ) -> AdminOutput:
-    """Run a JVM with the classes of mqadmin. `arguments`: its main class or source, and the arguments of that; `text`:
+    """Run a JVM with the classes of mqadmin. `arguments`: its main class and the arguments of that; `text`:
     its standard input."""
     home = home or cache_directory() / "mqadmin"
     conf = home / "conf"
@@ -265,18 +268,18 @@ async def _run_mqadmin(
         fresh = logging.with_suffix(f".{os.getpid()}")
         fresh.write_text(_SILENT)
         fresh.replace(logging)
-    classes = install.java_program(version).require() / "classes"  # for its log configurations, which are silent
+    program = install.java_program(version).require() / "program.jar"  # also for its log configurations: silent ones
     jars = install.apache(version).require() / "lib"
     child = await asyncio.create_subprocess_exec(
         tools.find("java"),
         *SHORT_LIVED,
-        "-Xshare:auto",
+        *class_archive(version, "mqadmin"),
         "-Xmx512m",
         f"-Duser.home={home}",
         f"-Drocketmq.client.logRoot={home / 'logs'}",
         "-Drocketmq.client.logLevel=ERROR",
         "-cp",
-        f"{classes}:{jars}/*",
+        f"{program}:{jars}/*",
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -25,6 +25,7 @@ from typing import Any, Literal, Self
 from tests.peers import install, tools
 from tests.peers.admin import Admin
 from tests.peers.capabilities import CLIENTS
+from tests.peers.class_archives.options import options as class_archive
 from tests.peers.messages import Json, Outgoing, Pulled, Received, Sent
 from tests.peers.program import Program
 
@@ -446,12 +447,13 @@ def make_client(name: str, directory: Path) -> Client:
 
 def java_client(version: str, directory: Path, options: tuple[str, ...] = ()) -> JavaClient:
     """Return the Java client of one version, not started. `options`: further ones of its JVM."""
-    classes = install.java_program(version).require() / "classes"
+    program = install.java_program(version).require() / "program.jar"
     jars = install.apache(version).require() / "lib"
     command = [
         tools.find("java"),
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
+        *class_archive(version, "client"),
         "-Xmx512m",
         f"-Duser.home={directory}",
         f"-Drocketmq.client.logRoot={directory / 'logs'}",
@@ -465,7 +467,7 @@ def java_client(version: str, directory: Path, options: tuple[str, ...] = ()) ->
         "-Dcom.rocketmq.remoting.client.closeSocketIfTimeout=false",
         *options,
         "-cp",
-        f"{classes}:{jars}/*",
+        f"{program}:{jars}/*",
         "duemq.peer.Main",
     ]
     return JavaClient(f"java-{version}", command, directory)

@@ -1,7 +1,7 @@
 """The artefacts that are fetched and built, and their sources.
 
 apache-<version>   the jars of Apache's broker, name server, client and tools
-java-<version>     tests/peers/java compiled against them
+java-<version>     tests/peers/java compiled against them, as program.jar
 go                 tests/peers/go as a binary, with the Go client library
 cpp                the C++ client: a wheel with librocketmq.so and a ctypes binding; no Debian package needed
 kafka              the jars of Apache Kafka's broker, for the benchmarks alone
@@ -68,7 +68,8 @@ def kafka() -> Artefact:
 
 
 def java_program(version: str) -> Artefact:
-    """The Java client program, compiled against the client of one version, in `classes/`."""
+    """The Java client program, compiled against the client of one version: `program.jar`. An archive of classes, see
+    `class_archives`, has none of classes that are in a folder."""
     major = f"v{version[0]}"
     sources = [*(HERE / "java" / "src").rglob("*.java"), *(HERE / "java" / major).rglob("*.java")]
     resources = sorted((HERE / "java" / "resources").iterdir())
@@ -82,6 +83,9 @@ def java_program(version: str) -> Artefact:
         tools.run(f"the Java program for {version}", command)
         for resource in resources:
             (classes / resource.name).write_bytes(resource.read_bytes())
+        jar = [tools.find("jar"), "--create", "--file", str(target / "program.jar"), "-C", str(classes), "."]
+        tools.run(f"the Java program for {version}", jar)
+        shutil.rmtree(classes)
 
     return Artefact(f"java-{version}", key_of(apache(version).key, files=[*sources, *resources]), build)
 

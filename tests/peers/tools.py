@@ -10,6 +10,7 @@ from tests.peers.errors import BuildError, MissingToolError
 _PACKAGES = {
     "java": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "javac": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
+    "jar": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "mvn": "Maven (Debian: maven)",
     "chromium": "Chromium (Debian: chromium; as root on Debian this is done for you)",
     "mosquitto": "Mosquitto (Debian: mosquitto; as root on Debian this is done for you)",
