@@ -499,9 +499,14 @@ def _tear(content: bytearray, write: Write, chance: random.Random, style: str) -
         return
     start, end = write.offset, write.offset + len(write.data)
     whole = style == "everything" or chance.random() < 0.4
+    if whole:
+        content[start:end] = write.data
+        return
+    torn = bytearray(content[start:end])
     position = start
     while position < end:
         stop = min(end, (position // SECTOR + 1) * SECTOR)
-        if whole or chance.random() < 0.5:
-            content[position:stop] = write.data[position - start : stop - start]
+        if chance.random() < 0.5:
+            torn[position - start : stop - start] = write.data[position - start : stop - start]
         position = stop
+    content[start:end] = torn

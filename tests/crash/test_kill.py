@@ -55,7 +55,7 @@ def broker_at(directory: Path, flush: str, path: str) -> DuemqBroker:
         "flushDelayOffsetInterval": 300,
         "mappedFileSizeTimerLog": TIMER_LOG_SEGMENT,
     }
-    return DuemqBroker(directory, properties)
+    return DuemqBroker(directory, properties, is_warm=True)
 
 
 def tamper(store: Path, chance: random.Random, copies: dict[str, list[bytes]]) -> None:

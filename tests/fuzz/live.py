@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.peers import warm
 from tests.peers.ports import free_broker_port, free_port
 
 HOST = "127.0.0.1"
@@ -22,7 +23,7 @@ Line = dict[str, Any]
 
 
 class LiveBroker:
-    """See the module. Every line on its standard error is kept; one that is no JSON is kept as {"not_json": text}."""
+    """See the module. Every line that it prints is kept; one that is no JSON is kept as {"not_json": text}."""
 
     def __init__(self, directory: Path, *settings: str) -> None:
         self.port = free_broker_port()
@@ -37,13 +38,15 @@ class LiveBroker:
             command += ["--set", setting]
         self._lines: list[Line] = []
         self._changed = threading.Condition()
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        reading, writing = os.pipe()
+        self._output = os.fdopen(reading, "rb")
+        self._pid, self._ending = warm.server().start(command, writing, os.environ)
+        os.close(writing)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        for raw in self._process.stderr:
+        for raw in self._output:
             text = raw.decode(errors="replace").rstrip("\n")
             try:
                 line: Line = json.loads(text)
@@ -80,7 +83,7 @@ class LiveBroker:
     @property
     def anonymous_bytes(self) -> int:
         """Resident memory, without file pages."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        status = Path(f"/proc/{self._pid}/status").read_text()
         found = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert found is not None
         return int(found[1]) * 1024
@@ -94,13 +97,17 @@ class LiveBroker:
 
     def stop(self) -> int:
         """Stop the broker; return its exit code."""
-        self._process.terminate()
+        os.kill(self._pid, signal.SIGTERM)
+        self._ending.settimeout(PATIENCE_SECONDS)
         try:
-            code = self._process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+            code = warm.read_number(self._ending)
+        except TimeoutError:
+            os.kill(self._pid, signal.SIGKILL)
+            self._ending.settimeout(None)
+            code = warm.read_number(self._ending)
+        self._ending.close()
         self._reader.join(PATIENCE_SECONDS)
+        self._output.close()
         return code
 
 

@@ -138,7 +138,7 @@ def test_bytes_that_are_no_frames_cost_only_their_connection(
     assert callable(kind)
     wanted: Counter[tuple[int, str]] = Counter()  # a Counter: the kernel may reuse a port
     doubtful: set[int] = set()
-    for number in range(150):
+    for number in range(75):
         data = (valid(rng) if rng.random() < 0.5 else b"") + kind(rng)
         reader = FrameReader()
         reader.receive_data(data)

@@ -276,14 +276,15 @@ def prepare(broker: LiveBroker) -> None:
 
 
 @pytest.mark.parametrize("frame_codec", CODECS)
+@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.soak)])
 def test_every_request_is_answered_whatever_it_says(
-    broker: LiveBroker, witness: Witness, rng: random.Random, frame_codec: int
+    broker: LiveBroker, witness: Witness, rng: random.Random, frame_codec: int, rounds: int
 ) -> None:
     """The broker answers each nonsensical request once, with its opaque and in its codec, unless it is one-way or may
     wait."""
     prepare(broker)
     opaque = 0
-    for _ in range(12):
+    for _ in range(rounds):
         wanted: set[int] = set()
         told: set[int] = set()
         with RawClient(rng.choice((broker.port, broker.nameserver_port))) as client:

@@ -17,6 +17,9 @@ from tests.support.wire import pull, send
 
 TOPIC = "Witness"
 _LARGE = 300_000
+_PAUSE_SECONDS = 0.005
+"""Between two rounds: a client that pauses notices all that one without pauses does, and leaves the processor to the
+attack."""
 
 
 class Witness:
@@ -65,6 +68,7 @@ class Witness:
                     self._send(sender)
                     self._pull(reader)
                     self._count()
+                    self._stopped.wait(_PAUSE_SECONDS)
                 while self.read < self.sent:
                     self._pull(reader)
         except BaseException as error:

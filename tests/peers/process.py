@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from tests.peers import warm
 from tests.peers.errors import PeerError, StartError
 from tests.support import canary
 
 _PR_SET_PDEATHSIG = 1
 _SHOWN_LINES = 40
+_LONGEST_LINE = 1 << 22
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,7 +32,7 @@ def _die_with_parent() -> None:
 
 class Process:
     """One child process. Its whole output, standard output and error together, is appended to `output`; `logs`: other
-    log files of the process."""
+    log files of the process. `is_warm`: duemq, with its modules loaded already (see `warm`)."""
 
     _started: ClassVar[list["Process"]] = []
 
@@ -41,6 +43,8 @@ class Process:
         output: Path,
         env: dict[str, str] | None = None,
         logs: Sequence[Path] = (),
+        *,
+        is_warm: bool = False,
     ) -> None:
         self.name = name
         self.logs = (output, *logs)
@@ -50,7 +54,8 @@ class Process:
         """Whether no secret may be in what it shows; RocketMQ's programs log some."""
         self.output = output
         self._env = os.environ | (env or {})
-        self._child: asyncio.subprocess.Process | None = None
+        self._is_warm = is_warm
+        self._child: asyncio.subprocess.Process | warm.Child | None = None
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -76,16 +81,7 @@ class Process:
             raise PeerError(f"{self.name} is running already")
         self.output.parent.mkdir(parents=True, exist_ok=True)
         begin = self.output.stat().st_size if self.output.exists() else 0
-        child = await asyncio.create_subprocess_exec(
-            *self.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._env,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-            limit=1 << 22,
-        )
+        child = await self._started_child()
         self._child = child
         self._ended_at = None
         self._started.append(self)
@@ -100,6 +96,21 @@ class Process:
             else:
                 await child.wait()
             raise StartError(self.name, child.returncode, self._text_from(begin)) from None
+
+    async def _started_child(self) -> asyncio.subprocess.Process | warm.Child:
+        if self._is_warm:
+            canary.look(f"the command line of {self.name}", "\0".join(self.command))
+            return await warm.start(self.command, self._env, _LONGEST_LINE)
+        return await asyncio.create_subprocess_exec(
+            *self.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._env,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+            limit=_LONGEST_LINE,
+        )
 
     async def stop(self, timeout: float = 60) -> int:
         """Ask the process to end (SIGTERM), wait until it has, and return its exit code."""
@@ -159,7 +170,7 @@ class Process:
             return file.read().decode(errors="replace")
 
     async def _copy_output(
-        self, child: asyncio.subprocess.Process, ready: re.Pattern[str], seen: asyncio.Future[str]
+        self, child: asyncio.subprocess.Process | warm.Child, ready: re.Pattern[str], seen: asyncio.Future[str]
     ) -> None:
         assert child.stdout is not None
         with self.output.open("ab", buffering=0) as file:

@@ -46,6 +46,19 @@ _REFUSED = {
 }
 
 
+_ONE_MORE = bytes(range(1, 256)) + b"\0"
+
+
+def _without_zeros(chance: random.Random, size: int) -> bytes:
+    """Return the same as `bytes(chance.randrange(1, 256) for _ in range(size))` in a tenth of the time. What `chance`
+    gives afterwards is the same, too."""
+    found = b""
+    while left := size - len(found):
+        words = chance.getrandbits(32 * left).to_bytes(4 * left, "little")
+        found += words[3::4].translate(_ONE_MORE, b"\xff")
+    return found
+
+
 @dataclass
 class Life:
     """The state of a life as known from outside the broker."""
@@ -351,7 +364,7 @@ class Life:
         number = len(self.attempts)
         body = f"{number}{suffix}|".encode()
         size = details["size"]
-        body += bytes(chance.randrange(1, 256) for _ in range(size)) if size < 500 else b"x" * size
+        body += _without_zeros(chance, size) if size < 500 else b"x" * size
         world = self.world
         attempt = Attempt(body, details["topic"], details["queue"], world.loop.time())
         values: dict[str, Any] = {"UNIQ_KEY": f"K{number}", "KEYS": details.get("key") or f"k{number}"}

@@ -10,7 +10,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, Summary
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import Scanner
-from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, WITHDRAWN_SIZE, ConsumeQueue
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.store import MessageStore
 
 
@@ -55,8 +55,8 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
             continue
         if units and (queue.min_offset, queue.next_offset) != (min(units), max(units) + 1):
             yield f"{queue} should have the messages {min(units)} to {max(units)}"
-        for offset in range(queue.min_offset, queue.next_offset):
-            unit, right = _unit(store, queue, offset), units.get(offset)
+        for offset, unit in _units(store, queue):
+            right = units.get(offset)
             if unit == right or (unit is not None and unit[1] == PADDING_SIZE):
                 continue
             is_marked = unit is not None and unit[0] in marked.get(unit[1], ())
@@ -65,10 +65,22 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
             yield f"unit {offset} of {queue} is {unit}, but the commitlog says {right}"
 
 
-def _unit(store: MessageStore, queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
-    """A unit, with its tags code from consumequeue_ext, credible or not."""
-    unit = queue.unit(offset)
-    if unit is None or unit[2] >= -(2**31):
+def _units(store: MessageStore, queue: ConsumeQueue) -> Iterator[tuple[int, tuple[int, int, int] | None]]:
+    """Yield the queue's offsets and units, with tags codes from consumequeue_ext, credible or not; None for a unit that
+    cannot be read."""
+    offset = queue.min_offset
+    while offset < queue.next_offset:
+        data = queue.read(offset, queue.next_offset - offset)
+        for unit in UNIT.iter_unpack(data):
+            yield offset, _with_code(store, queue, unit)
+            offset += 1
+        if not data:
+            yield offset, None
+            offset += 1
+
+
+def _with_code(store: MessageStore, queue: ConsumeQueue, unit: tuple[int, int, int]) -> tuple[int, int, int]:
+    if unit[2] >= -(2**31):
         return unit
     size = store.config.extension_segment_size
     number, at = divmod(unit[2] + 2**63, size)

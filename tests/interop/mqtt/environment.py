@@ -67,7 +67,7 @@ class BridgeProcess:
         self._mosquitto = mosquitto
         self._nameserver = nameserver
         command = [str(Path(sys.executable).with_name("duemq")), "mqtt-bridge", "--config", str(self.config)]
-        self.process = Process("bridge", command, self.log)
+        self.process = Process("bridge", command, self.log, is_warm=True)
 
     def write(self, rules: str, mqtt: str = "") -> None:
         """Write the file: `mqtt` is further lines of its table [mqtt], `rules` the tables behind."""
@@ -104,7 +104,7 @@ class World:
         self, directory: Path, settings: Sequence[str] = (), broker: Mapping[str, object] | None = None
     ) -> None:
         self.mosquitto = Mosquitto(directory / "mosquitto", settings)
-        self.broker = DuemqBroker(directory / "duemq", broker or {})
+        self.broker = DuemqBroker(directory / "duemq", broker or {}, is_warm=True)
         self.bridge = BridgeProcess(directory / "bridge", self.mosquitto, self.broker.nameserver)
 
     async def start(self, rules: str, mqtt: str = "") -> None:

@@ -39,6 +39,8 @@ mqtt_topic = "out/{topic}"
 qos = QOS
 """
 KILLS = 5
+PAUSE_SECONDS = 0.04
+"""Between two batches of messages: a process that is killed has some under way at most moments all the same."""
 
 
 def rules(qos: int) -> str:
@@ -83,7 +85,7 @@ async def publish_numbers(world: World, qos: int, over: asyncio.Event) -> int:
             numbers = range(number, number + 20)
             await asyncio.gather(*(client.publish("in/x", str(each), qos=qos) for each in numbers))
             number += len(numbers)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(PAUSE_SECONDS)
     return number
 
 
@@ -157,7 +159,7 @@ async def send_numbers(world: World, over: asyncio.Event) -> set[int]:
     async with world.producer() as producer:
         while not over.is_set():
             await asyncio.gather(*(send(next(numbers)) for _ in range(10)))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(PAUSE_SECONDS)
     return acknowledged
 
 

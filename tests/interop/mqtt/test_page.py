@@ -104,7 +104,7 @@ async def test_five_minutes(tmp_path: Path) -> None:
         terminals.write_rules(blocks("cat > bridge.toml")[0])
         await terminals.start(command("duemq mqtt-bridge --config"), READY)
         listener = await terminals.start(command("mosquitto_sub"), "SUBACK")
-        await terminals.run(command("mosquitto_pub").replace("/10/", "/2/"))
+        await terminals.run(command("mosquitto_pub").replace("/10/", "/5/"))
         (list_waiting,) = re.findall(r"`(duemq [^`]*)` shows it while it waits", PAGE)
         while "MQTT_DELAYED_my-bridge" not in await terminals.run(list_waiting):
             pass

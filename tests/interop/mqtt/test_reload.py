@@ -40,6 +40,7 @@ async def test_rules_change_under_load(world: World) -> None:
             while not over.is_set():
                 await asyncio.gather(*(client.publish("in/x", str(each), qos=2) for each in range(number, number + 15)))
                 number += 15
+                await asyncio.sleep(0.02)
         return number
 
     async def send() -> int:
@@ -49,6 +50,7 @@ async def test_rules_change_under_load(world: World) -> None:
                 for each in range(number, number + 10):
                     await producer.send("Out", str(each), properties={"where": "x"})
                 number += 10
+                await asyncio.sleep(0.02)
             await producer.send("Out", "-1", properties={"where": "x"})
         return number
 

@@ -200,10 +200,18 @@ def test_cancelled_it_never_comes(way: str, life: Life) -> None:
     assert world.bodies() == []
 
 
-@every_way
-@every_life
-@pytest.mark.parametrize("new_ms", [DUE_MS - 20_000, DUE_MS + 3_000, DUE_MS + 50_123, 0])
+@pytest.mark.parametrize(
+    ("way", "life", "new_ms"),
+    [
+        pytest.param(way, life, new_ms, marks=() if (row + column + number) % 4 == 0 else pytest.mark.soak)
+        for row, way in enumerate(WAYS)
+        for column, life in enumerate(LIVES)
+        for number, new_ms in enumerate((DUE_MS - 20_000, DUE_MS + 3_000, DUE_MS + 50_123, 0))
+    ],
+)
 def test_moved_it_comes_at_its_new_time_alone(way: str, life: Life, new_ms: int) -> None:
+    """Each run has each way with each life, each way with each time and each life with each time; `make soak` has all
+    three together."""
     waits = begun(way)
     world = waits.world
     world.run()

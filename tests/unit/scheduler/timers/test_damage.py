@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Damage = Callable[[TimerWorld], None]
 
+DEAR = settings(max_examples=max(12, settings().max_examples // 4))
+"""For tests whose examples are whole lives."""
+
 
 def lived(seed: int, *, is_stopped: bool = False) -> tuple[TimerWorld, set[bytes]]:
     """Return a world that was killed, or stopped, and the bodies of all messages to be delivered in it."""
@@ -98,7 +101,7 @@ def test_all_queues_made_again_say_nothing_of_the_timer_log() -> None:
     assert len(world.bodies()) == 9
 
 
-@settings(max_examples=40)
+@DEAR
 @given(
     seed=st.integers(0, 30),
     is_stopped=st.booleans(),
@@ -114,7 +117,7 @@ def test_flipped_bytes_of_the_log_lose_nothing(seed: int, is_stopped: bool, flip
     settled(world, come)
 
 
-@settings(max_examples=40)
+@DEAR
 @given(
     seed=st.integers(0, 30),
     is_stopped=st.booleans(),
@@ -142,7 +145,7 @@ def zeros(path: str) -> Damage:
 @pytest.mark.parametrize("path", ["/s/timerwheel", f"/s/timerlog/{0:020}", f"/s/timerlog/{52 * 30:020}"])
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_files_of_zeros_are_made_again(path: str, *, is_stopped: bool) -> None:
-    for seed in range(5):
+    for seed in range(3):
         world, come = lived(seed, is_stopped=is_stopped)
         if path in world.files.names and world.files.names[path].data.rstrip(b"\0"):
             zeros(path)(world)
@@ -180,7 +183,7 @@ def test_hours_of_the_wheel_that_are_damaged_are_told() -> None:
 def test_a_kill_alone_makes_no_warning() -> None:
     """A kill alone causes no warning: hours of the wheel changed since the checkpoint, marks, and units behind it are
     not damage."""
-    for seed in range(16):
+    for seed in range(6):
         world, come = lived(seed)
         with capture_logs() as logs:
             world.open()

@@ -214,9 +214,38 @@ def test_the_policy_that_follows_a_pause_counts(
 # --- crashes
 
 
-@pytest.mark.parametrize("policy", [None, TimerPolicy(rate=20), TimerPolicy(spread_ms=3000), TimerPolicy(newest=True)])
-@pytest.mark.parametrize("checkpoints", ["none", "at first", "each", "each, and a clean stop"])
-@pytest.mark.parametrize("window", [pytest.param(20, marks=pytest.mark.soak), 172_800])
+POLICIES = {
+    "none": None,
+    "rate": TimerPolicy(rate=20),
+    "spread": TimerPolicy(spread_ms=3000),
+    "newest": TimerPolicy(newest=True),
+}
+CHECKPOINTS = ("none", "at first", "each", "each, and a clean stop")
+# Each run has each policy and each kind of checkpoint at least once; `make soak` has all pairs.
+EACH_RUN = {
+    ("none", "at first"),
+    ("none", "each"),
+    ("rate", "none"),
+    ("spread", "each"),
+    ("newest", "each, and a clean stop"),
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "checkpoints", "window"),
+    [
+        pytest.param(
+            POLICIES[policy],
+            checkpoints,
+            window,
+            id=f"{policy}-{checkpoints}-{window}",
+            marks=() if (policy, checkpoints) in EACH_RUN and window > 20 else pytest.mark.soak,
+        )
+        for policy in POLICIES
+        for checkpoints in CHECKPOINTS
+        for window in (20, 172_800)
+    ],
+)
 def test_it_comes_once_over_kills(few: None, policy: TimerPolicy | None, checkpoints: str, window: int) -> None:
     """Messages that come back from a pause are delivered once over kills, one after every few messages."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 30, roll_window=window))

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 READS = {"/s/timerlog": 30, "/s/timerwheel": 1, "/s/commitlog": 30, "/s/consumequeue": 10}
 """Minimum number of reads in a life, by path."""
+EACH_RUN_AND_SOAK = [5, pytest.param(1, marks=pytest.mark.soak)]
+"""Which reads fail: each run tries every fifth. Where five in a row fail, each read fails once all the same."""
 NEAR_THE_HOUR_MS = START_MS - START_MS % 3_600_000 + 3_590_000
 """A start time by which a life needs two hours of the wheel."""
 
@@ -110,8 +112,9 @@ def live(world: TimerWorld, places: dict[bytes, int]) -> tuple[set[bytes], set[b
 
 @pytest.mark.parametrize("path", READS)
 @pytest.mark.parametrize("count", [1, 5])
-def test_any_read_may_fail(path: str, count: int) -> None:
-    for first in itertools.count():
+@pytest.mark.parametrize("every", EACH_RUN_AND_SOAK)
+def test_any_read_may_fail(path: str, count: int, every: int) -> None:
+    for first in itertools.count(step=every):
         world = TimerWorld(TimerConfig(log_segment_size=520, roll_window=7), start_ms=NEAR_THE_HOUR_MS)
         places = prepared(world)
         with FailingReads(world, path, first, count) as reads:
@@ -308,11 +311,12 @@ def recovered(world: ColdWorld) -> None:
 
 
 @pytest.mark.parametrize("life", [catch_up, changes, recovered])
-def test_what_is_tried_again_is_not_done_twice(life: Callable[[ColdWorld], None]) -> None:
+@pytest.mark.parametrize("every", EACH_RUN_AND_SOAK)
+def test_what_is_tried_again_is_not_done_twice(life: Callable[[ColdWorld], None], every: int) -> None:
     """A step that is tried again is not done twice: whichever read has to be made by a thread first, the commitlog and
     the timer log end at the same place."""
     ends = set()
-    for number in itertools.count(-1):
+    for number in itertools.chain((-1,), itertools.count(step=every)):
         world = ColdWorld(TimerConfig(log_segment_size=5200), levels="2h")
         with NothingInMemory(world, number) as reads:
             life(world)

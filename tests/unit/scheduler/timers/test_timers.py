@@ -585,7 +585,8 @@ def test_a_store_without_timers_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize("style", ["nothing", "everything", "some"])
-def test_kills_do_not_undo_taking_over(style: str) -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_kills_do_not_undo_taking_over(style: str, every: int) -> None:
     """Kills during a take-over do not undo it, although only timercheck tells that RocketMQ delivered a message."""
     world = TimerWorld()
     world.send(START_MS + 5000, b"delivered by RocketMQ")
@@ -600,7 +601,7 @@ def test_kills_do_not_undo_taking_over(style: str) -> None:
     before = len(world.files.operations)
     world.open()
     files, ms = world.files, world.now_ms
-    for when in range(before, len(files.operations) + 1):
+    for when in range(len(files.operations), before - 1, -every):
         world.files = files.after_crash(when, random.Random(when), style)
         world.clock.set_wall(ms)
         world.open()
@@ -611,7 +612,8 @@ def test_kills_do_not_undo_taking_over(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", ["nothing", "everything", "some"])
-def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: str) -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: str, every: int) -> None:
     """Units that the timer log has behind timercheck are not put there again: RocketMQ's broker writes timercheck once
     a second, and after a kill the log has more units. A message that was due on arrival has no unit, and may not have
     been delivered."""
@@ -635,7 +637,7 @@ def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: 
     world.open()
     assert world.recovered.is_foreign
     files, ms = world.files, world.now_ms
-    for when in range(before, len(files.operations) + 1):
+    for when in range(len(files.operations), before - 1, -every):
         world.files = files.after_crash(when, random.Random(when), style)
         world.clock.set_wall(ms)
         world.open()
@@ -1084,7 +1086,7 @@ def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> Non
     messages for any of 20 seconds follow one another."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 10_000), segment_size=1 << 22)
     chance = random.Random(1)
-    for _ in range(4000):
+    for _ in range(2000):
         world.send(START_MS + 30_000 + chance.randrange(20_000))
     world.run()
     world.checkpoint()
@@ -1099,7 +1101,7 @@ def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world.timers._slots.log, "read", counted)
         world.pass_time(51_000)
-    assert len(world.bodies()) == 4000
+    assert len(world.bodies()) == 2000
     assert reads < 20 * 10
 
 
