@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.protocol.errors import BodyError
@@ -80,7 +80,6 @@ def test_what_java_leaves_out_or_nulls_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("body_type", BODY_TYPES)
-@settings(max_examples=settings().max_examples // 3)
 @given(data=st.data())
 def test_any_json_value_is_a_body_or_a_body_error(body_type: type[msgspec.Struct], data: st.DataObject) -> None:
     """Any JSON value in any field is a body or a BodyError; an accepted body can be written again."""
