@@ -60,6 +60,7 @@ BUILTIN_ERRORS = {
 }
 
 
+@cache
 def modules(package: str) -> list[Path]:
     """The modules of a package; those of duemq itself without the packages that are linked into it."""
     folder = ROOT / package
@@ -80,15 +81,21 @@ def place(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a module."""
-    return ast.parse(path.read_text())
+def text_of(path: Path) -> str:
+    """Return the text of a module."""
+    return path.read_text()
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and module of each import in a file."""
-    for node in ast.walk(parsed(path)):
-        yield from ((node.lineno, name) for name in imported(node))  # type: ignore[attr-defined]
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a module."""
+    return list(ast.walk(ast.parse(text_of(path))))
+
+
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Return line and module of each import in a file."""
+    return [(node.lineno, name) for node in nodes(path) for name in imported(node)]  # type: ignore[attr-defined]
 
 
 def imported(node: ast.AST) -> Iterator[str]:
@@ -97,9 +104,21 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+    elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
         name = node.args[0] if node.args else None
         yield name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "computed"
+
+
+def _last_name(node: ast.expr) -> str:
+    """The name of a function without the module or object that has it."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _first_name(node: ast.AST) -> str:
+    """What a chain of attributes begins with, if that is a name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 @cache
@@ -107,20 +126,19 @@ def used(path: Path) -> list[tuple[int, str]]:
     """Line and full name of what a module uses of others, whatever it calls them: `import time as t; t.time()` uses
     `time.time`. Only the longest form of each name is returned, and of builtins those among LOADERS."""
     names = {name: name for name in LOADERS if hasattr(builtins, name)}
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
                 names[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom):
             names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    inner = {id(node.value) for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
+    inner = {id(node.value) for node in nodes(path) if isinstance(node, ast.Attribute)}
     found = []
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner:
+    for node in nodes(path):
+        if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner and _first_name(node) in names:
             first, dot, rest = ast.unparse(node).partition(".")
-            if first in names:
-                found.append((node.lineno, names[first] + dot + rest))
+            found.append((node.lineno, names[first] + dot + rest))
     return found
 
 
@@ -217,7 +235,7 @@ def test_each_package_has_one_tree_of_errors(package: str) -> None:
     places: dict[str, str] = {}
     for each in ALLOWED[package] | {package}:
         for path in modules(each):
-            for node in ast.walk(parsed(path)):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     classes.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
                     if each == package:
@@ -240,8 +258,8 @@ def test_each_package_has_one_tree_of_errors(package: str) -> None:
 def test_nothing_reads_the_environment_below_the_broker(package: str) -> None:
     for path in modules(package):
         assert [f"{line} {name}" for line, name in used(path) if is_of(name, ENVIRONMENT)] == [], path
-        assert "environ" not in path.read_text(), path
-        assert "getenv" not in path.read_text(), path
+        assert "environ" not in text_of(path), path
+        assert "getenv" not in text_of(path), path
 
 
 def test_nothing_reads_a_clock_below_the_broker() -> None:
@@ -277,7 +295,7 @@ def test_no_object_is_given_its_callbacks_later() -> None:
     later = []
     for package in ALLOWED:
         for path in modules(package):
-            for node in ast.walk(parsed(path)):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     later += [f"{place(path)}: {each}" for each in given_later(node)]
                 elif isinstance(node, ast.Assign):
@@ -296,7 +314,7 @@ def test_each_invariant_is_cited_by_the_code_that_keeps_it() -> None:
     unclear = []
     for package in ALLOWED:
         for path in modules(package):
-            text = path.read_text()
+            text = text_of(path)
             for found in re.finditer(r"\b[Ii]nvariants?\s+(\d+(?:(?:, | and |, and )\d+)*)( of\s+ARCHITECTURE)?", text):
                 numbers = {int(number) for number in re.findall(r"\d+", found[1])}
                 cited |= numbers

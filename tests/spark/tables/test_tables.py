@@ -22,7 +22,7 @@ from tests.spark.world import audit, faults, oracle
 from tests.spark.world.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.world.stores import SEGMENT, WrittenStore
 from tests.unit.spark_jobs.test_spark_errors import spoil, write
-from tests.unit.spark_jobs.writers.test_processes import die
+from tests.unit.spark_jobs.writers.simple_tasks import die
 
 Row = dict[str, Any]
 RANGE = str(4 << 20)

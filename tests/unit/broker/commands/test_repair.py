@@ -303,12 +303,26 @@ def loop(path: Path) -> str:
     return "is a link that leads back to itself; remove it"
 
 
-@pytest.mark.parametrize("options", [[], ["--index"], ["--to", "new"]], ids=["in place", "with index", "beside"])
+MISPLACED = (
+    *((name, put) for name in FILES for put in (directory, nowhere, loop)),
+    *((name, put) for name in FOLDERS for put in (file, nowhere, loop)),
+)
+OPTIONS = {"in place": [], "with index": ["--index"], "beside": ["--to", "new"]}
+
+
 @pytest.mark.parametrize(
-    ("name", "put"),
+    ("name", "put", "options"),
     [
-        *((name, put) for name in FILES for put in (directory, nowhere, loop)),
-        *((name, put) for name in FOLDERS for put in (file, nowhere, loop)),
+        # Each name with each kind of thing, and both of these with each of the options. All three together: soak.
+        pytest.param(
+            name,
+            put,
+            options,
+            id=f"{name}-{put.__name__}-{way}",
+            marks=() if (number // 3 + number) % 3 == at else pytest.mark.soak,
+        )
+        for number, (name, put) in enumerate(MISPLACED)
+        for at, (way, options) in enumerate(OPTIONS.items())
     ],
 )
 def test_what_is_not_what_belongs_there_is_named_and_stays(
@@ -584,7 +598,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, frozenset[str], bool, bool]:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 2)
 @given(histories())
 def test_any_history(
     tmp_path_factory: pytest.TempPathFactory, history: tuple[int, int, frozenset[str], bool, bool]

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -471,14 +472,30 @@ def _told(answers: list[Command]) -> list[tuple[Any, ...]]:
     return told
 
 
+@pytest.fixture(scope="module")
+def world() -> list[Stored]:
+    """The store with waiting messages, once a test has written it; all tests have copies of it."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[Path]:
+    """A directory for that store, on a real disk as `on_disk`."""
+    with TemporaryDirectory(prefix="duemq-") as path:
+        yield Path(path) / "store"
+
+
 @pytest.mark.parametrize("name", OF_WAITING)
-async def test_the_loop_does_not_wait_for_what_waits(tmp_path: Path, name: str) -> None:
+async def test_the_loop_does_not_wait_for_what_waits(
+    tmp_path: Path, world: list[Stored], disk: Path, name: str
+) -> None:
     """The loop does not wait in requests about waiting messages: the answers, the messages that wait afterwards, and
     the size of the logs are the same as with everything in memory."""
-    stored = await waiting_messages(tmp_path / "False")
-    copy_tree(tmp_path / "False", tmp_path / "True")
+    stored = world[0] if world else await waiting_messages(disk)
+    world[:] = [stored]
     results = []
     for is_cold in (False, True):
+        copy_tree(stored.root, tmp_path / str(is_cold))
         files = ColdFiles()
         clock = ManualClock()
         clock.advance(60_000)

@@ -77,7 +77,7 @@ def both_ways(header_type: type[Header], ext: dict[str, Any]) -> tuple[Header | 
 
 
 @pytest.mark.parametrize("header_type", HEADER_TYPES)
-@settings(max_examples=20)
+@settings(max_examples=max(4, settings().max_examples // 6))
 @given(data=st.data())
 def test_both_ways_of_decoding_agree_and_give_back_what_was_written(
     header_type: type[Header], data: st.DataObject
@@ -94,7 +94,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(a
 
 
 @pytest.mark.parametrize("header_type", HEADER_TYPES)
-@settings(max_examples=20)
+@settings(max_examples=max(4, settings().max_examples // 6))
 @given(data=st.data())
 def test_what_the_quick_way_takes_the_slow_way_takes_as_the_same(
     header_type: type[Header], data: st.DataObject

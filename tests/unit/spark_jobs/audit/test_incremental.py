@@ -32,12 +32,24 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Broker.let_go_of_all()
 
 
-@pytest.mark.parametrize("writer", ["duemq", "apache", "both"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8))])
-def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, writer: str) -> None:
+@pytest.mark.parametrize(
+    ("writer", "seed", "steps"),
+    [
+        # Together these have all kinds of events (`World.step`).
+        ("duemq", 10, 7),
+        ("apache", 0, 7),
+        ("both", 2, 7),
+        *(
+            pytest.param(writer, seed, 14, marks=pytest.mark.soak)
+            for writer in ("duemq", "apache", "both")
+            for seed in range(8)
+        ),
+    ],
+)
+def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, writer: str, steps: int) -> None:
     ours_from = 5 * RANGE if writer == "both" else 0
     world = World(tmp_path, seed, is_apache=writer == "apache", ours_from=ours_from)
-    for number in range(14):
+    for number in range(steps):
         what = world.step()
         options = {"check_bodies": world.chance.random() < 0.2}
         expected = world.found(None, **options)
@@ -45,9 +57,22 @@ def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, writer: str)
         same(world.found(world.state, **options), expected, (number, what, "and once more"))
 
 
-@pytest.mark.parametrize("kind", ["level", "timer"])
-@pytest.mark.parametrize("is_ours_first", [False, True], ids=["theirs first", "ours first"])
-@pytest.mark.parametrize("counts", [(1, 1), (1, 90), (90, 1), (90, 90)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "is_ours_first", "counts"),
+    [
+        # Each pair of two of these at least once. All of them: soak.
+        pytest.param(
+            kind,
+            is_ours_first,
+            counts,
+            id=f"{kind}-{'ours' if is_ours_first else 'theirs'} first-{counts}",
+            marks=() if (number + is_ours_first + (kind == "timer")) % 2 else pytest.mark.soak,
+        )
+        for number, counts in enumerate([(1, 1), (1, 90), (90, 90), (90, 1)])
+        for is_ours_first in (False, True)
+        for kind in ("level", "timer")
+    ],
+)
 def test_what_both_brokers_delivered_came_twice(
     tmp_path: Path, kind: str, counts: tuple[int, int], *, is_ours_first: bool
 ) -> None:
@@ -75,14 +100,41 @@ def test_what_both_brokers_delivered_came_twice(
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
+    return analysed_and_grown(tmp_path)
+
+
+def analysed_and_grown(root: Path) -> World:
     """A store of some files that was analysed, and has grown since."""
-    world = World(tmp_path, 1, is_apache=False)
+    world = World(root, 1, is_apache=False)
     grow(world, 160)
     world.found(world.state)
     grow(world, 40)
     assert len(list(world.copy.glob("commitlog/*"))) > 2
     assert world.told == []
     return world
+
+
+class Shared:
+    """Such a store for tests that change only its kept results."""
+
+    def __init__(self, root: Path) -> None:
+        self.world = analysed_and_grown(root)
+        self.expected = self.world.found(None)
+        self._kept = copy_tree(self.world.state, root / "kept")
+
+    def anew(self) -> World:
+        """The store with the kept results of before it has grown."""
+        shutil.rmtree(self.world.state, ignore_errors=True)
+        copy_tree(self._kept, self.world.state)
+        self.world.told.clear()
+        return self.world
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        return Shared(tmp_path_factory.mktemp("shared"))
 
 
 def grow(world: World, count: int) -> None:
@@ -114,45 +166,49 @@ def halve(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [flip, halve, os.unlink], ids=["flipped", "truncated", "missing"])
 @pytest.mark.parametrize("kind", ["manifest", "open", "figures", "unique", "usage", "ahead"])
-def test_what_is_not_as_it_was_written_does_not_count(world: World, kind: str, harm: Callable[[Path], None]) -> None:
+def test_what_is_not_as_it_was_written_does_not_count(shared: Shared, kind: str, harm: Callable[[Path], None]) -> None:
+    world = shared.anew()
     paths = [path for path in files_of(world, kind) if path.stat().st_size]
     if not paths:
         pytest.skip("there is none")
     for path in paths:
         harm(path)
-    same(world.found(world.state), world.found(None), kind)
+    same(world.found(world.state), shared.expected, kind)
     if (kind, harm) != ("manifest", os.unlink):  # without a manifest nothing is kept
         assert ["does not count" in line for line in world.told] == [True]
     world.told.clear()
-    same(world.found(world.state), world.found(None), (kind, "and once more"))
+    same(world.found(world.state), shared.expected, (kind, "and once more"))
     assert world.told == []
 
 
 @pytest.mark.parametrize("harm", [flip, halve, os.unlink], ids=["flipped", "truncated", "missing"])
-def test_ranges_that_are_not_as_written_are_read(world: World, harm: Callable[[Path], None]) -> None:
+def test_ranges_that_are_not_as_written_are_read(shared: Shared, harm: Callable[[Path], None]) -> None:
+    world = shared.anew()
     harmed = files_of(world, "range")[:2]
     for path in [*harmed, *files_of(world, "open")]:
         harm(path)
-    same(world.found(world.state), world.found(None), harm)
+    same(world.found(world.state), shared.expected, harm)
     assert sum("its range is read" in line for line in world.told) == len(harmed)
 
 
-def test_another_version_of_the_code_reads_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_code_reads_everything(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = shared.anew()
     monkeypatch.setattr(kept, "rules", lambda: "of a later version")
-    same(world.found(world.state), world.found(None), "later")
+    same(world.found(world.state), shared.expected, "later")
     assert "another version" in world.told[0]
     world.told.clear()
-    same(world.found(world.state), world.found(None), "and once more")
+    same(world.found(world.state), shared.expected, "and once more")
     assert world.told == []
 
 
-def test_a_later_format_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_format_is_not_read(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = shared.anew()
     folder = Folder.open(str(kept_in(world)))
     manifest = folder.read()
     assert manifest is not None
     folder.write(msgspec.structs.replace(manifest, format=manifest.format + 1))
     folder.close()
-    same(world.found(world.state), world.found(None), "later")
+    same(world.found(world.state), shared.expected, "later")
     assert "another version" in world.told[0]
 
 
@@ -255,7 +311,8 @@ def test_a_file_that_was_given_its_old_time_is_compared(world: World) -> None:
     assert ["have changed" in line for line in world.told] == [True]
 
 
-def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
+@pytest.mark.parametrize("is_each", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "each"])
+def test_ranges_are_cut_as_if_nothing_were_known(world: World, *, is_each: bool) -> None:
     """Ranges are cut as in a run without kept results, although a log that has lost its end behind a kept range would
     not be cut there."""
     world.found(world.state)
@@ -267,8 +324,11 @@ def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
     last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
     ends = [part.place.end for part in manifest.ranges if part.place.start >= last - SEGMENT]
     assert any(end > last for end in ends)
-    for end in ends:
-        for more in (-1, 0, 1, 300, RANGE // 2):
+    # Each place at a third of the ends, in turn. All at each end: soak.
+    for number, end in enumerate(ends):
+        for at, more in enumerate((-1, 0, 1, 300, RANGE // 2)):
+            if not is_each and (number + at) % 3:
+                continue
             world.cut_at(end + more)
             world.publish()
             shutil.rmtree(world.state)
@@ -279,8 +339,8 @@ def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
 # --- results that cannot be kept
 
 
-def test_where_nothing_can_be_kept_the_answer_is_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = world.found(None)
+def test_where_nothing_can_be_kept_the_answer_is_given(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = shared.anew()
     before = {path.name: path.read_bytes() for path in kept_in(world).iterdir()}
 
     def full(*_: Any) -> kept.Ref:
@@ -288,28 +348,30 @@ def test_where_nothing_can_be_kept_the_answer_is_given(world: World, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(kept, "write_file", full)
-        same(world.found(world.state), expected, "full")
+        same(world.found(world.state), shared.expected, "full")
         assert ["No space left" in line for line in world.told] == [True]
         world.told.clear()
-        same(world.found(world.state, anew=True), expected, "full, anew")
+        same(world.found(world.state, anew=True), shared.expected, "full, anew")
         assert ["No space left" in line for line in world.told] == [True]
         world.told.clear()
         assert {path.name: path.read_bytes() for path in kept_in(world).iterdir()} == before
-    same(world.found(world.state), expected, "room again")
+    same(world.found(world.state), shared.expected, "room again")
     assert world.told == []
 
 
-def test_a_state_that_is_no_directory_is_told(world: World, tmp_path: Path) -> None:
+def test_a_state_that_is_no_directory_is_told(shared: Shared, tmp_path: Path) -> None:
+    world = shared.anew()
     (tmp_path / "file").write_text("somebody's")
-    same(world.found(tmp_path / "file"), world.found(None), "no directory")
+    same(world.found(tmp_path / "file"), shared.expected, "no directory")
     assert ["nothing can be kept" in line for line in world.told] == [True]
     assert (tmp_path / "file").read_text() == "somebody's"
 
 
-def test_of_two_runs_at_once_one_keeps_nothing(world: World) -> None:
+def test_of_two_runs_at_once_one_keeps_nothing(shared: Shared) -> None:
+    world = shared.anew()
     folder = Folder.open(str(kept_in(world)))
     before = {path.name: path.read_bytes() for path in kept_in(world).iterdir()}
-    same(world.found(world.state), world.found(None), "two")
+    same(world.found(world.state), shared.expected, "two")
     assert ["another run" in line for line in world.told] == [True]
     assert {path.name: path.read_bytes() for path in kept_in(world).iterdir()} == before
     folder.close()
@@ -319,52 +381,64 @@ class Killed(BaseException):
     """Ends the run as a signal does: no code handles it."""
 
 
+class Changes:
+    """The changes of a directory that a run makes: it is killed before the one of that number."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int | None = None) -> None:
+        self.kinds: list[str] = []
+        self._root = str(root)
+        self._killed_at = killed_at
+        for name in ("replace", "unlink"):
+            monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
+        monkeypatch.setattr(kept, "write_file", self._counted("write", kept.write_file))
+
+    def _counted(self, name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            if str(args[0]).startswith(self._root):
+                if len(self.kinds) == self._killed_at:
+                    raise Killed
+                of = args[1] if name == "write" else Path(args[0]).name.partition("-")[0]
+                self.kinds.append(f"{name} {of}")
+            return change(*args, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize("is_each", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "each"])
 @pytest.mark.parametrize("is_first", [False, True], ids=["grown", "first"])
 def test_a_run_that_is_killed_leaves_what_was_there(
-    world: World, monkeypatch: pytest.MonkeyPatch, *, is_first: bool
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, *, is_first: bool, is_each: bool
 ) -> None:
-    """A run killed before any of its changes of the directory leaves the earlier state."""
-    if is_first:
-        shutil.rmtree(world.state)
-    else:
-        copy_tree(world.state, world.state.with_name("before"))
-    expected = world.found(None)
-    for number in range(100):
-        shutil.rmtree(world.state, ignore_errors=True)
-        if not is_first:
-            copy_tree(world.state.with_name("before"), world.state)
-        left = [number]
+    """A run killed before any of its changes of the directory leaves the earlier state. Of changes of the same kind in
+    a row, only the first and the last are taken, except in a soak test."""
 
-        def dying(change: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:
-            def wrapper(*args: Any, **options: Any) -> Any:
-                if str(args[0]).startswith(str(world.state)):
-                    left[0] -= 1
-                    if left[0] < 0:
-                        raise Killed
-                return change(*args, **options)
+    def begin() -> World:
+        world = shared.anew()
+        if is_first:
+            shutil.rmtree(world.state)
+        return world
 
-            return wrapper
-
+    with monkeypatch.context() as patch:
+        world = begin()
+        kinds = Changes(world.state, patch).kinds
+        world.found(world.state)
+    assert len(kinds) > 5
+    inner = {at for at in range(1, len(kinds) - 1) if kinds[at - 1] == kinds[at] == kinds[at + 1]}
+    for number in range(len(kinds)):
+        if number in inner and not is_each:
+            continue
+        begin()
         with monkeypatch.context() as patch:
-            for name in ("replace", "unlink"):
-                patch.setattr(os, name, dying(getattr(os, name)))
-            patch.setattr(kept, "write_file", dying(kept.write_file))
-            try:
+            Changes(world.state, patch, number)
+            with pytest.raises(Killed):
                 world.found(world.state)
-                is_killed = False
-            except Killed:
-                is_killed = True
-        same(world.found(world.state), expected, number)
+        same(world.found(world.state), shared.expected, number)
         assert world.told == []
         folder = Folder.open(str(kept_in(world)))
         manifest = folder.read()
         folder.close()
         assert manifest is not None
         assert {path.name for path in kept_in(world).iterdir()} == manifest.files() | {"manifest", ".lock"}
-        if not is_killed:
-            assert number > 5
-            return
-    pytest.fail("it never ended")
 
 
 # --- reads
@@ -405,12 +479,13 @@ def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.Monke
     assert sum(read.values()) * 64 < SEGMENT + 4 * RANGE
 
 
-def test_no_kept_range_of_an_unchanged_store_is_compared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kept_range_of_an_unchanged_store_is_compared(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store is unchanged no kept range is compared, not even in the last file."""
+    world = shared.anew()
     world.found(world.state, anew=True)
     compared = []
     monkeypatch.setattr(kept, "_is_as_hashed", lambda _, read: compared.append(read))
-    same(world.found(world.state), world.found(None), "as it was")
+    same(world.found(world.state), shared.expected, "as it was")
     assert kept_in_last(world)
     assert compared == []
     assert world.told == []

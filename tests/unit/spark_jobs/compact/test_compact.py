@@ -40,6 +40,7 @@ from tests.unit.spark_jobs.compact_world import (
     new_broker,
     save_offsets,
 )
+from tests.unit.spark_jobs.forked import exit_code
 
 HOUR_MS = 3_600_000
 
@@ -602,28 +603,31 @@ def test_a_failure_at_any_step_leaves_nothing_and_a_second_run_succeeds(
     after.close()
 
 
+def compact_and_die(step: str, old: str, new: str) -> None:
+    """Compact, and be killed after that step."""
+
+    def dies(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if step == "finish":
+        os.rename = dies  # type: ignore[assignment]
+    else:
+        original = getattr(compacting._Compaction, step)
+
+        def dies_after(self: object, *args: object) -> None:
+            original(self, *args)
+            dies()
+
+        setattr(compacting._Compaction, step, dies_after)
+    compact(old, new, workers=1)
+
+
 @pytest.mark.parametrize("step", [*STEPS, "finish"])
 def test_a_kill_at_any_step_leaves_the_original_and_a_second_run_succeeds(tmp_path: Path, step: str) -> None:
     broker = busy(tmp_path / "old")
     broker.close()
     before = tree(tmp_path / "old")
-    script = f"""
-import os, signal, sys
-from duemq.spark_jobs.compact import compact as compacting
-from duemq.spark_jobs.writers import new_directory
-step = {step!r}
-def dies(*_): os.kill(os.getpid(), signal.SIGKILL)
-if step == "finish":
-    new_directory.os.rename = dies
-else:
-    original = getattr(compacting._Compaction, step)
-    setattr(compacting._Compaction, step, lambda self, *args: (original(self, *args), dies()))
-compacting.compact(sys.argv[1], sys.argv[2], workers=1)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "old"), str(tmp_path / "new")], check=False, cwd=os.getcwd()
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert exit_code(compact_and_die, step, str(tmp_path / "old"), str(tmp_path / "new")) == -signal.SIGKILL
     assert not (tmp_path / "new").exists()
     assert tree(tmp_path / "old") == before
     run(tmp_path / "old", tmp_path / "new")
@@ -698,7 +702,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 @given(operations, st.booleans(), st.integers(0, 1))
 def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int]], is_foreign: bool, times: int

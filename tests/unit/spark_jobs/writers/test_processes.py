@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.writers.tasks import Processes
 from tests.unit.spark_jobs.compact_world import new_broker
+from tests.unit.spark_jobs.writers.simple_tasks import die, print_and_give, sleep_or_not
 
 
 def is_there(pid: int) -> bool:
@@ -32,34 +32,6 @@ def end_of(*pids: int) -> bool:
     while any(map(is_there, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(map(is_there, pids))
-
-
-def say_pid_and_sleep(path: str) -> None:
-    with open(path, "w") as file:
-        file.write(f"{os.getpid()}\n")
-    time.sleep(60)
-
-
-def sleep_or_not(seconds: int) -> int:
-    time.sleep(seconds)
-    return seconds
-
-
-def print_and_give(item: int) -> int:
-    print("not an answer")
-    return item * 2
-
-
-def die(how: str) -> None:
-    if how == "memory":
-        raise MemoryError
-    if how == "error":
-        raise ValueError("a mistake of ours")
-    if how == "not pickled":
-        raise type("Strange", (Exception,), {})("of nowhere")
-    if how == "exit":
-        os._exit(7)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
@@ -86,7 +58,7 @@ def test_they_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from duemq.spark_jobs.writers.tasks import Processes\n"
-        "from tests.unit.spark_jobs.writers.test_processes import say_pid_and_sleep\n"
+        "from tests.unit.spark_jobs.writers.simple_tasks import say_pid_and_sleep\n"
         "Processes(2).run(say_pid_and_sleep, sys.argv[1:])\n"
     )
     files = [tmp_path / "one", tmp_path / "other"]

@@ -191,7 +191,7 @@ def test_a_store_that_is_whole_opens_without_a_word(how: str) -> None:
     assert world.recovered.records == (0 if how == "stopped" else 36)
 
 
-@settings(max_examples=80)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.sampled_from(["stopped", "killed"]), st.sampled_from(["flip", "cut", "zero", "remove", "directory"]), st.data()
 )
@@ -235,7 +235,7 @@ def test_whatever_a_file_has_become_all_messages_are_where_they_were(
     world.look()
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data())
 def test_a_crash_at_any_moment_while_queues_are_made_again_is_no_harm(data: st.DataObject) -> None:
     """A kill or a power cut at any moment while queues are made again does no harm: the new files may be there or not,
@@ -255,7 +255,7 @@ def test_a_crash_at_any_moment_while_queues_are_made_again_is_no_harm(data: st.D
     world.look()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 5))])
 def test_a_crash_between_files_and_note_leaves_no_doubt(seed: int) -> None:
     """After a kill at any moment of a life the note agrees with the files, so that no start makes anything again."""
     world = World()
@@ -285,7 +285,7 @@ def test_a_crash_between_files_and_note_leaves_no_doubt(seed: int) -> None:
 # --- the note itself
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.sampled_from(["flip", "cut", "zero", "remove"]), st.data())
 def test_a_note_that_is_damaged_is_told_once_and_made_anew(damage: str, data: st.DataObject) -> None:
     world = whole("killed").copy()
@@ -643,7 +643,7 @@ def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
 # --- queues whose messages all expire
 
 
-@settings(max_examples=80)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.integers(1, 3 * UNITS_A_FILE + 1),
     st.lists(st.sampled_from(["expire", "stop", "kill", "lose", "send"]), min_size=1, max_size=8),
