@@ -1,6 +1,7 @@
 """Fixtures of the Spark jobs' tests: stores of real brokers, and Spark.
 
     peers           tests.spark.world.peers.Peers: Apache's Java clients, and the event loop of all that talks to them
+    commands        tests.spark.world.commands.Commands: one process that runs `duemq` several times
     stores          tests.spark.world.stores.Stores: `stores.get(kind, end)`, written on first use
     written         each kind in turn, stopped cleanly
     killed          each kind in turn, killed while it delivered
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.world import class_archive
+from tests.spark.world.commands import Commands
 from tests.spark.world.peers import Peers
 from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore, sampled
 
@@ -48,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     with Peers(tmp_path_factory.mktemp("clients")) as peers:
         yield peers
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    with Commands(class_archive.of_a_user()) as commands:
+        yield commands
 
 
 @pytest.fixture(scope="session")
