@@ -6,36 +6,31 @@ Spark starts the module by its setting spark.python.daemon.module; standard outp
 """
 
 import ctypes
-import importlib
 import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Final
 
 from pyspark import daemon
 
 from duemq.spark_jobs.worker import hush
 
 _PR_SET_PDEATHSIG = 1
-_MODULES: Final = (
-    "numpy",
-    "pyspark.worker",
-    "pyspark.sql.datasource",
-    "duemq.scheduler.waiting",
-    "duemq.scheduler.levels.service",
-    "duemq.storage.store",
-)
-"""What the source and the jobs import, but not pyarrow, which starts a thread: a process with threads must not fork."""
 
 
 def import_first() -> None:
     """Import what workers need, so that they need not do so, each anew: 0.8 s of processor time of every worker, and
-    Spark starts some for the plan of each query."""
+    Spark starts some for the plan of each query. This is all that the source and the jobs import, but pyarrow, which
+    starts a thread: a process with threads must not fork."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's algebra would start threads, and nothing here uses it
-    for module in _MODULES:
-        with suppress(ImportError):  # the worker that needs it says so
-            importlib.import_module(module)
+    with suppress(ImportError):  # the worker that needs it says so
+        import numpy  # noqa: F401
+        import pyspark.sql.datasource
+        import pyspark.worker  # noqa: F401
+
+        import duemq.scheduler.levels.service
+        import duemq.scheduler.waiting
+        import duemq.storage.store  # noqa: F401
 
 
 def end_with(parent: int) -> None:
