@@ -43,8 +43,11 @@ def numbered(prefix: str, count: int, tags: str | None = None) -> list[Outgoing]
     return [Outgoing(f"{prefix}-{n}".encode(), tags=tags) for n in range(count)]
 
 
-async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], bool] = bool, timeout: float = 20) -> T:
-    """Repeat a question until the answer is right, for effects that follow a broker's answer with a delay.
+async def eventually(
+    attempt: Callable[[], Awaitable[T]], right: Callable[[T], bool] = bool, timeout: float = 20, every: float = 0.05
+) -> T:
+    """Repeat a question until the answer is right, for effects that follow a broker's answer with a delay. It is asked
+    again `every` so many seconds.
 
     A refusal counts as a wrong answer.
     """
@@ -60,7 +63,7 @@ async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], b
                     if right(answer):
                         return answer
                     problem = answer
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(every)
     except TimeoutError:
         raise TimeoutError(f"still not so after {timeout:.0f} s: {problem!r}") from None
 

@@ -1,5 +1,7 @@
 """Fixtures of the Spark jobs' tests: stores of real brokers, and Spark.
 
+    peers           tests.spark.world.peers.Peers: Apache's Java clients, and the event loop of all that talks to them
+    commands        tests.spark.world.commands.Commands: one process that runs `duemq` several times
     stores          tests.spark.world.stores.Stores: `stores.get(kind, end)`, written on first use
     written         each kind in turn, stopped cleanly
     killed          each kind in turn, killed while it delivered
@@ -21,6 +23,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.world import class_archive
+from tests.spark.world.commands import Commands
+from tests.spark.world.peers import Peers
 from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore, sampled
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 class_archive.use()
 
 _HERE = Path(__file__).parent
-_FIXTURES = {"stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}
+_FIXTURES = {"peers", "stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,8 +47,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    return Stores(tmp_path_factory.mktemp)
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
+    with Peers(tmp_path_factory.mktemp("clients")) as peers:
+        yield peers
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    with Commands(class_archive.of_a_user()) as commands:
+        yield commands
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory, peers: Peers) -> Stores:
+    return Stores(tmp_path_factory.mktemp, peers)
 
 
 @pytest.fixture(params=KINDS)
@@ -76,7 +92,7 @@ def _store(stores: Stores, request: pytest.FixtureRequest, kind: Kind, end: End 
     """Return a store of the session. A test tried again gets a new one if Apache's broker wrote it, since the failure
     may be in the files; a wrong store of duemq's stays wrong."""
     if kind != "duemq" and getattr(request.node, "execution_count", 1) > 1:
-        stores.forget(kind, end)
+        stores.forget(kind)
     return stores.get(kind, end)
 
 

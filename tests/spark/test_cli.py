@@ -1,4 +1,5 @@
-"""The commands in processes of their own, as users and clusters run them."""
+"""The commands in processes of their own, as users and clusters run them. Several of those that start Spark share one
+process (tests.spark.world.commands)."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from pyspark.sql import SparkSession
 from duemq.spark_jobs import session
 from duemq.spark_jobs.cli.commands import main
 from tests.spark.world import audit, class_archive, faults, oracle
+from tests.spark.world.commands import Commands
 from tests.spark.world.stores import WrittenStore
 from tests.unit.spark_jobs.analyse.test_nights import night, run
 
@@ -36,11 +38,13 @@ def duemq(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment, timeout=200)
 
 
-def test_an_analysis_that_finds_something_lost_ends_with_1(apache_533_store: WrittenStore, tmp_path: Path) -> None:
+def test_an_analysis_that_finds_something_lost_ends_with_1(
+    apache_533_store: WrittenStore, commands: Commands, tmp_path: Path
+) -> None:
     path = apache_533_store.copy(tmp_path / "store")
     levels = [message for message in audit.audit(path).of("delivered") if message.level == 1]
     fault = faults.remove_delivery(path, levels[0])
-    done = duemq("analyse", path, "--out", "out", *SMALL, cwd=tmp_path)
+    done = commands.run("spark", "analyse", path, "--out", "out", *SMALL, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     totals = audit.audit(path).totals
     told = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if len(line.split()) > 1}
@@ -53,13 +57,15 @@ def test_an_analysis_that_finds_something_lost_ends_with_1(apache_533_store: Wri
     assert made["audit"] == json.loads((tmp_path / "out" / "audit.json").read_text())
     assert [one["unique_key"] for one in made["audit"]["offenders"]] == [fault.unique_key]
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "parquet", "history.jsonl"}
-    checked = duemq("verify", "out/audit.json", cwd=tmp_path)
+    checked = commands.run("spark", "verify", "out/audit.json", cwd=tmp_path)
     assert checked.stdout.endswith("; not signed\n")
     # The night after, in a folder of nights, from which an older one is removed.
     nights = tmp_path / "nights"
     run(nights, night(0, store=str(path)))
     second = faults.remove_delivery(path, levels[1])
-    done = duemq("analyse", path, "--nights", nights, "--keep-nights", "1", "--previous", "out", *SMALL, cwd=tmp_path)
+    done = commands.run(
+        "spark", "analyse", path, "--nights", nights, "--keep-nights", "1", "--previous", "out", *SMALL, cwd=tmp_path
+    )
     assert done.returncode == 1, done.stderr
     assert re.search(r"^since \d{4}-.* UTC: 1 new lost, 1 known$", done.stdout, re.MULTILINE)
     (left,) = [one for one in nights.iterdir() if one.is_dir() and not one.name.startswith(".")]
@@ -70,30 +76,36 @@ def test_an_analysis_that_finds_something_lost_ends_with_1(apache_533_store: Wri
 
 
 def test_good_answers_come_without_complaints(
-    duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
+    duemq_store: WrittenStore, apache_497_store: WrittenStore, commands: Commands, tmp_path: Path
 ) -> None:
     """A good answer comes without complaints by Java's modules, or by workers whose rows a limit cuts off; and an
     unknown column is reported in one line."""
     (tmp_path / "a").symlink_to(duemq_store.path)
     (tmp_path / "b").symlink_to(apache_497_store.path)
     query = "select store, topic, body from messages"
-    done = duemq("sql", f"{tmp_path}/[ab]", query, "--limit", "2", "--format", "csv", *SMALL, cwd=tmp_path)
+    done = commands.run(
+        "spark", "sql", f"{tmp_path}/[ab]", query, "--limit", "2", "--format", "csv", *SMALL, cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1 + 2
-    done = duemq("sql", tmp_path / "a", "select bodi from messages", *SMALL, cwd=tmp_path)
+    done = commands.run("spark", "sql", tmp_path / "a", "select bodi from messages", *SMALL, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("duemq: there is no column bodi; messages has physical_offset, size, topic")
 
 
-def test_what_is_over_a_limit_ends_with_3_and_a_hook_is_told(duemq_store: WrittenStore, tmp_path: Path) -> None:
+def test_what_is_over_a_limit_ends_with_3_and_a_hook_is_told(
+    duemq_store: WrittenStore, commands: Commands, tmp_path: Path
+) -> None:
     hook = ("--hook", "cat >> told")
     limits = ("--fail-late", "p50=1h", "--fail-twice", "0", "--fail-damaged", "0", "--fail-unclaimed", "0")
-    good = duemq(
-        "analyse", duemq_store.path, "--nights", "nights", *limits, "--fail-worse", *hook, *SMALL, cwd=tmp_path
+    good = commands.run(
+        "spark", "analyse", duemq_store.path, "--nights", "nights", *limits, "--fail-worse", *hook, *SMALL, cwd=tmp_path
     )
     assert (good.returncode, good.stderr) == (0, "")
-    over = duemq("audit", duemq_store.path, *limits, "--fail-late", "p50=0ms", "--json", *hook, *SMALL, cwd=tmp_path)
+    over = commands.run(
+        "spark", "audit", duemq_store.path, *limits, "--fail-late", "p50=0ms", "--json", *hook, *SMALL, cwd=tmp_path
+    )
     late_ms = json.loads(over.stdout)["lateness"]["percentiles_ms"]["p50"]
     assert over.returncode == (3 if late_ms else 0)
     one, other = (json.loads(line) for line in (tmp_path / "told").read_text().replace("}{", "}\n{").splitlines())
@@ -132,9 +144,9 @@ def test_several_stores_are_analysed_by_one_command(
     assert "*/store: 2 of 3 stores\n" in done.stdout
 
 
-def test_a_store_without_a_message_is_audited_and_analysed(tmp_path: Path) -> None:
+def test_a_store_without_a_message_is_audited_and_analysed(commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
-    done = duemq("analyse", tmp_path / "store", "--out", "out", *SMALL, cwd=tmp_path)
+    done = commands.run("spark", "analyse", tmp_path / "store", "--out", "out", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "out" / "report.html").exists()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEGMENT = 16 << 20
-GIGABYTES = 0.08
+GIGABYTES = 0.04
 MADE_MS = 1_800_000_000_000
 
 

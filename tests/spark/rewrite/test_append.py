@@ -9,18 +9,19 @@ from pyspark.sql import SparkSession
 
 from duemq.spark_jobs.archive.append import FORMATS, append, open_table
 from duemq.spark_jobs.archive.parquet_table import committed_files
-from tests.spark.test_cli import SMALL, duemq
+from tests.spark.test_cli import SMALL
 from tests.spark.world import oracle
+from tests.spark.world.commands import Commands
 from tests.spark.world.stores import WrittenStore
 from tests.unit.spark_jobs.archive.test_append import READERS, World, keys
 
 
-def test_the_command_appends_each_store(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_appends_each_store(spark: SparkSession, commands: Commands, tmp_path: Path) -> None:
     worlds = [World(tmp_path / name / "store", str(tmp_path / name / "store")) for name in ("a", "b")]
     for records in (30, 10):
         for world in worlds:
             world.grow(records)
-        done = duemq("archive", f"{tmp_path}/[ab]/store", "table", "--append", *SMALL, cwd=tmp_path)
+        done = commands.run("spark", "archive", f"{tmp_path}/[ab]/store", "table", "--append", *SMALL, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert [line.split(" records")[0] for line in done.stdout.splitlines()] == [
             f"{world.name}: {records}" for world in worlds

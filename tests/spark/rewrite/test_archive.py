@@ -17,8 +17,9 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.writers.new_directory import NewDirectory
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
-from tests.spark.rewrite.test_compact import client_for, running
+from tests.spark.rewrite.test_compact import running
 from tests.spark.world import oracle
+from tests.spark.world.peers import Peers
 from tests.spark.world.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
 
 pytestmark = pytest.mark.interop
@@ -42,25 +43,30 @@ def test_records_come_back_byte_for_byte(written: WrittenStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", sampled(KINDS, ("apache-5.3.3",)))
-async def test_a_broker_goes_on_with_what_was_restored(stores: Stores, kind: Kind, tmp_path: Path) -> None:
+def test_a_broker_goes_on_with_what_was_restored(stores: Stores, peers: Peers, kind: Kind, tmp_path: Path) -> None:
     written = stores.get(kind)
     archive(str(written.path), str(tmp_path / "archive"), workers=1)
     restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
     topic = next(sent.topic for sent in written.of("plain") if sent.topic.startswith("plain"))
     records = [one for one in oracle.contents(written.path).records if (one.topic, one.queue_id) == (topic, 0)]
     broker = make_broker(written.kind, tmp_path / "broker", PROPERTIES, store=tmp_path / "back")
-    async with running(broker), client_for(broker, tmp_path) as java:
-        await eventually(partial(java.admin(broker.nameserver).route, topic))
-        got = await java.pull_all(broker.nameserver, topic, 0)
-        assert [(one.queue_offset, one.body) for one in got] == [(one.queue_offset, one.content) for one in records]
-        for name, offsets in written.progress.items():
-            progressed, group = name.split("@")
-            for queue_id, offset in offsets.items():
-                assert await java.consumer_offset(broker.nameserver, group, progressed, queue_id) == offset
-        if written.kind != "duemq":
-            sent = next(sent for sent in written.of("plain") if sent.topic == topic and sent.keys)
-            admin = java.admin(broker.nameserver)
-            assert (await admin.view(topic, sent.unique_key)).body == sent.body
+
+    async def go_on() -> None:
+        async with running(broker):
+            java = await peers.client_for(broker)
+            await eventually(partial(java.admin(broker.nameserver).route, topic))
+            got = await java.pull_all(broker.nameserver, topic, 0)
+            assert [(one.queue_offset, one.body) for one in got] == [(one.queue_offset, one.content) for one in records]
+            for name, offsets in written.progress.items():
+                progressed, group = name.split("@")
+                for queue_id, offset in offsets.items():
+                    assert await java.consumer_offset(broker.nameserver, group, progressed, queue_id) == offset
+            if written.kind != "duemq":
+                sent = next(sent for sent in written.of("plain") if sent.topic == topic and sent.keys)
+                admin = java.admin(broker.nameserver)
+                assert (await admin.view(topic, sent.unique_key)).body == sent.body
+
+    peers.run(go_on())
 
 
 @pytest.mark.parametrize("job", [archive, compact])

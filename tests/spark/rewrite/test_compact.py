@@ -18,10 +18,11 @@ from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, comp
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.peers.broker import Broker
-from tests.peers.clients import JavaClient, java_client, unique
+from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing
 from tests.spark.world import oracle
 from tests.spark.world.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
+from tests.spark.world.peers import Peers
 from tests.spark.world.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
 
 pytestmark = pytest.mark.interop
@@ -29,8 +30,9 @@ pytestmark = pytest.mark.interop
 SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
 WITH_TIMERS: tuple[Kind, ...] = ("duemq", "apache-5.3.3")
 GOES_ON = (("duemq", "apache-4.9.7"), ("apache-4.9.7", "apache-5.3.3"), ("apache-5.3.3", "duemq"))
-CHANGES_HANDS = (("apache-5.3.3", "duemq"),)
-"""The pair of brokers that every run tries; the soak tries all pairs."""
+KEEPS_TIMERS = (("duemq", "duemq"),)
+"""The pair of brokers that every run tries with many timers; the soak tries all pairs. Timers that change hands are in
+`test_a_broker_goes_on`."""
 AT_ONCE = "1s 1s 1s 1s 1s 1s"
 """A table of levels by which every waiting message is due."""
 
@@ -97,39 +99,35 @@ async def running(broker: Broker) -> AsyncIterator[Broker]:
             await broker.kill()
 
 
-@asynccontextmanager
-async def client_for(broker: Broker, directory: Path) -> AsyncIterator[JavaClient]:
-    """Run a Java client whose version sends no request unknown to the broker."""
-    client = java_client("4.9.7" if broker.kind == "apache-4.9.7" else "5.3.3", directory / "client")
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.stop()
-
-
 @pytest.mark.parametrize(("kind", "target"), sampled(product(KINDS, KINDS), GOES_ON))
-async def test_a_broker_goes_on(stores: Stores, kind: Kind, target: Kind, tmp_path: Path) -> None:
+def test_a_broker_goes_on(stores: Stores, peers: Peers, kind: Kind, target: Kind, tmp_path: Path) -> None:
     written = stores.get(kind)
     run(written.path, tmp_path / "new")
     old = oracle.contents(written.path).records
     # Settings by which the broker does not change the expected content.
     settings = {**PROPERTIES, "messageDelayLevel": AT_ONCE, "flushDelayOffsetInterval": "1000"}
     broker = make_broker(target, tmp_path / "broker", settings, store=tmp_path / "new")
-    async with running(broker), client_for(broker, tmp_path) as java:
-        await _pull_everything(broker, java, old)
-        await _progress(broker, java, written)
-        await _pending_levels(broker, java, written, old)
-        if target != "duemq":
-            await _keys(broker, java, written)
-        await _next(broker, java, written, old)
-        # After a kill it goes on as well, and does not deliver again.
-        await broker.kill()
-        await broker.start()
-        topic = _plain_topic(written)
-        await eventually(lambda: java.admin(broker.nameserver).route(topic))
-        (*_, last) = await java.pull_all(broker.nameserver, topic, 0)
-        assert last.body == b"next"
+
+    async def go_on() -> None:
+        async with running(broker):
+            java = await peers.client_for(broker)
+            await _pull_everything(broker, java, old)
+            await _progress(broker, java, written)
+            await _pending_levels(broker, java, written, old)
+            if {kind, target} <= set(WITH_TIMERS):
+                await _pending_timers(broker, java, written)
+            if target != "duemq":
+                await _keys(broker, java, written)
+            await _next(broker, java, written, old)
+            # After a kill it goes on as well, and does not deliver again.
+            await broker.kill()
+            await broker.start()
+            topic = _plain_topic(written)
+            await eventually(lambda: java.admin(broker.nameserver).route(topic))
+            (*_, last) = await java.pull_all(broker.nameserver, topic, 0)
+            assert last.body == b"next"
+
+    peers.run(go_on())
 
 
 def _user_queues(records: list[Record]) -> dict[tuple[str, int], list[Record]]:
@@ -164,7 +162,7 @@ async def _progress(broker: Broker, java: JavaClient, written: WrittenStore) -> 
 
 async def _pending_levels(broker: Broker, java: JavaClient, written: WrittenStore, old: list[Record]) -> None:
     """Check that the messages that waited for a level are delivered once, and no others again."""
-    (topic,) = {sent.topic for sent in written.of("level")}
+    (topic,) = {sent.topic for sent in written.of("level", "pending")}
     pending = {sent.unique_key for sent in written.of("level", "pending")}
     before = sum(record.topic == topic for record in old)
     admin = java.admin(broker.nameserver)
@@ -172,7 +170,7 @@ async def _pending_levels(broker: Broker, java: JavaClient, written: WrittenStor
     async def stored() -> int:
         return sum(queue.max for queue in (await admin.topic_stats(topic)).values())
 
-    await eventually(stored, lambda count: count >= before + len(pending), timeout=60)
+    await eventually(stored, lambda count: count >= before + len(pending), timeout=60, every=0.3)
     found: Counter[str] = Counter()
     for queue_id in await java.queues(broker.nameserver, topic):
         for one in await java.pull_all(broker.nameserver, topic, queue_id):
@@ -180,6 +178,27 @@ async def _pending_levels(broker: Broker, java: JavaClient, written: WrittenStor
     assert sum(found.values()) == before + len(pending)
     assert {key for key, count in found.items() if count > 1} == set()
     assert pending <= set(found)
+
+
+async def _pending_timers(broker: Broker, java: JavaClient, written: WrittenStore) -> None:
+    """Check that the timers which were to come soon after the store was written come once, and no cancelled one."""
+    (topic,) = {sent.topic for sent in written.of("timer")}
+    last = max(sent.deliver_ms or 0 for sent in written.of("timer", "delivered")) + 60_000
+    soon = {sent.unique_key for sent in written.of("timer", "pending") if (sent.deliver_ms or 0) <= last}
+    assert len(soon) == 20
+    found: Counter[str] = Counter()
+
+    async def come() -> set[str]:
+        found.clear()
+        for queue_id in await java.queues(broker.nameserver, topic):
+            found.update(one.properties["UNIQ_KEY"] for one in await java.pull_all(broker.nameserver, topic, queue_id))
+        return soon & set(found)
+
+    await eventually(come, lambda keys: keys == soon, timeout=90, every=0.5)
+    await asyncio.sleep(2)  # a second copy of a message would follow
+    await come()
+    assert {key: count for key, count in found.items() if count > 1} == {}
+    assert not {sent.unique_key for sent in written.of("timer", "cancelled")} & set(found)
 
 
 async def _keys(broker: Broker, java: JavaClient, written: WrittenStore) -> None:
@@ -207,12 +226,16 @@ async def _next(broker: Broker, java: JavaClient, written: WrittenStore, old: li
     assert [one.body for one in got] == [b"next"]
 
 
-@pytest.mark.parametrize(("kind", "target"), sampled(product(WITH_TIMERS, WITH_TIMERS), CHANGES_HANDS))
-async def test_timers_that_wait_come_once(kind: Kind, target: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "target"), sampled(product(WITH_TIMERS, WITH_TIMERS), KEEPS_TIMERS))
+def test_timers_that_wait_come_once(peers: Peers, kind: Kind, target: Kind, tmp_path: Path) -> None:
     settings: dict[str, object] = {**PROPERTIES, "timerRollWindowSlot": 172_800}
     source = make_broker(kind, tmp_path / "broker", settings, store=tmp_path / "old")
-    async with running(source), client_for(source, tmp_path) as java:
-        await _timers(source, java, target, settings, tmp_path)
+
+    async def come() -> None:
+        async with running(source):
+            await _timers(source, await peers.client_for(source), target, settings, tmp_path)
+
+    peers.run(come())
 
 
 async def _timers(source: Broker, java: JavaClient, target: Kind, settings: dict[str, object], tmp_path: Path) -> None:
@@ -250,40 +273,68 @@ async def _timers(source: Broker, java: JavaClient, target: Kind, settings: dict
         assert found == Counter(wanted)
 
 
-@pytest.mark.parametrize("target", sampled(KINDS, ("duemq", "apache-5.3.3")))
-async def test_consumers_pass_over_the_holes_of_a_keyed_topic(target: Kind, tmp_path: Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class KeyedStore:
+    """A store of duemq's, and its keyed topic of 4000 messages in one queue."""
+
+    path: Path
+    topic: str
+
+
+@pytest.fixture(scope="module")
+def keyed(peers: Peers, tmp_path_factory: pytest.TempPathFactory) -> KeyedStore:
     topic, keys = unique("table"), 50
-    source = make_broker("duemq", tmp_path / "source", PROPERTIES, store=tmp_path / "old")
-    async with running(source), client_for(source, tmp_path) as java:
-        await java.admin(source.nameserver).create_topic(source.address, topic, 1)
-        await eventually(partial(java.admin(source.nameserver).route, topic))
-        bodies = [b"%d " % number * 60 for number in range(4000)]
-        # Some of the first keys do not occur again.
-        messages = [
-            Outgoing(body, keys=f"k{number % keys if number % 40 else number}") for number, body in enumerate(bodies)
-        ]
-        async with await java.producer(source.nameserver) as producer:
-            await producer.send(topic, messages, "async")
-        await source.stop()
+    directory = tmp_path_factory.mktemp("keyed")
+    source = make_broker("duemq", directory / "source", PROPERTIES, store=directory / "store")
+
+    async def write() -> None:
+        async with running(source):
+            java = await peers.client_for(source)
+            await java.admin(source.nameserver).create_topic(source.address, topic, 1)
+            await eventually(partial(java.admin(source.nameserver).route, topic))
+            bodies = [b"%d " % number * 60 for number in range(4000)]
+            # Some of the first keys do not occur again.
+            messages = [
+                Outgoing(body, keys=f"k{number % keys if number % 40 else number}")
+                for number, body in enumerate(bodies)
+            ]
+            async with await java.producer(source.nameserver) as producer:
+                await producer.send(topic, messages, "async")
+            await source.stop()
+
+    peers.run(write())
+    return KeyedStore(source.store, topic)
+
+
+@pytest.mark.parametrize("target", sampled(KINDS, ("duemq", "apache-5.3.3")))
+def test_consumers_pass_over_the_holes_of_a_keyed_topic(
+    keyed: KeyedStore, peers: Peers, target: Kind, tmp_path: Path
+) -> None:
+    topic = keyed.topic
     options = CompactOptions(range_size=4 << 20, keyed_topics=(topic,), holes=True)
-    result = compact(str(tmp_path / "old"), str(tmp_path / "new"), workers=1, options=options)
+    result = compact(str(keyed.path), str(tmp_path / "new"), workers=1, options=options)
     assert result.removed["superseded"] > 3000
     assert result.holes > 3000
     kept = [record for record in oracle.contents(tmp_path / "new").records if record.topic == topic]
-    sent = [record for record in oracle.contents(tmp_path / "old").records if record.topic == topic]
+    sent = [record for record in oracle.contents(keyed.path).records if record.topic == topic]
     newest = {record.properties["KEYS"]: record.body for record in sent}
     stay = {record.body for record in kept}
     assert stay >= set(newest.values())
     broker = make_broker(target, tmp_path / "broker", PROPERTIES, store=tmp_path / "new")
-    async with running(broker), client_for(broker, tmp_path / "target") as java:
-        await eventually(partial(java.admin(broker.nameserver).route, topic))
-        stats = await java.admin(broker.nameserver).topic_stats(topic)
-        assert [(queue.min, queue.max) for queue in stats.values()] == [(kept[0].queue_offset, 4000)]
-        got = await java.pull_all(broker.nameserver, topic, 0)
-        assert [(one.queue_offset, one.body) for one in got] == [(one.queue_offset, one.body) for one in kept]
-        # From the middle of a hole on as well.
-        got = await java.pull_all(broker.nameserver, topic, 0, 2003)
-        assert [one.body for one in got] == [one.body for one in kept if one.queue_offset >= 2003]
-        async with await java.consumer(broker.nameserver, unique("group"), topic) as consumer:
-            received = await consumer.receive_bodies(sorted(stay))
-        assert Counter(one.body for one in received) == Counter(stay)
+
+    async def consume() -> None:
+        async with running(broker):
+            java = await peers.client_for(broker)
+            await eventually(partial(java.admin(broker.nameserver).route, topic))
+            stats = await java.admin(broker.nameserver).topic_stats(topic)
+            assert [(queue.min, queue.max) for queue in stats.values()] == [(kept[0].queue_offset, 4000)]
+            got = await java.pull_all(broker.nameserver, topic, 0)
+            assert [(one.queue_offset, one.body) for one in got] == [(one.queue_offset, one.body) for one in kept]
+            # From the middle of a hole on as well.
+            got = await java.pull_all(broker.nameserver, topic, 0, 2003)
+            assert [one.body for one in got] == [one.body for one in kept if one.queue_offset >= 2003]
+            async with await java.consumer(broker.nameserver, unique("group"), topic) as consumer:
+                received = await consumer.receive_bodies(sorted(stay))
+            assert Counter(one.body for one in received) == Counter(stay)
+
+    peers.run(consume())

@@ -17,7 +17,8 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import directories
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.published import published
-from tests.spark.test_cli import SMALL, duemq
+from tests.spark.test_cli import SMALL
+from tests.spark.world.commands import Commands
 from tests.spark.world.object_store import ObjectStore, serving, serving_apart
 from tests.unit.spark_jobs.archive.test_append import READERS, World, keys
 from tests.unit.spark_jobs.compact.test_compact import tree
@@ -186,15 +187,15 @@ def test_results_are_copied_when_all_are_there(served: ObjectStore, bucket: Path
         assert out == "here"
 
 
-def test_the_commands_write_there(world: World, bucket: Path, tmp_path: Path) -> None:
+def test_the_commands_write_there(world: World, bucket: Path, commands: Commands, tmp_path: Path) -> None:
     with serving_apart(bucket) as served:
         for night in range(2):
-            done = duemq("analyse", world.root, "--out", served.uri("report"), *SMALL, cwd=tmp_path)
+            done = commands.run("spark", "analyse", world.root, "--out", served.uri("report"), *SMALL, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             assert done.stdout.splitlines()[-1] == "report: s3://stores/report/report.html"
             assert ("since " in done.stdout) == bool(night)
             assert "secret" not in done.stdout + done.stderr
-        done = duemq("archive", world.root, served.uri("table"), "--append", *SMALL, cwd=tmp_path)
+        done = commands.run("spark", "archive", world.root, served.uri("table"), "--append", *SMALL, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert len((bucket / "report/history.jsonl").read_text().splitlines()) == 2
     assert json.loads((bucket / "report/audit.json").read_text())["records"] == 60

@@ -13,9 +13,9 @@ from tests.bench.spark import stores as spark_stores
 from tests.bench.spark.stores import GROUPS, TOPICS, Generated
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
-from tests.peers.clients import java_client
 from tests.spark.world import audit, oracle
 from tests.spark.world.oracle import SCHEDULE_TOPIC, TIMER_TOPIC
+from tests.spark.world.peers import Peers
 from tests.spark.world.stores import copy_store, sampled
 
 SEGMENT = 16 << 20
@@ -98,7 +98,7 @@ def test_offsets_and_topics_are_there(generated: Generated) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("kind", sampled(["duemq", "apache-4.9.7"], ["duemq"]))
-def test_brokers_go_on_with_it(generated: Generated, kind: str, tmp_path: Path) -> None:
+def test_brokers_go_on_with_it(generated: Generated, peers: Peers, kind: str, tmp_path: Path) -> None:
     before = audit.audit(generated.path)
     store = copy_store(generated.path, tmp_path / "store")
     now = time.time_ns() // 1_000_000
@@ -110,8 +110,7 @@ def test_brokers_go_on_with_it(generated: Generated, kind: str, tmp_path: Path) 
 
     async def serve() -> None:
         broker = make_broker(kind, tmp_path / "broker", {"mappedFileSizeCommitLog": SEGMENT}, store=store)
-        java = java_client("4.9.7", tmp_path / "client")
-        await asyncio.gather(broker.start(), java.start())
+        java, _ = await asyncio.gather(peers.client_for(broker), broker.start())
         try:
             admin = java.admin(broker.nameserver)
 
@@ -127,10 +126,9 @@ def test_brokers_go_on_with_it(generated: Generated, kind: str, tmp_path: Path) 
             assert await java.consumer_offset(broker.nameserver, GROUPS[-1], TOPIC, QUEUE) == end // 2
         finally:
             await broker.stop()
-            await java.stop()
 
     contents = oracle.contents(generated.path).records
-    asyncio.run(serve())
+    peers.run(serve())
     grown = oracle.contents(store)
     assert grown.damages == []
     assert grown.records[: len(contents)] == contents

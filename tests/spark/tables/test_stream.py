@@ -19,10 +19,11 @@ from duemq.spark_jobs.audit import audit as job
 from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
-from tests.peers.clients import java_client, unique
+from tests.peers.clients import unique
 from tests.peers.messages import Outgoing
 from tests.spark.tables.test_queries import ROOT
 from tests.spark.world import audit, class_archive, oracle
+from tests.spark.world.peers import Peers
 from tests.spark.world.stores import PROPERTIES, Kind, Stores, WrittenStore, sampled
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
@@ -287,17 +288,20 @@ def test_schedules_as_a_stream(spark: SparkSession, duemq_store: WrittenStore, t
 
 
 @pytest.mark.parametrize("kind", sampled(("duemq", "apache-4.9.7"), ("duemq",)))
-async def test_a_store_is_read_while_a_broker_writes_it(
-    spark: SparkSession, stores: Stores, kind: Kind, tmp_path: Path
+def test_a_store_is_read_while_a_broker_writes_it(
+    spark: SparkSession, stores: Stores, peers: Peers, kind: Kind, tmp_path: Path
 ) -> None:
     """Tables, a stream and audits read a store whose broker takes and delivers messages: they never fail, see only
     flushed records, and lose none."""
     path = stores.get(kind).copy(tmp_path / "store")
+    peers.run(_read_while_written(spark, path, peers, kind, tmp_path))
+
+
+async def _read_while_written(spark: SparkSession, path: Path, peers: Peers, kind: Kind, tmp_path: Path) -> None:
     broker = make_broker(kind, tmp_path / "broker", PROPERTIES, store=path)
-    java = java_client("4.9.7", tmp_path / "client")
     stream = Stream(spark, path, tmp_path, columns="physical_offset,topic,role")
     topic, count = unique("meanwhile"), 2000
-    await asyncio.gather(broker.start(), java.start())
+    java, _ = await asyncio.gather(peers.client_for(broker), broker.start())
     try:
         admin = java.admin(broker.nameserver)
         await admin.create_topic(broker.address, topic, 4)
@@ -346,7 +350,6 @@ async def test_a_store_is_read_while_a_broker_writes_it(
     finally:
         if broker.running:
             await broker.kill()
-        await java.stop()
     records = {record.physical_offset: record for record in oracle.contents(path).records}
     for offsets, _ in looks:
         assert offsets == sorted(records)[: len(offsets)], "what is read is the beginning of what is there"

@@ -27,6 +27,11 @@ LEVEL_MS: Final = (1000, 2000, 1000, 1000, 3_600_000, 7_200_000)
 ROLL_WINDOW_SECONDS: Final = 10
 """Messages due later than that get another unit, in RocketMQ another record, each time it has passed."""
 HOUR_MS: Final = 3_600_000
+BURST: Final = 300
+SOON_MS: Final = 45_000
+"""From the end of the load on until its last timers are due: long enough for the broker to be stopped before."""
+_EVERY: Final = 0.3
+"""Seconds between two questions to a broker that takes seconds to do its work: each costs it and the client time."""
 
 Kind = Literal["plain", "level", "timer", "half"]
 Fate = Literal["delivered", "pending", "cancelled", "committed", "rolled back", "open", "either"]
@@ -88,24 +93,41 @@ class Load:
         self.sent: list[Sent] = []
         self.retried: list[Retried] = []
         self.progress: dict[str, dict[int, int]] = {}
+        self._timer_topic = self._burst_topic = ""
 
-    async def run(self, *, cut_short: bool) -> Load:
-        """Send everything and wait until the broker has delivered everything due. With `cut_short`, also send levels at
-        the end, so that the broker may be killed while it delivers them."""
+    async def run(self) -> None:
+        """Send everything but the rest, and wait until the broker has delivered all of that which is due."""
         parts = [self._plain(), self._levels(), self._retries()]
         parts += [self._timers()] if self._has_timers else []
         parts += [self._transactions()] if self._has_transactions else []
         async with asyncio.TaskGroup() as group:
             for part in parts:
                 group.create_task(part)
-        if cut_short:
-            await self._burst()
-        elif self._has_timers:
+
+    async def begin_burst(self) -> None:
+        """Send levels, and return while the broker delivers them."""
+        self._burst_topic = await self._topic("burst", 1)
+        await self._send(
+            self._burst_topic, [self._small(f"burst {n}", level=1) for n in range(BURST)], "level", "either"
+        )
+        await self._stored(self._burst_topic, 1, every=0.02)
+
+    async def finish(self) -> None:
+        """Wait for the rest of the burst, and send what still waits when the broker is stopped, but soon is due."""
+        await self._stored(self._burst_topic, BURST)
+        self.sent = [replace(sent, outcome="delivered") if sent.outcome == "either" else sent for sent in self.sent]
+        if self._has_timers:
+            now = _now_ms()
+            await self._send(
+                self._timer_topic, [self._timer(now + SOON_MS + n * 50) for n in range(20)], "timer", "pending"
+            )
+            # By RocketMQ's rules only a message that is due within one window can be recalled.
+            recalled = [self._timer(now + 9500 + n) for n in range(2)]
+            await self._send(self._timer_topic, recalled, "timer", "cancelled")
             # On a busy machine RocketMQ's timers may lag behind their topic, also in rolls. What they have not taken
             # in when the broker stops is not in the timer log.
             stats = partial(self._admin.runtime_stats, self._broker.address)
-            await eventually(stats, lambda found: found["timerOffsetBehind"] == "0", timeout=60)
-        return self
+            await eventually(stats, lambda found: found["timerOffsetBehind"] == "0", timeout=60, every=_EVERY)
 
     # --- sending
 
@@ -147,7 +169,6 @@ class Load:
 
     async def _levels(self) -> None:
         topic = await self._topic("levels", 3)
-        self._level_topic = topic
         for level, count, outcome in (
             (1, 150, "delivered"),
             (2, 80, "delivered"),
@@ -165,7 +186,7 @@ class Load:
         await self._stored(topic, delivered)
 
     async def _timers(self) -> None:
-        topic = await self._topic("timers", 3)
+        topic = self._timer_topic = await self._topic("timers", 3)
         # Each message has time to be sent, also on a busy machine, before its requested time is past.
         now = _now_ms()
         rolled = [self._timer(now + (ROLL_WINDOW_SECONDS + 6) * 1000 + n) for n in range(5)]
@@ -211,7 +232,7 @@ class Load:
             ops = [one.body for one in oracle.contents(self._broker.store).records if one.topic == oracle.OP_TOPIC]
             return sum(len(body.rstrip(b",").split(b",")) for body in ops)
 
-        await eventually(ended, lambda count: count >= shares["commit"] + shares["rollback"])
+        await eventually(ended, lambda count: count >= shares["commit"] + shares["rollback"], every=_EVERY)
         await producer.stop()
 
     async def _retries(self) -> None:
@@ -232,11 +253,6 @@ class Load:
                 await self._committed(f"%RETRY%{group}", group, 1, len(messages))
         self.retried += [Retried(key, topic, again, 1, is_dead=False) for key in keys]
         self.retried += [Retried(key, topic, dead, 1, is_dead=True) for key in keys]
-
-    async def _burst(self) -> None:
-        topic = await self._topic("burst", 1)
-        await self._send(topic, [self._small(f"burst {n}", level=1) for n in range(300)], "level", "either")
-        await self._stored(topic, 1)
 
     # --- changes that only duemq has
 
@@ -349,13 +365,13 @@ class Load:
         assert answer.code == 0, answer
         return answer.ext["msgId"]
 
-    async def _stored(self, topic: str, count: int) -> None:
+    async def _stored(self, topic: str, count: int, every: float = _EVERY) -> None:
         """Wait until a topic has this many messages."""
 
         async def total() -> int:
             return sum(queue.max for queue in (await self._admin.topic_stats(topic)).values())
 
-        await eventually(total, lambda found: found >= count, timeout=60)
+        await eventually(total, lambda found: found >= count, timeout=60, every=every)
 
     async def _consume_some(self, topic: str) -> None:
         """Run a group that stops midway. Its client commits for the last time in a one-way request."""
@@ -380,7 +396,7 @@ class Load:
             told, stored = found
             return all(stored.get(queue, 0) == at for queue, at in told.items()) and sum(told.values()) >= at_least
 
-        _, self.progress[name] = await eventually(offsets, is_written, timeout=30)
+        _, self.progress[name] = await eventually(offsets, is_written, timeout=30, every=_EVERY)
 
 
 def _now_ms() -> int:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = "physical_offset,size,topic,queue_id,queue_offset,store_ms,born_ms,role,tags"
 
+KINDS: Final = ("sql", "sql", "sql", "frame", "union", "explain", "cache", "view")
+"""Each run of so many steps has all of them, in some order."""
+
 
 class Conditions:
     """Random conditions on rows, with values that occur in them."""
@@ -84,8 +87,10 @@ def check(session: SparkSession, store: Path, scratch: Path, seed: int, steps: i
     views = {"m": frame, "p": copy}
     for name, view in views.items():
         view.createOrReplaceTempView(name)
+    kinds: list[str] = []
     for _ in range(steps):
-        kind = rng.choice(["sql", "sql", "sql", "frame", "union", "explain", "cache", "view"])
+        kinds = kinds or rng.sample(KINDS, len(KINDS))
+        kind = kinds.pop()
         one, other = conditions.any(), conditions.any()
         query = rng.choice(_queries(conditions.any))
         if kind == "sql":

@@ -1,10 +1,11 @@
 """Stores written by real brokers, with the messages sent to them: `write` runs a broker, Apache's Java client sends a
-mixed load (tests.spark.world.load), and the broker is stopped, or killed.
+mixed load (tests.spark.world.load), and the broker is stopped.
 
     kinds: apache-4.9.7 (no timers), apache-5.3.3, duemq (no transactions)
-    ends:  stop, kill (in the middle of deliveries)
+    ends:  stop, and kill: the files as a SIGKILL in the middle of deliveries leaves them. One run of a broker has both:
+           in the middle it is held by SIGSTOP, which changes no file either, while they are copied.
 
-    python -m tests.spark.world.stores DIRECTORY [KIND] [END]     write stores to keep and inspect
+    python -m tests.spark.world.stores DIRECTORY [KIND]     write stores to keep and inspect
 
 Files are small (1 MiB for a commitlog file, 300 units for a consume queue's), so that a store has several of each.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
 import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -26,8 +28,9 @@ from typing import Any, Final, Literal
 import pytest
 
 from tests.interop.environment import make_broker
-from tests.peers.clients import java_client
+from tests.peers.broker import Broker
 from tests.spark.world.load import LEVELS, ROLL_WINDOW_SECONDS, Load, Retried, Sent
+from tests.spark.world.peers import Peers
 
 Kind = Literal["duemq", "apache-4.9.7", "apache-5.3.3"]
 End = Literal["stop", "kill"]
@@ -97,34 +100,53 @@ class ClockSetError(Exception):
     """The machine's clock was set while a store was written, so its times are unusable."""
 
 
-def write(kind: Kind, directory: Path, end: End = "stop") -> WrittenStore:
-    """Write a store into a new directory; takes up to a minute. Raises PeerError; TimeoutError if a broker does not do
-    its work; and ClockSetError if the clock was set, whatever else went wrong then."""
+def write(kind: Kind, directory: Path, peers: Peers) -> dict[End, WrittenStore]:
+    """Write the stores of a kind, by their end, into a new directory; takes up to a minute. Raises PeerError;
+    TimeoutError if a broker does not do its work; and ClockSetError if the clock was set, whatever else went wrong
+    then."""
     wall, monotonic = time.time(), time.monotonic()
-    # In a thread, with a loop of its own: fixtures that use this run beside loops of other tests.
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(asyncio.run, _write(kind, directory, end))
-        error = writing.exception()
-    set_by = (time.time() - wall) - (time.monotonic() - monotonic)
-    if abs(set_by) > _MOST_SLEWED_SECONDS:
-        raise ClockSetError(f"the clock was set by {set_by:.3f} s while {directory} was written") from error
-    return writing.result()
+    try:
+        return peers.run(_write(kind, directory, peers))
+    finally:
+        set_by = (time.time() - wall) - (time.monotonic() - monotonic)
+        if abs(set_by) > _MOST_SLEWED_SECONDS:
+            raise ClockSetError(f"the clock was set by {set_by:.3f} s while {directory} was written")
 
 
-async def _write(kind: Kind, directory: Path, end: End) -> WrittenStore:
+async def _write(kind: Kind, directory: Path, peers: Peers) -> dict[End, WrittenStore]:
     begun = _now_ms()
     broker = make_broker(kind, directory / "broker", PROPERTIES, store=directory / "store")
-    java = java_client("4.9.7" if kind == "apache-4.9.7" else "5.3.3", directory / "client")
     try:
-        await asyncio.gather(broker.start(), java.start())
+        java, _ = await asyncio.gather(peers.client_for(broker), broker.start())
         async with await java.producer(broker.nameserver) as producer:
-            found = await Load(broker, java, producer).run(cut_short=end == "kill")
-        await (broker.stop() if end == "stop" else broker.kill())
+            load = Load(broker, java, producer)
+
+            def written(path: Path, end: End) -> WrittenStore:
+                return WrittenStore(
+                    path, kind, end, list(load.sent), list(load.retried), dict(load.progress), begun, _now_ms()
+                )
+
+            await load.run()
+            await load.begin_burst()
+            await _hold_and_copy(broker, directory / "killed")
+            killed = written(directory / "killed", "kill")
+            await load.finish()
+        await broker.stop()
     finally:
         if broker.running:
             await broker.kill()
-        await java.stop()
-    return WrittenStore(broker.store, kind, end, found.sent, found.retried, found.progress, begun, _now_ms())
+    return {"stop": written(broker.store, "stop"), "kill": killed}
+
+
+async def _hold_and_copy(broker: Broker, target: Path) -> None:
+    """Copy the files of a running broker as they are at one moment, which are those that a SIGKILL would leave."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WNOWAIT)  # until all its threads have stopped
+        target.mkdir()
+        await asyncio.to_thread(copy_store, broker.store, target)
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
 
 
 def _now_ms() -> int:
@@ -140,28 +162,29 @@ def sampled(values: Iterable[object], always: Iterable[object]) -> list[Any]:
 
 
 class Stores:
-    """The stores of a test session, each written on first use."""
+    """The stores of a test session, each kind written on first use."""
 
-    def __init__(self, new_directory: Callable[[str], Path]) -> None:
+    def __init__(self, new_directory: Callable[[str], Path], peers: Peers) -> None:
         self._new_directory = new_directory
-        self._written: dict[tuple[Kind, End], WrittenStore] = {}
+        self._peers = peers
+        self._written: dict[Kind, Mapping[End, WrittenStore]] = {}
 
     def get(self, kind: Kind, end: End = "stop") -> WrittenStore:
         """Return a store; tests must not change it, see `WrittenStore.copy`."""
         for left in reversed(range(_TRIES)):
-            if (kind, end) in self._written:
+            if kind in self._written:
                 break
             try:
-                self._written[kind, end] = write(kind, self._new_directory(f"{kind}-{end}"), end)
+                self._written[kind] = write(kind, self._new_directory(kind), self._peers)
             except ClockSetError as error:
                 if not left:
                     raise
                 warnings.warn(f"{error}: it is written again", stacklevel=2)
-        return self._written[kind, end]
+        return self._written[kind][end]
 
-    def forget(self, kind: Kind, end: End) -> None:
-        """Make the next request for this store write a new one."""
-        self._written.pop((kind, end), None)
+    def forget(self, kind: Kind) -> None:
+        """Make the next request for a store of this kind write new ones."""
+        self._written.pop(kind, None)
 
 
 def main() -> None:
@@ -170,11 +193,11 @@ def main() -> None:
     )
     parser.add_argument("directory", type=Path)
     parser.add_argument("kind", nargs="?", choices=KINDS)
-    parser.add_argument("end", nargs="?", choices=("stop", "kill"), default="stop")
     arguments = parser.parse_args()
-    for kind in [arguments.kind] if arguments.kind else KINDS:
-        written = write(kind, arguments.directory / f"{kind}-{arguments.end}", arguments.end)
-        print(written.path, dict(written.counts))
+    with Peers(arguments.directory / "clients") as peers:
+        for kind in [arguments.kind] if arguments.kind else KINDS:
+            for written in write(kind, arguments.directory / kind, peers).values():
+                print(written.path, dict(written.counts))
 
 
 if __name__ == "__main__":

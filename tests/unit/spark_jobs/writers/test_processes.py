@@ -110,6 +110,18 @@ def test_what_goes_wrong_is_told(capfd: pytest.CaptureFixture[str]) -> None:
         processes.close()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody counts threads")
+def test_the_daemon_of_sparks_workers_has_one_thread_after_its_imports() -> None:
+    """The daemon forks, so its imports must start no thread; and they are done."""
+    code = (
+        "import os, sys; from duemq.spark_jobs import daemon; daemon.import_first()\n"
+        "print(len(os.listdir('/proc/self/task')), {'numpy', 'pyspark.worker', 'duemq.storage.store'} - {*sys.modules})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == "1 set()\n"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody tells them")
 def test_workers_of_spark_end_with_their_daemon() -> None:
     """Spark's Python workers end with their daemon, however it ends, and also if another process still has a connection

@@ -1,0 +1,68 @@
+"""Apache's Java clients for all tests of a session, one process for each version: a start takes Java some seconds.
+
+    with Peers(directory) as peers:
+        peers.run(coroutine)
+
+A client belongs to an event loop, so all that uses one runs in the same loop: `Peers.run`, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from tests.peers.broker import Broker
+from tests.peers.clients import JavaClient, java_client
+
+T = TypeVar("T")
+Version = Literal["4.9.7", "5.3.3"]
+
+
+class Peers:
+    """The clients, and the loop in which they and the brokers of the tests run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="peers", daemon=True)
+        self._clients: dict[Version, JavaClient] = {}
+        self._started = 0
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop, and return its result."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()  # if this thread was interrupted
+            raise
+
+    async def client(self, version: Version) -> JavaClient:
+        """Return the client of a version; only for code in the loop."""
+        found = self._clients.get(version)
+        if found is None or not found.program.running:
+            self._started += 1
+            found = self._clients[version] = java_client(version, self._directory / f"{version}-{self._started}")
+            await found.start()
+        return found
+
+    async def client_for(self, broker: Broker) -> JavaClient:
+        """Return a client whose version sends no request unknown to the broker; only for code in the loop."""
+        return await self.client("4.9.7" if broker.kind == "apache-4.9.7" else "5.3.3")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            self.run(client.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
