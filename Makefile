@@ -8,7 +8,7 @@ RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
 # Those that need none of the stores which the others have real brokers write.
-STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries rewrite/test_remote_output test_report)
+STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries test_report)
 # Runs that follow each other on one processor. Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler tests/interop/mqtt

@@ -39,7 +39,13 @@ def make_broker(
     """Return a broker of one of the TARGETS, not started."""
     if target == "duemq":
         return DuemqBroker(
-            directory, properties, store=store, port=port, nameserver_port=nameserver_port, nameserver=nameserver
+            directory,
+            properties,
+            store=store,
+            port=port,
+            nameserver_port=nameserver_port,
+            nameserver=nameserver,
+            is_warm=True,
         )
     return ApacheBroker(
         target.removeprefix("apache-"),

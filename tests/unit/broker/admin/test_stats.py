@@ -92,7 +92,7 @@ def test_groups_that_read_no_more_are_forgotten_after_a_day() -> None:
     assert table._counts.nbytes <= 4096 * 1000
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(

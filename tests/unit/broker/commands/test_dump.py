@@ -349,7 +349,7 @@ EXTENSION = struct.pack(">hqqh", 22, 5, START_MS, 2) + b"ab" + struct.pack(">hqq
 OTHERS = ("timerwheel", "index/20231114221320000", "lock", "abort")
 
 
-@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
     for name in NAMES:
@@ -363,7 +363,7 @@ def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObjec
             assert line.isprintable(), line
 
 
-@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_any_bytes_are_lines(tmp_path: Path, data: bytes) -> None:
     for name in (*NAMES, *OTHERS):

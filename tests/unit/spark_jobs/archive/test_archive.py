@@ -110,7 +110,7 @@ def test_records_of_version_2_come_back(tmp_path: Path) -> None:
     assert (tmp_path / "back/commitlog" / path.name).read_bytes() == data
 
 
-@settings(max_examples=settings().max_examples // 6)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=5000), st.booleans()), max_size=60))
 def test_any_messages_come_back(
     tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[int, bytes, bool]]

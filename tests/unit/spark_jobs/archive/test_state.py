@@ -93,7 +93,7 @@ def test_a_tar_that_was_cut_off_is_told(root: Path, tmp_path: Path) -> None:
         state.read(io.BytesIO(data[: len(data) // 2]), str(tmp_path / "back"))
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 2 * BLOCK)), max_size=12),
     st.integers(0, 42 * BLOCK),

@@ -368,7 +368,7 @@ def test_files_that_cannot_have_any_are_not_read(store: Path) -> None:
     assert ranges(endingOffsets='{"orders":{"0":1,"1":1}}') == 1
 
 
-@settings(max_examples=settings().max_examples // 3)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2)), min_size=1, max_size=60),
     st.lists(st.integers(0, 1 << 30), min_size=6, max_size=6),

@@ -110,7 +110,7 @@ def test_a_batch_over_several_files(tmp_path: Path) -> None:
     assert list(problems(store)) == []
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(

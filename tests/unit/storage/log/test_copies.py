@@ -36,7 +36,7 @@ def stored(store: MessageStore, messages: list[tuple[bytes, bytes, int]]) -> lis
     return [(unit[0], unit[1]) for unit in units if unit is not None]
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=60)
 @given(MESSAGES, st.booleans(), st.one_of(st.none(), st.randoms(use_true_random=False)))
 def test_a_block_is_what_single_copies_are(
     messages: list[tuple[bytes, bytes, int]], alike: bool, chance: random.Random | None

@@ -53,7 +53,7 @@ TEXTS = st.builds(
 )
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=80)
 @given(
     st.binary(max_size=300),
     TEXTS,

@@ -50,7 +50,7 @@ def pulled(queue: ConsumeQueue, codes: frozenset[int], start: int = 0, count: in
     return offsets, pulls
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=60)
 @given(st.data())
 def test_pulls_find_what_a_list_has(data: st.DataObject) -> None:
     queue = ConsumeQueue(SimulatedFiles(), "/q", SEGMENT, "topic", 0)
