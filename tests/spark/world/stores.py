@@ -142,11 +142,19 @@ async def _hold_and_copy(broker: Broker, target: Path) -> None:
     """Copy the files of a running broker as they are at one moment, which are those that a SIGKILL would leave."""
     os.kill(broker.pid, signal.SIGSTOP)
     try:
-        os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WNOWAIT)  # until all its threads have stopped
+        async with asyncio.timeout(20):
+            while not _is_stopped(broker.pid):
+                await asyncio.sleep(0.01)
         target.mkdir()
         await asyncio.to_thread(copy_store, broker.store, target)
     finally:
         os.kill(broker.pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether all threads of a process, which need not be a child of this one, have stopped."""
+    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(stat.rpartition(") ")[2].startswith("T") for stat in stats)
 
 
 def _now_ms() -> int:
