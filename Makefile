@@ -41,13 +41,14 @@ $(VENV)/.broker: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker]'
 	@touch $@
 
+# Without compiled files: Python compiles what is used, which is a tenth of all.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker,spark,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[broker,spark,dev]'
 	@touch $@ $(VENV)/.broker
 
 # The tests also run with the oldest Spark that pyproject.toml allows.
 $(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oldest-spark \
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target $(VENV)/oldest-spark \
 		"pyspark==$$(sed -n 's/.*"pyspark>=\([0-9.]*\)".*/\1/p' pyproject.toml).0"
 	@touch $@
 
@@ -66,13 +67,14 @@ run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev ## Install the peers and run all tests except the soak tests
+test: $(BIN)/python ## Install the peers and run all tests except the soak tests
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(VENV)/.oldest-spark
 	@# Three runs at once: one that uses a processor, Spark's, and the tests that mostly wait for brokers and clients. The
 	@# unit tests need no peer, so they run while the peers are installed.
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
-	$(MAKE) $(VENV)/.oldest-spark peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
+	$(MAKE) peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
 	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; run machine $(PYTEST) -p no:cacheprovider $(MACHINE); } & \
 	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); \
 	  run late $(PYTEST) -p no:cacheprovider $(STORELESS) $(LATE); } & \
