@@ -126,6 +126,7 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
+    gc.enable()  # the command `duemq serve` turned it off for the start
     bridge = BridgeProcess(command_of(config.mqtt_bridge, log_format)) if config.mqtt_bridge else None
     if bridge is not None:
         bridge.start()

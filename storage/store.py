@@ -56,7 +56,7 @@ from duemq.storage.queues.consume_queue import (
 )
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
 from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
-from duemq.storage.queues.tags_codes import tags_code
+from duemq.storage.queues.tags_codes import Told, tags_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -510,7 +510,7 @@ class MessageStore:
         for queue in self.queues.get(topic, {}).values():
             queue.is_held = False
 
-    def tags_code(self, topic: str, told: Summary) -> int:
+    def tags_code(self, topic: str, told: Told) -> int:
         """Return the tags code of a record in its consume queue; see `tags_codes.tags_code`."""
         return tags_code(topic, told, self._deliver_time)
 

@@ -23,8 +23,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 _EVERYTHING: Final = ("*", "*.*.*.*", "*:*:*:*:*:*:*:*")
-_DECIMAL: Final = re.compile(r"(0|[1-9][0-9]{0,2})(?:-(0|[1-9][0-9]{0,2}))?")
-_HEX: Final = re.compile(r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?")
+# Texts, which are compiled at their first use: most brokers have no such pattern.
+_DECIMAL: Final = r"(0|[1-9][0-9]{0,2})(?:-(0|[1-9][0-9]{0,2}))?"
+_HEX: Final = r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?"
 _V4_PARTS: Final = 4
 _V6_PARTS: Final = 8
 
@@ -106,7 +107,7 @@ def _range_v6(text: str) -> tuple[_Range, ...]:
     if (
         missing < bool(separator)
         or text.count("*") > 1
-        or not all(_HEX.fullmatch(part) and "-" not in part for part in fixed)
+        or not all(re.fullmatch(_HEX, part) and "-" not in part for part in fixed)
     ):
         raise _wrong(text)
     ranges = [_part(part, _HEX, 16, 0xFFFF, text) for part in parts]
@@ -118,10 +119,10 @@ def _range_v6(text: str) -> tuple[_Range, ...]:
     return (*ranges, *[_Range(0, 0xFFFF)] * missing)
 
 
-def _part(part: str, pattern: re.Pattern[str], base: int, most: int, text: str) -> _Range:
+def _part(part: str, pattern: str, base: int, most: int, text: str) -> _Range:
     if part == "*":
         return _Range(0, most)
-    found = pattern.fullmatch(part)
+    found = re.fullmatch(pattern, part)
     if found is None:
         raise _wrong(text)
     low = int(found[1], base)

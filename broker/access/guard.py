@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -74,8 +75,10 @@ class Authority(Protocol):
 class SignedDecoder(RequestDecoder[H]):
     """Decodes the requests of one code, with their fields."""
 
-    def __init__(self, header_type: type[H]) -> None:
-        super().__init__(header_type)
+    @cached_property
+    def decode_json(self) -> Callable[[bytes], Request[H]]:
+        """See RequestDecoder."""
+        header_type = self.header_type
         decode = msgspec.json.Decoder(SignedRequest[header_type], strict=False).decode  # type: ignore[valid-type]
         decode_fields = fields_decoder(field.encode_name for field in msgspec.structs.fields(header_type))
 
@@ -86,7 +89,7 @@ class SignedDecoder(RequestDecoder[H]):
             request.account = None  # whatever the header has of that name
             return request
 
-        self.decode_json = decode_json
+        return decode_json
 
     def from_command(self, command: Command, codec: int) -> Request[H]:
         """See RequestDecoder."""

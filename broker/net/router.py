@@ -100,7 +100,7 @@ class Route:
     ) -> None:
         is_guarded = guard is not None and not permission.is_open
         self.decoder = (_signed_decoder if is_guarded else _request_decoder)(header_type)
-        self.decode_json = self.decoder.decode_json
+        self.decode_json: Callable[[bytes], Request[Any]] = self._decode_first
         self.is_async = inspect.iscoroutinefunction(handler)
         self.permission = permission
         self.handler = handler if guard is None else guard.guarded(permission, handler, is_async=self.is_async)
@@ -108,6 +108,12 @@ class Route:
             self.handler = recorder.recorded(code, self.handler, is_async=self.is_async)
         self.stages = stages
         self.reads = reads
+
+    def _decode_first(self, header: bytes) -> Request[Any]:
+        """Decode the first request of the code. Its decoder is made only now: all of them would be a large part of a
+        start, and most brokers need few."""
+        self.decode_json = self.decoder.decode_json
+        return self.decode_json(header)
 
 
 class ConnectionListener(Protocol):

@@ -6,7 +6,8 @@
 It differs from Java in two ways. The file is UTF-8, while Java reads its bytes as ISO 8859-1, which makes no difference
 in ASCII. And a name with neither separator nor value is refused, while Java takes an empty value.
 
-The library is imported on first use: a tenth of the time that a broker without a file needs to start.
+The library is imported on first use, to change a file or to read one with a backslash: importing it would be a tenth of
+the time that a broker needs to start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from duemq.broker.errors import ConfigError
 
@@ -27,18 +28,45 @@ _UP_TO_VALUE: Final = re.compile(r"[ \t\f]*(?:\\\r?\n[ \t\f]*|\\.|[^\\=:\s])*[ \
 """Matches the part of an entry before the value: the name and the separator."""
 
 
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_PLAIN_LINE: Final = re.compile(r"[ \t\f]*(?:|[#!].*|([^=: \t\f]*)(?:[ \t\f]*[=:]|[ \t\f])?[ \t\f]*(.*))", re.DOTALL)
+"""Matches a line without a backslash: an empty one, a comment, or an entry, with its name and its value."""
+
+
+class _Entry(NamedTuple):
+    line: int
+    """Number of its first line, from 1 on."""
+    source: str
+    name: str
+    value: str
+
+
 def parse(text: str, source: str) -> dict[str, str]:
     """Return the properties in a text; errors refer to the text as `source`. Raises ConfigError."""
+    values = {}
+    for entry in _entries(text, source) if "\\" in text else _plain_entries(text):
+        written = entry.source.strip()
+        if not entry.value and re.search(r"[=:\s]", written) is None:
+            raise ConfigError(f"{source}, line {entry.line}: {written[:_MAX_REPEATED]!r} is not NAME=VALUE")
+        values[entry.name] = entry.value.strip()
+    return values
+
+
+def _plain_entries(text: str) -> Iterator[_Entry]:
+    """Yield the entries of a text without a backslash: each is one line, and its characters stand for themselves."""
+    for number, line in enumerate(_LINE_END.split(text), 1):
+        found = _PLAIN_LINE.fullmatch(line)
+        if found is not None and found[1] is not None:
+            yield _Entry(number, line, found[1], found[2])
+
+
+def _entries(text: str, source: str) -> Iterator[_Entry]:
+    """Yield the entries of any text. Raises ConfigError."""
     from javaproperties import KeyValue
 
-    values = {}
     for line, element in _elements(text, source):
         if isinstance(element, KeyValue):
-            if not element.value and re.search(r"[=:\s]", element.source.strip()) is None:
-                told = element.source.strip()[:_MAX_REPEATED]
-                raise ConfigError(f"{source}, line {line}: {told!r} is not NAME=VALUE")
-            values[element.key] = element.value.strip()
-    return values
+            yield _Entry(line, element.source, element.key, element.value)
 
 
 def read(path: str) -> dict[str, str]:
@@ -109,7 +137,7 @@ def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]
         if element is None:
             return
         yield line, element
-        line += len(re.findall(r"\r\n|\r|\n", element.source))
+        line += len(_LINE_END.findall(element.source))
 
 
 def _escaped(value: str) -> str:

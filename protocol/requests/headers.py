@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -615,12 +615,13 @@ class RequestDecoder(Generic[H]):
 
     def __init__(self, header_type: type[H]) -> None:
         self.header_type = header_type
-        self.decode_json: Callable[[bytes], Request[H]] = msgspec.json.Decoder(
-            Request[header_type],  # type: ignore[valid-type]
-            strict=False,
-        ).decode
-        """The request in the header of a frame of codec JSON; `codec` and `body` are for the caller to set. Raises
-        msgspec.MsgspecError, RecursionError or UnicodeDecodeError where the slow way has to look: `from_command`."""
+
+    @cached_property
+    def decode_json(self) -> Callable[[bytes], Request[H]]:
+        """Returns the request in the header of a frame of codec JSON; `codec` and `body` are for the caller to set.
+        Raises msgspec.MsgspecError, RecursionError or UnicodeDecodeError where the slow way has to look:
+        `from_command`. Made at its first use, which takes up to a millisecond."""
+        return msgspec.json.Decoder(Request[self.header_type], strict=False).decode  # type: ignore[name-defined]
 
     def from_command(self, command: Command, codec: int) -> Request[H]:
         """The request in a command. Raises FieldError."""

@@ -32,7 +32,8 @@ log = structlog.get_logger(__name__)
 REFUSED_RETRY_MS: Final = 100
 """Time, in ms, after which the sync path tries again when the store has refused a put."""
 _WARM_UNITS: Final = 8192
-_COUNT_UNITS: Final = 65_536
+_COUNT_UNITS: Final = 32_768
+"""Units counted at once: few enough to stay in the processor's cache."""
 
 
 @dataclass

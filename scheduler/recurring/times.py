@@ -3,20 +3,22 @@
 A cron expression is evaluated in its time zone, with the rules of Debian's cron for the change to and from daylight
 saving time: a time that does not exist that day is moved behind the gap, a time that comes twice counts once, and
 expressions that match every hour or more go on by the hour.
+
+The libraries for that are imported on first use: most brokers have no such message, and a start takes less time.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final
-from zoneinfo import ZoneInfo
-
-from cronsim import CronSim, CronSimError
+from typing import TYPE_CHECKING, Final
 
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import properties
 from duemq.protocol.records.recurrence import Recurrence
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 253_370_764_800_000
@@ -46,6 +48,8 @@ def next_ms(recurrence: Recurrence, after_ms: int) -> int | None:
 
 
 def _next_of_cron(cron: str, zone: str, after_ms: int) -> int | None:
+    from cronsim import CronSim, CronSimError
+
     # Fields are counted here, since the library reads other numbers of fields in its own ways.
     if len(cron.split()) not in _FIELDS:
         raise TimerIllegal(f"the property {properties.TIMER_CRON}={cron[:40]} has not five or six fields")
@@ -70,6 +74,8 @@ def _zone(name: str) -> ZoneInfo:
             f"the property {properties.TIMER_ZONE}={name[:40]} means something else on each machine; give the zone's "
             "own name, such as Europe/Paris"
         )
+    from zoneinfo import ZoneInfo
+
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError

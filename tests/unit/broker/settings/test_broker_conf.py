@@ -84,6 +84,19 @@ def test_a_value_that_was_written_is_read_and_all_others_stay(text: str, name: s
     assert broker_conf.parse(broker_conf.changed(text, {name: value}), "a text") == {**before, name: value}
 
 
+def read_or_refused(text: str) -> dict[str, str] | str:
+    try:
+        return broker_conf.parse(text, "a text")
+    except ConfigError as error:
+        return str(error)
+
+
+@given(st.text("ab=:#! \t\f\v\r\n\x85\xa0\u2028ä", max_size=20))
+def test_a_text_without_a_backslash_is_read_as_the_library_reads_it(text: str) -> None:
+    read_by_the_library = text + "\n\\\n"  # the backslash continues an empty line
+    assert read_or_refused(text) == read_or_refused(read_by_the_library)
+
+
 def test_a_character_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the request, after line 1: .*\\u12"):
         broker_conf.parse("x=1\ny=\\u12\n", "the request")
