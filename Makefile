@@ -41,7 +41,7 @@ $(VENV)/.broker: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker]'
 	@touch $@
 
-# Without compiled files: Python compiles what is used, which is a tenth of all.
+# Without compiled files: Python compiles a module when it is first imported, and most never are.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[broker,spark,dev]'
 	@touch $@ $(VENV)/.broker

@@ -46,8 +46,8 @@ def numbered(prefix: str, count: int, tags: str | None = None) -> list[Outgoing]
 async def eventually(
     attempt: Callable[[], Awaitable[T]], right: Callable[[T], bool] = bool, timeout: float = 20, every: float = 0.05
 ) -> T:
-    """Repeat a question until the answer is right, for effects that follow a broker's answer with a delay. It is asked
-    again `every` so many seconds.
+    """Repeat a question until the answer is right, for effects that follow a broker's answer with a delay. The
+    question is asked every `every` seconds.
 
     A refusal counts as a wrong answer.
     """

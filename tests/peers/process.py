@@ -26,7 +26,8 @@ _LONGEST_LINE = 1 << 22
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -108,7 +109,7 @@ class Process:
             stderr=asyncio.subprocess.STDOUT,
             env=self._env,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
             limit=_LONGEST_LINE,
         )
 

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.soak import sampled
 from tests.spark.world import class_archive
 from tests.spark.world.commands import Commands
 from tests.spark.world.peers import Peers
-from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore, sampled
+from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,7 +32,8 @@ from tests.interop.stores.apache_stores import (
 )
 from tests.interop.support import eventually
 from tests.peers.messages import Outgoing
-from tests.spark.world.stores import copy_store, sampled
+from tests.soak import sampled
+from tests.spark.world.stores import copy_store
 from tests.support import rows
 
 TIMERS = ("timerlog", "timerwheel", "config/timercheck")

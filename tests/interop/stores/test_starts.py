@@ -30,7 +30,8 @@ from tests.interop.stores.apache_stores import (
 )
 from tests.interop.support import eventually
 from tests.peers.messages import Outgoing
-from tests.spark.world.stores import copy_store, sampled
+from tests.soak import sampled
+from tests.spark.world.stores import copy_store
 
 TIMER_QUEUE = "consumequeue/rmq_sys_wheel_timer"
 CASES = [

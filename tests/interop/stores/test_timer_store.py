@@ -30,7 +30,7 @@ from tests.interop.support import eventually, not_on
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
-from tests.spark.world.stores import sampled
+from tests.soak import sampled
 from tests.support import rows
 
 TIMER = "rmq_sys_wheel_timer"

@@ -33,9 +33,19 @@ def options(version: str, program: Program) -> tuple[str, ...]:
     """Return the options of a JVM that runs a program of one version: they name its archive if there is one."""
     folder = _written.get()
     if folder is not None:
-        return (f"-XX:ArchiveClassesAtExit={archive(folder, program)}", *_QUIET)
+        return to_write(archive(folder, program))
     path = archive(cache_directory() / name_of(version), program)
-    return (f"-XX:SharedArchiveFile={path}", *_QUIET) if path.exists() else ()
+    return to_use(path) if path.exists() else ()
+
+
+def to_write(path: Path) -> tuple[str, ...]:
+    """Return the options of a JVM that writes an archive at its end."""
+    return (f"-XX:ArchiveClassesAtExit={path}", *_QUIET)
+
+
+def to_use(path: Path) -> tuple[str, ...]:
+    """Return the options of a JVM that uses an archive."""
+    return (f"-XX:SharedArchiveFile={path}", *_QUIET)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -16,6 +15,8 @@ import socket
 import sys
 from typing import Any
 
+from tests.peers.process import die_with_parent
+
 _MODULES = (
     "duemq.cli",
     "duemq.broker.main",
@@ -23,12 +24,6 @@ _MODULES = (
     "duemq.mqtt_bridge.bridge",
     "duemq.mqtt_bridge.rules.file",
 )
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(requests: socket.socket) -> list[str] | None:

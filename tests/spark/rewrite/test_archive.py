@@ -17,10 +17,11 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.writers.new_directory import NewDirectory
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
+from tests.soak import sampled
 from tests.spark.rewrite.test_compact import running
 from tests.spark.world import oracle
 from tests.spark.world.peers import Peers
-from tests.spark.world.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
+from tests.spark.world.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore
 
 pytestmark = pytest.mark.interop
 

@@ -20,10 +20,11 @@ from tests.interop.support import eventually
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing
+from tests.soak import sampled
 from tests.spark.world import oracle
 from tests.spark.world.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.world.peers import Peers
-from tests.spark.world.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
+from tests.spark.world.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore
 
 pytestmark = pytest.mark.interop
 

@@ -13,10 +13,11 @@ from tests.bench.spark import stores as spark_stores
 from tests.bench.spark.stores import GROUPS, TOPICS, Generated
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
+from tests.soak import sampled
 from tests.spark.world import audit, oracle
 from tests.spark.world.oracle import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.spark.world.peers import Peers
-from tests.spark.world.stores import copy_store, sampled
+from tests.spark.world.stores import copy_store
 
 SEGMENT = 16 << 20
 GIGABYTES = 0.1

@@ -21,10 +21,11 @@ from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.peers.clients import unique
 from tests.peers.messages import Outgoing
+from tests.soak import sampled
 from tests.spark.tables.test_queries import ROOT
 from tests.spark.world import audit, class_archive, oracle
 from tests.spark.world.peers import Peers
-from tests.spark.world.stores import PROPERTIES, Kind, Stores, WrittenStore, sampled
+from tests.spark.world.stores import PROPERTIES, Kind, Stores, WrittenStore
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
 

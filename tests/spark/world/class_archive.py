@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.bench.spark import stores as spark_stores
+from tests.peers.class_archives.options import to_use, to_write
 
 PATH = Path(sys.prefix) / "spark.jsa"
 OLDEST = Path(sys.prefix) / "oldest-spark"
@@ -23,14 +24,12 @@ _OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Other collectors have threads that go on collecting beside the tasks, on the tasks' cores; and the second compiler
 takes 25 s of a short query's 40 s of CPU."""
 QUERY = "select topic, count(*) n from messages where queue_id >= 0 group by topic order by n desc"
-_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
-"""Otherwise Java prints to standard output that an archive is not of its classes, as with an older Spark."""
 
 
 def use() -> None:
     """Have all Spark processes started from here on use the archive, if there is one."""
-    archive = f" -XX:SharedArchiveFile={PATH} {_QUIET}" if PATH.exists() else ""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", _OPTIONS + archive)
+    archive = to_use(PATH) if PATH.exists() else ()
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join([_OPTIONS, *archive]))
 
 
 def oldest() -> dict[str, str]:
@@ -53,7 +52,7 @@ def make(path: Path) -> None:
         store = Path(scratch) / "store"
         spark_stores.write(store, 0.01, segment=4 << 20)
         command = [str(Path(sys.prefix) / "bin" / "duemq"), "spark", "sql", str(store), QUERY, "--master", "local[1]"]
-        added = {"SPARK_SUBMIT_OPTS": f"{_OPTIONS} -XX:ArchiveClassesAtExit={path} {_QUIET}"}
+        added = {"SPARK_SUBMIT_OPTS": " ".join([_OPTIONS, *to_write(path)])}
         # Java writes the archive when it ends, somewhat later than the command: its end of this pipe closes then, too.
         with subprocess.Popen(command, env={**os.environ, **added}, stdout=subprocess.PIPE) as run:
             run.communicate(timeout=300)

@@ -20,12 +20,10 @@ import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
-
-import pytest
+from typing import Final, Literal
 
 from tests.interop.environment import make_broker
 from tests.peers.broker import Broker
@@ -159,14 +157,6 @@ def _is_stopped(pid: int) -> bool:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def sampled(values: Iterable[object], always: Iterable[object]) -> list[Any]:
-    """Parameters for a test: `always` in every run, the other values in the soak alone, since each costs half a minute
-    of a broker's time."""
-    chosen = list(always)
-    marked = [(value, [] if value in chosen else [pytest.mark.soak]) for value in values]
-    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks) for value, marks in marked]
 
 
 class Stores:

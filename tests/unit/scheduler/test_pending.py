@@ -20,7 +20,8 @@ from duemq.storage.budget import Pieces
 from duemq.storage.clock import look
 from duemq.storage.errors import StoreFull
 from duemq.storage.queues.pull import ColdRead
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last, some_of
+from tests.soak import sampled
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 DAY_MS = 86_400_000
 LEVELS = "1s 5s 30s 2h"
@@ -266,7 +267,7 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
 
 
 @pytest.mark.parametrize("how", ["rolled", "spread", "paused"])
-@pytest.mark.parametrize("chance", some_of(5, 2))
+@pytest.mark.parametrize("chance", sampled(range(5), range(2)))
 def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that moves during a search is listed once, whether the search has reached its old unit or not."""
     monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
@@ -338,7 +339,7 @@ def beside_moves(
             world.step(Pieces(random.choice((0, 2))))
 
 
-@pytest.mark.parametrize("chance", some_of(10, 4))
+@pytest.mark.parametrize("chance", sampled(range(10), range(4)))
 def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is appended once more during a search, as its file is about to go or as it is rescheduled, is
     listed once."""
@@ -359,7 +360,7 @@ def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, mo
 
 
 @pytest.mark.parametrize("topic", [None, "orders"])
-@pytest.mark.parametrize("chance", some_of(5, 2))
+@pytest.mark.parametrize("chance", sampled(range(5), range(2)))
 def test_what_is_appended_once_more_beside_a_count_counts_once(
     chance: int, topic: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,7 +380,7 @@ def test_what_is_appended_once_more_beside_a_count_counts_once(
         world.run()
 
 
-@pytest.mark.parametrize("chance", some_of(40, 12))
+@pytest.mark.parametrize("chance", sampled(range(40), range(12)))
 def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of many pages has each message once, whatever slots messages get between the pages: held back by a pause,
     brought back, rolled, put off, over restarts and the ends of timer log files, in the wheel or not yet."""

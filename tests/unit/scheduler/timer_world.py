@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
-
-import pytest
+from typing import TypeVar
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
@@ -36,11 +34,6 @@ T = TypeVar("T")
 START_MS = 1_700_000_000_000
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 """For `RetentionConfig.delete_when`: files may be deleted in each hour of the day."""
-
-
-def some_of(count: int, each_run: int) -> list[Any]:
-    """Return the seeds below `count` as parameters of a test: each run takes the first few, `make soak` all."""
-    return [*range(each_run), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(each_run, count))]
 
 
 class TimerWorld:

@@ -1,8 +1,8 @@
 """Processes for tests of kills and of runs at the same time. They are forked from one that has imported pyarrow and the
 libraries of tables: an import in each would take a second, which is most of what such a test costs.
 
-A process runs a function of a test's module with texts as arguments. The process it is forked from has no threads and
-has opened nothing.
+A process runs a function of a test's module with texts as arguments. The process it is forked from has opened
+nothing, and its threads are those of jemalloc and of numpy's algebra, which make them anew in a forked process.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.errors import NotDurable, StoreBroken, StoreClosed, StoreError, StoreFull
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import Call, SimulatedFiles, Sync
+from tests.soak import sampled
 from tests.support.store import NOTHING_GOES, OwnedStore
 from tests.support.store_problems import problems
 from tests.unit.storage.conftest import append, make_store
@@ -1104,7 +1105,7 @@ def test_a_file_that_cannot_be_removed_leaves_no_gap() -> None:
     assert [int(name) for name in files.list(LOG)] == [base * SEGMENT for base in range(6, 10)]
 
 
-@pytest.mark.parametrize("seed", [*range(7), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(7, 60))])
+@pytest.mark.parametrize("seed", sampled(range(60), range(7)))
 def test_files_may_go_at_any_moment_and_a_power_cut_may_follow(seed: int) -> None:
     chance = random.Random(seed)
     owned, keeper = aged()
@@ -1545,7 +1546,7 @@ class Life:
         owned.store.abandon()
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 200))])
+@pytest.mark.parametrize("seed", sampled(range(200), range(20)))
 def test_whatever_happens_in_whatever_order(seed: int) -> None:
     life = Life(seed)
     for turn in range(300):

@@ -28,6 +28,7 @@ from duemq.storage.log.copies import ORIGIN_ZERO
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
+from tests.soak import sampled
 from tests.support.store import OwnedStore
 from tests.support.store_problems import problems
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
@@ -255,7 +256,7 @@ def test_a_crash_at_any_moment_while_queues_are_made_again_is_no_harm(data: st.D
     world.look()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 5))])
+@pytest.mark.parametrize("seed", sampled(range(5), range(2)))
 def test_a_crash_between_files_and_note_leaves_no_doubt(seed: int) -> None:
     """After a kill at any moment of a life the note agrees with the files, so that no start makes anything again."""
     world = World()

@@ -21,12 +21,13 @@ from duemq.scheduler.timers.index.places import UnitPlaces
 from duemq.scheduler.timers.policy.policies import policy_of
 from duemq.scheduler.timers.seconds.loading import Loading
 from tests.crash.simulated_files import SimulatedFiles
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld, some_of
+from tests.soak import sampled
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 LATER = START_MS + 90_000
 
 
-@pytest.mark.parametrize("seed", some_of(15, 6))
+@pytest.mark.parametrize("seed", sampled(range(15), range(6)))
 def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(timer_places, "_BLOCK", chance.choice((1, 3, 30)) * UNIT_SIZE)

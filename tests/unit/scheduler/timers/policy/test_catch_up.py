@@ -18,7 +18,8 @@ from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.storage.budget import Pieces
 from duemq.storage.clock import look
 from duemq.storage.queues.pull import ColdRead
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld, some_of
+from tests.soak import sampled
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 NEWEST = TimerPolicy(newest=True)
 
@@ -113,7 +114,7 @@ def test_what_comes_meanwhile_waits_for_the_search_and_no_longer(
     assert world.bodies() == [b"m299", b"m300", b"m301"]
 
 
-@pytest.mark.parametrize("seed", some_of(25, 8))
+@pytest.mark.parametrize("seed", sampled(range(25), range(8)))
 def test_a_kill_in_the_middle_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(catch_up, "_LOOK_UNITS", 2)
