@@ -13,7 +13,7 @@ STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_not
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler tests/interop/mqtt
 # Those that follow Spark's.
-LATE := tests/process tests/bench tests/interop/admin/test_mqadmin.py tests/interop/consume/test_start_positions.py
+LATE := tests/process
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
@@ -36,6 +36,8 @@ help: ## List the targets
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("duemq needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV) || { apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); }
+	@# The pip that Python 3.11 brings needs twice the time to find the versions that go together.
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 
 $(VENV)/.broker: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker]'
