@@ -4,6 +4,7 @@ written it, or as if that had written it up to a physical offset."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.store import ranges
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import walks
-from tests.support.copies import copy_tree
+from tests.support.copies import copy_file, copy_tree
 from tests.support.messages import HOST
 from tests.unit.broker.commands.test_repair import PREPARED_AT
 from tests.unit.spark_jobs.compact_world import TABLE, Broker, new_broker
@@ -165,7 +166,7 @@ class World:
             name = path.relative_to(source)
             if path.is_file() and name.parts[0] != "commitlog":
                 (self.copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, self.copy / name)
+                copy_file(path, self.copy / name)
         texts = {int(path.name): bytearray(path.read_bytes()) for path in sorted((source / "commitlog").iterdir())}
         if self.is_apache or self._ours_from:
             self._forget_origins(texts)
@@ -210,6 +211,21 @@ class World:
         self._passed = [self.chance.randrange(99) if self.chance.random() < 0.1 else at + 2 for at in self._passed]
         table = {str(level): at for level, at in enumerate(self._passed, 1)}
         (self.copy / "config" / "delayOffset.json").write_text(json.dumps({"offsetTable": table}))
+
+    # --- all of it again
+
+    def keep(self, place: Path) -> dict[str, Any]:
+        """Copy all files to a new directory; return what `put_back` needs beside them."""
+        self._broker.close()
+        copy_tree(self._root, place)
+        return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "_broker"}
+
+    def put_back(self, place: Path, kept: dict[str, Any]) -> None:
+        """Make everything as it was when `keep` returned."""
+        shutil.rmtree(self._root)
+        copy_tree(place, self._root)
+        vars(self).update(copy.deepcopy(kept))
+        self._broker = Broker(self._root / "broker", self.clock, SEGMENT)
 
     # --- jobs
 

@@ -98,11 +98,6 @@ def test_what_both_brokers_delivered_came_twice(
 # --- kept results that are wrong
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return analysed_and_grown(tmp_path)
-
-
 def analysed_and_grown(root: Path) -> World:
     """A store of some files that was analysed, and has grown since."""
     world = World(root, 1, is_apache=False)
@@ -115,19 +110,34 @@ def analysed_and_grown(root: Path) -> World:
 
 
 class Shared:
-    """Such a store for tests that change only its kept results."""
+    """Such a store, which takes longer to write than to put back."""
 
     def __init__(self, root: Path) -> None:
-        self.world = analysed_and_grown(root)
-        self.expected = self.world.found(None)
-        self._kept = copy_tree(self.world.state, root / "kept")
+        (root / "world").mkdir()
+        self._world = analysed_and_grown(root / "world")
+        self.expected = self._world.found(None)
+        self._place = root / "kept"
+        self._kept = self._world.keep(self._place)
+        self._is_changed = False
 
     def anew(self) -> World:
-        """The store with the kept results of before it has grown."""
-        shutil.rmtree(self.world.state, ignore_errors=True)
-        copy_tree(self._kept, self.world.state)
-        self.world.told.clear()
-        return self.world
+        """The store with the kept results of before it has grown, for a test that changes only these."""
+        if self._is_changed:
+            return self.whole()
+        shutil.rmtree(self._world.state, ignore_errors=True)
+        copy_tree(self._place / self._world.state.name, self._world.state)
+        self._world.told.clear()
+        return self._world
+
+    def whole(self) -> World:
+        """The same for a test that changes more."""
+        self._world.put_back(self._place, self._kept)
+        self._is_changed = False
+        return self._world
+
+    def has_changed(self) -> None:
+        """Have the next test get all of it again."""
+        self._is_changed = True
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +145,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     with pytest.MonkeyPatch.context() as patch:
         make_small(patch)
         return Shared(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def world(shared: Shared) -> Iterator[World]:
+    yield shared.whole()
+    shared.has_changed()
 
 
 def grow(world: World, count: int) -> None:
