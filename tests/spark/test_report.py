@@ -11,11 +11,12 @@ import pytest
 
 from duemq.spark_jobs.analyse.analysis import Ahead, HeatCell
 from duemq.spark_jobs.report import render, render_index
+from tests.soak import sampled
 from tests.spark.world.browser import Page, chromium
 from tests.unit.spark_jobs.report import report_analyses as given_by
 from tests.unit.spark_jobs.report.report_analyses import many_nights
 
-PHONE, LAPTOP, WIDE = 360, 1280, 1400
+PHONE, LARGE_PHONE, LAPTOP, WIDE = 360, 390, 1280, 1400
 REPORTS = {
     "empty": (given_by.analysis(), []),
     "small": (given_by.small(), given_by.history(1)),
@@ -51,18 +52,15 @@ def browser() -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(params=REPORTS)
-def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / f"{request.param}.html"
-    path.write_text(render(*REPORTS[request.param]), encoding="utf-8")
+def written(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.html"
+    path.write_text(render(*REPORTS[name]), encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def week(tmp_path: Path) -> Path:
-    path = tmp_path / "week.html"
-    path.write_text(render(*REPORTS["week"]), encoding="utf-8")
-    return path
+    return written("week", tmp_path)
 
 
 def check_drawn(page: Page) -> None:
@@ -73,13 +71,39 @@ def check_drawn(page: Page) -> None:
     assert page.evaluate("document.documentElement.dataset.drawn") == str(figures)
 
 
-@pytest.mark.parametrize("width", [PHONE, WIDE])
-@pytest.mark.parametrize("dark", [False, True])
-def test_it_is_drawn(browser: Page, report: Path, dark: bool, width: int) -> None:
+VIEWS = [
+    (name, dark, width) for name in REPORTS for dark in (False, True) for width in (PHONE, LARGE_PHONE, LAPTOP, WIDE)
+]
+# A page takes the browser a second.
+EACH_RUN = [(name, dark, width) for name in REPORTS for dark, width in ((False, PHONE), (True, LAPTOP))]
+EACH_RUN += [("cluster", True, LARGE_PHONE), ("week", False, WIDE)]
+
+
+@pytest.mark.parametrize(("name", "dark", "width"), sampled(VIEWS, EACH_RUN))
+def test_it_is_drawn_and_what_is_too_wide_scrolls_in_its_own_box(
+    browser: Page, tmp_path: Path, name: str, dark: bool, width: int
+) -> None:
+    report = written(name, tmp_path)
     browser.open(report, dark=dark, width=width)
     check_drawn(browser)
     assert browser.requests == [report.resolve().as_uri()]
     assert browser.evaluate("document.documentElement.scrollWidth") == width
+    browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    outside = browser.evaluate("""[...document.querySelectorAll("main *")].filter((one) =>
+      !one.closest("table, .uplot, .skip") && one.getBoundingClientRect().right > innerWidth + 0.5)
+      .map((one) => one.outerHTML.slice(0, 80))""")
+    assert outside == []
+    boxes = browser.evaluate("""[...document.querySelectorAll("table:not(.u-legend)")].map((table) => {
+      const box = table.closest(".scroll");
+      if (!box) return "no box";
+      box.scrollLeft = 1e6;
+      const reached = box.scrollLeft + box.clientWidth >= table.scrollWidth - 1;
+      return reached ? "" : box.getAttribute("aria-label");
+    })""")
+    assert [box for box in boxes if box] == []
+    assert boxes
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -100,27 +124,6 @@ def test_one_message_alone_is_seen(browser: Page, tmp_path: Path, width: int) ->
     path.write_text(render(analysis, []), encoding="utf-8")
     browser.open(path, width=width)
     assert "ahead" not in browser.evaluate(MISSING)
-
-
-@pytest.mark.parametrize("width", [PHONE, 390, LAPTOP])
-def test_what_is_too_wide_scrolls_in_its_own_box(browser: Page, report: Path, width: int) -> None:
-    browser.open(report, width=width)
-    browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    assert browser.evaluate("document.documentElement.scrollWidth") == width
-    outside = browser.evaluate("""[...document.querySelectorAll("main *")].filter((one) =>
-      !one.closest("table, .uplot, .skip") && one.getBoundingClientRect().right > innerWidth + 0.5)
-      .map((one) => one.outerHTML.slice(0, 80))""")
-    assert outside == []
-    boxes = browser.evaluate("""[...document.querySelectorAll("table:not(.u-legend)")].map((table) => {
-      const box = table.closest(".scroll");
-      if (!box) return "no box";
-      box.scrollLeft = 1e6;
-      const reached = box.scrollLeft + box.clientWidth >= table.scrollWidth - 1;
-      return reached ? "" : box.getAttribute("aria-label");
-    })""")
-    assert [box for box in boxes if box] == []
-    assert boxes
 
 
 def test_offenders_with_usual_names_need_no_scrolling_on_a_laptop(browser: Page, week: Path) -> None:
@@ -225,9 +228,7 @@ def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_can_be_read(browser: Page, tmp_path: Path, dark: bool, name: str) -> None:
     """All text has WCAG's contrast of 4.5 to 1."""
-    path = tmp_path / "report.html"
-    path.write_text(render(*REPORTS[name]), encoding="utf-8")
-    browser.open(path, dark=dark)
+    browser.open(written(name, tmp_path), dark=dark)
     assert browser.evaluate(CONTRAST) == []
 
 
@@ -290,9 +291,10 @@ def test_the_table_behind_a_plot_has_its_numbers(browser: Page, week: Path) -> N
     assert [cell.replace("\u00a0", " ") for cell in rows[1][1:2]] == [f"{points[0].p50_ms} ms"]
 
 
-def test_paper_is_wide_enough(browser: Page, report: Path) -> None:
+@pytest.mark.parametrize("name", REPORTS)
+def test_paper_is_wide_enough(browser: Page, tmp_path: Path, name: str) -> None:
     """The printed report is not wider than the paper: the browser would shrink all of it."""
-    browser.open(report, width=690)
+    browser.open(written(name, tmp_path), width=690)
     browser.call("Emulation.setEmulatedMedia", media="print")
     try:
         browser.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -308,8 +310,13 @@ def test_paper_is_wide_enough(browser: Page, report: Path) -> None:
         browser.call("Emulation.setEmulatedMedia", media="")
 
 
-@pytest.mark.parametrize("width", [390, LAPTOP])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("dark", "width"),
+    sampled(
+        [(dark, width) for dark in (False, True) for width in (LARGE_PHONE, LAPTOP)],
+        [(False, LARGE_PHONE), (True, LAPTOP)],
+    ),
+)
 def test_the_page_of_all_nights(browser: Page, tmp_path: Path, dark: bool, width: int) -> None:
     path = tmp_path / "index.html"
     path.write_text(render_index(many_nights()), encoding="utf-8")
@@ -321,7 +328,7 @@ def test_the_page_of_all_nights(browser: Page, tmp_path: Path, dark: bool, width
     box = browser.evaluate(
         "(({ scrollWidth, clientWidth }) => [scrollWidth, clientWidth])(document.querySelector('.scroll'))"
     )
-    assert (box[0] > box[1]) == (width == 390)
+    assert (box[0] > box[1]) == (width == LARGE_PHONE)
 
 
 def test_it_prints(browser: Page, week: Path) -> None:
