@@ -40,6 +40,7 @@ class _Lazy:
 
     def __init__(self, size: int) -> None:
         self._array = np.zeros(size, np.uint8)
+        self._written = 0  # nothing but zeros follows
 
     def __len__(self) -> int:
         return len(self._array)
@@ -50,14 +51,17 @@ class _Lazy:
     def __setitem__(self, at: Any, value: Any) -> None:
         if not isinstance(at, slice):
             self._array[at] = value
+            self._written = max(self._written, at + 1 if at >= 0 else len(self) + at + 1)
             return
         start, stop, _ = at.indices(len(self))
+        self._written = max(self._written, start + len(value))
         if len(value) == max(0, stop - start):
             self._array[at] = np.frombuffer(bytes(value), np.uint8)
         else:
             self._array = np.concatenate(
                 (self._array[:start], np.frombuffer(bytes(value), np.uint8), self._array[stop:])
             )
+            self._written = len(self)
 
     def __delitem__(self, at: slice) -> None:
         self[at] = b""
@@ -70,7 +74,7 @@ class _Lazy:
 
     def rstrip(self, zeros: bytes) -> bytes:
         assert zeros == b"\0"
-        end = len(self)
+        end = self._written
         while end and not self._array[max(0, end - _LARGE) : end].any():
             end = max(0, end - _LARGE)
         return self._array[:end].tobytes().rstrip(zeros)
