@@ -36,20 +36,23 @@ help: ## List the targets
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("duemq needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV) || { apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); }
-	@# The pip that Python 3.11 brings needs twice the time to find the versions that go together.
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 
 $(VENV)/.broker: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker]'
 	@touch $@
 
+# The pip that Python 3.11 brings needs twice the time to choose the versions of the hundred packages for development.
+$(VENV)/.pip: | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	@touch $@
+
 # Without compiled files: Python compiles a module when it is first imported, and most never are.
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml | $(VENV)/.pip
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[broker,spark,dev]'
 	@touch $@ $(VENV)/.broker
 
 # The tests also run with the oldest Spark that pyproject.toml allows.
-$(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
+$(VENV)/.oldest-spark: pyproject.toml | $(VENV)/.pip
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target $(VENV)/oldest-spark \
 		"pyspark==$$(sed -n 's/.*"pyspark>=\([0-9.]*\)".*/\1/p' pyproject.toml).0"
 	@touch $@

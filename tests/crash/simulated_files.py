@@ -40,7 +40,7 @@ class _Lazy:
 
     def __init__(self, size: int) -> None:
         self._array = np.zeros(size, np.uint8)
-        self._written = 0  # nothing but zeros follows
+        self._written = 0  # all bytes from here on are zeros
 
     def __len__(self) -> int:
         return len(self._array)
@@ -51,12 +51,12 @@ class _Lazy:
     def __setitem__(self, at: Any, value: Any) -> None:
         if not isinstance(at, slice):
             self._array[at] = value
-            self._written = max(self._written, at + 1 if at >= 0 else len(self) + at + 1)
+            self._written = max(self._written, at % len(self) + 1)
             return
         start, stop, _ = at.indices(len(self))
-        self._written = max(self._written, start + len(value))
         if len(value) == max(0, stop - start):
             self._array[at] = np.frombuffer(bytes(value), np.uint8)
+            self._written = max(self._written, stop)
         else:
             self._array = np.concatenate(
                 (self._array[:start], np.frombuffer(bytes(value), np.uint8), self._array[stop:])

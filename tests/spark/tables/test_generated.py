@@ -21,7 +21,7 @@ from tests.spark.world.peers import Peers
 from tests.spark.world.stores import copy_store
 
 SEGMENT = 16 << 20
-GIGABYTES = 0.05
+GIGABYTES = 0.1
 TOPIC, QUEUE = "reminders_of_customers", 3
 
 
@@ -43,7 +43,7 @@ def judged(generated: Generated, contents: Contents) -> Audit:
 def test_records_are_what_was_counted(generated: Generated, contents: Contents) -> None:
     assert contents.damages == []
     assert contents.end == generated.size
-    assert contents.end_markers == generated.size // SEGMENT >= 3
+    assert contents.end_markers == generated.size // SEGMENT >= 5
     assert len(contents.records) == generated.records
     assert generated.records == generated.plain + generated.scheduled + generated.delivered
     times = [record.store_ms for record in contents.records]
@@ -116,7 +116,7 @@ def test_brokers_go_on_with_it(
     # Messages that have become due since the store's time ended: 4.9.7 knows no timers.
     known = [one for one in judged.of("pending") if one.level or kind == "duemq"]
     due = {one.origin.physical_offset for one in known if one.due_ms is not None and one.due_ms <= now}
-    assert len(due) > 100
+    assert len(due) > 1000
     count = sum(end for name, end in generated.offsets.items() if name.split("@")[0] in TOPICS)
 
     async def serve() -> None:

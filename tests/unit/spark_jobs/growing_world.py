@@ -215,17 +215,18 @@ class World:
     # --- all of it again
 
     def keep(self, place: Path) -> dict[str, Any]:
-        """Copy all files to a new directory; return what `put_back` needs beside them."""
+        """Close the broker and copy all files to a new directory. Return what `put_back`, which opens the broker again,
+        needs beside the files."""
         self._broker.close()
         copy_tree(self._root, place)
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "_broker"}
 
     def put_back(self, place: Path, kept: dict[str, Any]) -> None:
-        """Make everything as it was when `keep` returned."""
+        """Make the files and this object what they were when `keep` returned, and open the broker."""
         shutil.rmtree(self._root)
         copy_tree(place, self._root)
         vars(self).update(copy.deepcopy(kept))
-        self._broker = Broker(self._root / "broker", self.clock, SEGMENT)
+        self._broker = Broker(self._broker.root, self.clock, SEGMENT)
 
     # --- jobs
 

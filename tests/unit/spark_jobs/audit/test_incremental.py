@@ -123,21 +123,19 @@ class Shared:
     def anew(self) -> World:
         """The store with the kept results of before it has grown, for a test that changes only these."""
         if self._is_changed:
-            return self.whole()
-        shutil.rmtree(self._world.state, ignore_errors=True)
-        copy_tree(self._place / self._world.state.name, self._world.state)
-        self._world.told.clear()
+            self._world.put_back(self._place, self._kept)
+            self._is_changed = False
+        else:
+            shutil.rmtree(self._world.state, ignore_errors=True)
+            copy_tree(self._place / self._world.state.name, self._world.state)
+            self._world.told.clear()
         return self._world
 
-    def whole(self) -> World:
-        """The same for a test that changes more."""
+    def anew_for_changes(self) -> World:
+        """The same for a test that also changes the store."""
         self._world.put_back(self._place, self._kept)
-        self._is_changed = False
-        return self._world
-
-    def has_changed(self) -> None:
-        """Have the next test get all of it again."""
         self._is_changed = True
+        return self._world
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +146,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
 
 
 @pytest.fixture
-def world(shared: Shared) -> Iterator[World]:
-    yield shared.whole()
-    shared.has_changed()
+def world(shared: Shared) -> World:
+    return shared.anew_for_changes()
 
 
 def grow(world: World, count: int) -> None:
