@@ -165,7 +165,7 @@ def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
         if not path.name.startswith(("duemq", "_duemq", "__editable__")) and path.suffix != ".pth":
             (libraries / path.name).symlink_to(path)
     base = str(Path(sys.base_prefix) / "bin" / "python3")
-    names = ("PATH", "JAVA_HOME", "HOME", "LANG", "SPARK_SUBMIT_OPTS")
+    names = ("PATH", "JAVA_HOME", "HOME", "LANG", "SPARK_SUBMIT_OPTS", "SPARK_HOME")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"PYTHONPATH": str(libraries), "PYSPARK_PYTHON": base, "SPARK_LOCAL_IP": "127.0.0.1"}
     found = subprocess.run([base, "-c", "import duemq"], env=environment, cwd=tmp_path, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Sequence
@@ -389,7 +390,11 @@ class Load:
                 for queue in range(queues)
             }
             known = {queue: offset for queue, offset in known.items() if offset >= 0}
-            return known, oracle.consumer_offsets(self._broker.store).get(name, {})
+            try:
+                stored = oracle.consumer_offsets(self._broker.store)
+            except json.JSONDecodeError:  # Apache's broker is writing the file
+                stored = {}
+            return known, stored.get(name, {})
 
         def is_written(found: tuple[dict[int, int], dict[int, int]]) -> bool:
             # For a queue that was never consumed the broker may answer 0 while its file has no entry.
