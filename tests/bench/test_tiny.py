@@ -84,6 +84,7 @@ async def test_the_case_of_tags_gives_its_figures(tmp_path: Path) -> None:
     assert len(figures) == 6
 
 
+@pytest.mark.soak
 async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:
     said: list[str] = []
     figures = await timer_cases.run(ours, tmp_path, timer_cases.TINY, timer_cases.NAMES, said.append)

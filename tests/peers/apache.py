@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from tests.peers import install, ports, tools
 from tests.peers.broker import BROKER, CLUSTER, HOST
@@ -228,9 +229,10 @@ class AdminOutput:
     returncode: int
     output: str
 
-    def rows(self) -> list[list[str]]:
-        """Return the non-empty lines split at blanks, without the header line (it begins with `#`)."""
-        return [line.split() for line in self.output.splitlines() if line.strip() and not line.startswith("#")]
+
+def rows_of(output: str) -> list[list[str]]:
+    """Return the non-empty lines of mqadmin's output split at blanks, without the header line (it begins with `#`)."""
+    return [line.split() for line in output.splitlines() if line.strip() and not line.startswith("#")]
 
 
 async def mqadmin(
@@ -239,26 +241,71 @@ async def mqadmin(
     """Run mqadmin of one version against a name server. `home`: where its conf/tools.yml is, with the keys of its
     account."""
     start = "org.apache.rocketmq.tools.command.MQAdminStartup"
-    return await _run_mqadmin(version, [start, *arguments, "-n", nameserver], b"", timeout, home)
+    child = await _start_mqadmin(version, [start, *arguments, "-n", nameserver], home)
+    try:
+        async with asyncio.timeout(timeout):
+            output, _ = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        raise PeerError(f"mqadmin {' '.join(arguments)} did not end within {timeout:.0f} s") from None
+    assert child.returncode is not None
+    return AdminOutput(child.returncode, output.decode(errors="replace"))
+
+
+class MqAdmin:
+    """mqadmin of one version in one JVM: it runs one command after the other, each as `mqadmin` does. A context
+    manager: the JVM runs inside of it. `home`: as for `mqadmin`."""
+
+    _END = b"\n==== end of mqadmin\n"
+
+    def __init__(self, version: str, nameserver: str, home: Path | None = None) -> None:
+        self._version = version
+        self._nameserver = nameserver
+        self._home = home
+        self._child: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._child = await _start_mqadmin(self._version, ["duemq.peer.MqAdmins"], self._home)
+        return self
+
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        self._child.stdin.close()  # after which it ends
+        if error is not None and self._child.returncode is None:
+            self._child.kill()
+        await self._child.wait()
+
+    async def run(self, *arguments: str, timeout: float = 60) -> str:
+        """Run a command and return its output. Raises PeerError if mqadmin ends instead, or takes longer, s."""
+        assert self._child is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        command = " ".join(arguments)
+        async with self._turn:
+            self._child.stdin.write("\t".join([*arguments, "-n", self._nameserver]).encode() + b"\n")
+            try:
+                async with asyncio.timeout(timeout):
+                    output = await self._child.stdout.readuntil(self._END)
+            except TimeoutError:
+                raise PeerError(f"mqadmin {command} did not end within {timeout:.0f} s") from None
+            except asyncio.IncompleteReadError as error:
+                raise PeerError(f"mqadmin ended at {command}:\n{error.partial.decode(errors='replace')}") from None
+        return output.removesuffix(self._END).decode(errors="replace")
 
 
 async def mqadmin_each(
     version: str, commands: Sequence[Sequence[str]], *, nameserver: str, timeout: float = 60, home: Path | None = None
 ) -> list[str]:
-    """Run several commands of mqadmin one after the other, as `mqadmin` does, but in one JVM; return their outputs."""
-    lines = "".join("\t".join([*command, "-n", nameserver]) + "\n" for command in commands)
-    output = await _run_mqadmin(version, ["duemq.peer.MqAdmins"], lines.encode(), timeout, home)
-    *outputs, rest = output.output.split("\n==== end of mqadmin\n")
-    if len(outputs) != len(commands):
-        raise PeerError(f"mqadmin ended after {len(outputs)} of {len(commands)} commands:\n{rest}")
-    return outputs
+    """Run several commands of mqadmin one after the other in one JVM; return their outputs."""
+    async with asyncio.timeout(timeout), MqAdmin(version, nameserver, home) as admin:
+        return [await admin.run(*command) for command in commands]
 
 
-async def _run_mqadmin(
-    version: str, arguments: list[str], text: bytes, timeout: float, home: Path | None
-) -> AdminOutput:
-    """Run a JVM with the classes of mqadmin. `arguments`: its main class and the arguments of that; `text`:
-    its standard input."""
+async def _start_mqadmin(version: str, arguments: list[str], home: Path | None) -> asyncio.subprocess.Process:
+    """Start a JVM with the classes of mqadmin. `arguments`: its main class and the arguments of that."""
     home = home or cache_directory() / "mqadmin"
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)
@@ -270,7 +317,7 @@ async def _run_mqadmin(
         fresh.replace(logging)
     program = install.java_program(version).require() / "program.jar"  # also for its log configurations: silent ones
     jars = install.apache(version).require() / "lib"
-    child = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         tools.find("java"),
         *SHORT_LIVED,
         *class_archive(version, "mqadmin"),
@@ -285,13 +332,5 @@ async def _run_mqadmin(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=os.environ | {"ROCKETMQ_HOME": str(home)},
+        limit=1 << 24,
     )
-    try:
-        async with asyncio.timeout(timeout):
-            output, _ = await child.communicate(text)
-    except TimeoutError:
-        child.kill()
-        await child.wait()
-        raise PeerError(f"mqadmin {' '.join(arguments[1:])} did not end within {timeout:.0f} s") from None
-    assert child.returncode is not None
-    return AdminOutput(child.returncode, output.decode(errors="replace"))
