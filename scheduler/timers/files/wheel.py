@@ -40,6 +40,8 @@ HOURS: Final = SLOTS // HOUR
 FILE_SIZE: Final = SLOTS * SLOT.itemsize
 _HOUR_BYTES: Final = HOUR * SLOT.itemsize
 _PAGE: Final = mmap.PAGESIZE
+_EMPTY_HOUR: Final = bytes(_HOUR_BYTES)
+_EMPTY_CRC: Final = crc32(_EMPTY_HOUR)
 
 
 class SlotPlan(NamedTuple):
@@ -153,14 +155,17 @@ class TimerWheel:
     def check(self, second: int, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Read the file to learn which hours have slots of a second or later. Return which hours differ from their
         `sums`: these are empty then, and the caller fills them."""
-        is_other = np.zeros(HOURS, bool)
+        self._crcs[:] = _EMPTY_CRC
+        self._is_used[:] = False
         for hour in range(HOURS):
-            slots = self._read(hour)
-            self._crcs[hour] = crc32(slots.view(np.uint8))
-            is_other[hour] = self._crcs[hour] != sums[hour]
-            seconds = slots["second"]
+            data = self._read_bytes(hour)
+            if data == _EMPTY_HOUR and second > 0:  # nearly all hours of most wheels: no need to look at each slot
+                continue
+            self._crcs[hour] = crc32(data)
+            seconds = np.frombuffer(data, SLOT)["second"]
             later = seconds >= second
             self._is_used[hour] = bool(later.any() and (seconds[later] % SLOTS // HOUR == hour).any())
+        is_other: NDArray[np.bool_] = self._crcs != sums
         for hour in np.flatnonzero(is_other).tolist():
             self._release(hour)
             self._is_resident[hour] = self._is_dirty[hour] = True
@@ -173,7 +178,7 @@ class TimerWheel:
             self._release(hour)
         self._is_resident[:] = True
         self._is_dirty[:] = self._is_used[:] = False
-        self._crcs[:] = crc32(bytes(_HOUR_BYTES))
+        self._crcs[:] = _EMPTY_CRC
 
     def begin_write(self) -> None:
         """Choose the hours to be written: all that have changed until now."""
@@ -224,8 +229,11 @@ class TimerWheel:
         return column.values[hour * HOUR : (hour + 1) * HOUR]
 
     def _read(self, hour: int) -> NDArray[Any]:
+        return np.frombuffer(self._read_bytes(hour), SLOT)
+
+    def _read_bytes(self, hour: int) -> bytes:
         assert self._file is not None
-        return np.frombuffer(self._file.read(hour * _HOUR_BYTES, _HOUR_BYTES), SLOT)
+        return self._file.read(hour * _HOUR_BYTES, _HOUR_BYTES)
 
     def _need(self, hours: Integers) -> None:
         """Read the hours that are not in memory. Raises OSError."""

@@ -25,6 +25,7 @@ from duemq.storage import files
 from duemq.storage.errors import StoreError
 from duemq.storage.files import OsFile, OsFiles
 from tests.support.broker import UnboundBroker
+from tests.support.copies import data_of
 from tests.support.loop import SteppedLoop
 from tests.unit.broker.start.test_start import FILE_SIZE, SENDS, Life
 
@@ -151,30 +152,16 @@ def found(root: Path, name: str) -> Path:
 
 
 def tree(root: Path) -> dict[str, Any]:
-    """Return everything in a directory; of files only the parts without holes, because of the wheel's size."""
+    """Return everything in a directory; of files only what lies between their holes, because of the wheel's size."""
     entries = {}
     for path in root.rglob("*"):
         mode = path.lstat().st_mode
         kind = stat.S_IFMT(mode)
         entries[str(path.relative_to(root))] = (
             kind,
-            os.readlink(path) if stat.S_ISLNK(mode) else list(parts(path)) if stat.S_ISREG(mode) else None,
+            os.readlink(path) if stat.S_ISLNK(mode) else data_of(path) if stat.S_ISREG(mode) else None,
         )
     return entries
-
-
-def parts(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        end, at = os.fstat(file.fileno()).st_size, 0
-        yield end, b""
-        while at < end:
-            try:
-                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError:
-                return
-            hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
-            yield at, os.pread(file.fileno(), hole - at, at)
-            at = hole
 
 
 async def started(life: Life) -> UnboundBroker | Exception:
