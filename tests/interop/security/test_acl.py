@@ -20,7 +20,7 @@ from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
 from tests.interop.support import Wire, need, not_on, numbered
-from tests.peers.apache import AdminOutput, mqadmin
+from tests.peers.apache import MqAdmin, mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
@@ -187,63 +187,56 @@ async def test_a_consumer_of_a_denied_topic_gets_nothing(java: JavaClient, secur
 # --- mqadmin
 
 
-class Tool:
-    """One version of mqadmin with the keys of an account in its conf/tools.yml."""
-
-    def __init__(self, version: str, secured: Broker, home: Path, account: tuple[str, str] | None) -> None:
-        self.version, self._broker, self._home = version, secured, home
-        (home / "conf").mkdir(parents=True, exist_ok=True)
-        if account is not None:
-            (home / "conf" / "tools.yml").write_text(f"accessKey: {account[0]}\nsecretKey: {account[1]}\n")
-
-    async def run(self, command: str, *arguments: str) -> AdminOutput:
-        return await mqadmin(self.version, command, *arguments, nameserver=self._broker.nameserver, home=self._home)
+def home_with_keys(home: Path, account: tuple[str, str] | None) -> Path:
+    """A home of mqadmin with the keys of an account."""
+    (home / "conf").mkdir(parents=True)
+    if account is not None:
+        (home / "conf" / "tools.yml").write_text(f"accessKey: {account[0]}\nsecretKey: {account[1]}\n")
+    return home
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
 async def test_mqadmin_with_and_without_keys(version: str, secured: Broker, tmp_path: Path) -> None:
-    tools = [Tool(version, secured, tmp_path / str(n), account) for n, account in enumerate((ADMIN, USER, None))]
-    texts = []
-    for command in (("updateTopic", "-t", unique("made")), ("brokerStatus",)):
-        # Three at once: with more, cold JVMs on a busy machine need longer than mqadmin waits for its answers.
-        outputs = await asyncio.gather(*(tool.run(command[0], "-b", secured.address, *command[1:]) for tool in tools))
-        texts += [each.output for each in outputs]
-    assert f"create topic to {secured.address} success" in texts[0]
-    assert "Need admin permission for request code=17, but accessKey=application is not" in texts[1]
-    assert "No accessKey is configured" in texts[2]
+    commands = [("updateTopic", "-b", secured.address, "-t", unique("made")), ("brokerStatus", "-b", secured.address)]
+    homes = [home_with_keys(tmp_path / str(n), account) for n, account in enumerate((ADMIN, USER, None))]
+    outputs = [mqadmin_each(version, commands, nameserver=secured.nameserver, home=home) for home in homes]
+    (made, status), (not_made, status_of_user), (without_keys, status_without_keys) = await asyncio.gather(*outputs)
+    assert f"create topic to {secured.address} success" in made
+    assert "Need admin permission for request code=17, but accessKey=application is not" in not_made
+    assert "No accessKey is configured" in without_keys
     if secured.kind == "duemq":  # Apache's 4.9.7 without a message in its store fails here, whoever asks
-        assert "bootTimestamp" in texts[3]
-        assert "bootTimestamp" in texts[4]
-    assert "No accessKey is configured" in texts[5]
+        assert "bootTimestamp" in status
+        assert "bootTimestamp" in status_of_user
+    assert "No accessKey is configured" in status_without_keys
 
 
 async def test_mqadmin_changes_the_accounts(secured: Broker, tmp_path: Path) -> None:
-    tool = Tool("4.9.7", secured, tmp_path, ADMIN)
     file = home_of(secured.kind, secured.store.parent) / "conf" / "plain_acl.yml"
     of_broker = ("-b", secured.address)
-    before = await tool.run("clusterAclConfigVersion", *of_broker)
-    assert "get broker's plain access config version success." in before.output
-    made = await tool.run(
-        "updateAclConfig", *of_broker, "-a", NEW[0], "-s", NEW[1], "-t", "topicA=PUB", "-i", "DENY", "-m", "false"
-    )
-    assert f"create or update plain access config to {secured.address} success." in made.output
-    async with Wire(secured) as wire:
+    async with (
+        MqAdmin("4.9.7", secured.nameserver, home_with_keys(tmp_path / "home", ADMIN)) as tool,
+        Wire(secured) as wire,
+    ):
+        before = await tool.run("clusterAclConfigVersion", *of_broker)
+        assert "get broker's plain access config version success." in before
+        made = await tool.run(
+            "updateAclConfig", *of_broker, "-a", NEW[0], "-s", NEW[1], "-t", "topicA=PUB", "-i", "DENY", "-m", "false"
+        )
+        assert f"create or update plain access config to {secured.address} success." in made
         assert (await wire.ask(signed(send("topicA"), NEW))).code == 0
         assert (await wire.ask(signed(send("topicB"), NEW))).code == 1
-        shown, version = await asyncio.gather(
-            tool.run("getAclConfig", *of_broker), tool.run("clusterAclConfigVersion", "-c", CLUSTER)
-        )
-        assert f"{NEW[0]}" in shown.output
-        assert "topicA=PUB" in shown.output
-        assert str(file) in version.output
+        shown = await tool.run("getAclConfig", *of_broker)
+        assert f"{NEW[0]}" in shown
+        assert "topicA=PUB" in shown
+        assert str(file) in await tool.run("clusterAclConfigVersion", "-c", CLUSTER)
         listed = await tool.run("updateGlobalWhiteAddr", *of_broker, "-g", "127.0.0.2,127.0.1.*", "-p", str(file))
-        assert f"update global white remote addresses to {secured.address} success." in listed.output
+        assert f"update global white remote addresses to {secured.address} success." in listed
         wrong = await tool.run("updateAclConfig", *of_broker, "-a", "short", "-s", NEW[1])
-        assert "length should longer than 6" in wrong.output
+        assert "length should longer than 6" in wrong
         gone = await tool.run("deleteAclConfig", *of_broker, "-a", NEW[0])
-        assert "delete plain access config account from" in gone.output
+        assert "delete plain access config account from" in gone
         again = await tool.run("deleteAclConfig", *of_broker, "-a", NEW[0])
-        assert f"The accesskey[{NEW[0]}] corresponding to accessConfig has been deleted failed." in again.output
+        assert f"The accesskey[{NEW[0]}] corresponding to accessConfig has been deleted failed." in again
         assert (await wire.ask(signed(send("topicA"), NEW))).remark is not None
     text = file.read_text()
     assert "- 127.0.0.2\n- 127.0.1.*\n" in text

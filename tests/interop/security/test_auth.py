@@ -19,7 +19,7 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import headers
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
-from tests.interop.security.test_acl import home_of
+from tests.interop.security.test_acl import home_of, home_with_keys
 from tests.interop.support import Wire, eventually, not_on, numbered
 from tests.peers.apache import mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
@@ -130,13 +130,6 @@ async def test_duemqs_client(secured: Broker) -> None:
 
 
 # --- mqadmin
-
-
-def home_with_keys(home: Path, account: tuple[str, str]) -> Path:
-    """A home of mqadmin with the keys of an account."""
-    (home / "conf").mkdir(parents=True)
-    (home / "conf" / "tools.yml").write_text(f"accessKey: {account[0]}\nsecretKey: {account[1]}\n")
-    return home
 
 
 async def test_mqadmin(secured: Broker, tmp_path: Path) -> None:
