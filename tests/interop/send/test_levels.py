@@ -13,7 +13,7 @@ import pytest
 
 from tests.interop.environment import LEVEL_MS, BrokerFactory
 from tests.interop.support import eventually, not_on, waiting_record
-from tests.peers.apache import mqadmin
+from tests.peers.apache import mqadmin_each
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
@@ -49,13 +49,6 @@ async def _stored_so_far(broker: Broker, java: JavaClient, topic: str, count: in
     await eventually(stored, lambda found: found >= count, timeout=60)
 
 
-async def _set(version: str, broker: Broker, name: str, value: str) -> None:
-    """Change a setting with mqadmin."""
-    command = ("updateBrokerConfig", "-b", broker.address, "-k", name, "-v", value)
-    output = (await mqadmin(version, *command, nameserver=broker.nameserver)).output
-    assert "update broker config success" in output, output
-
-
 @pytest.mark.parametrize("path", ["sync", "async"])
 async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_change(
     brokers: BrokerFactory, target: str, java: JavaClient, path: str
@@ -70,20 +63,19 @@ async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_ch
     await broker.start()
     topic = await _topic(broker, java)
     other = str(not is_async).lower()
+    admin = java.admin(broker.nameserver)
     sent: list[bytes] = []
     async with await java.producer(broker.nameserver) as producer:
-        switch = asyncio.create_task(_set("4.9.7", broker, "enableScheduleAsyncDeliver", other))
-        rest = 3
-        while rest:
+        for number in range(5):
             bodies = [f"{len(sent) + n}".encode() for n in range(90)]
             messages = [Outgoing(body, level=1 + n % 3) for n, body in enumerate(bodies)]
             await producer.send(topic, messages, "async")
             sent += bodies
             # Some of these are delivered while others wait, when the next ones arrive and when the path changes.
             await _stored_so_far(broker, java, topic, len(sent) - 60)
-            rest -= switch.done()
-        await switch
-    config = await java.admin(broker.nameserver).broker_config(broker.address)
+            if number == 1:
+                await admin.update_broker_config(broker.address, enableScheduleAsyncDeliver=other)
+    config = await admin.broker_config(broker.address)
     assert config["enableScheduleAsyncDeliver"] == other
     await _stored_so_far(broker, java, topic, len(sent))
     stored = await _stored(broker, java, topic)
@@ -104,11 +96,12 @@ async def test_levels_change_while_messages_wait(brokers: BrokerFactory, target:
     await broker.start()
     topic = await _topic(broker, java)
     promised = {b"old": 10_000, b"shortened": 3000, b"added": 2000, b"shortened again": 1000, b"longer": 4000}
+    admin = java.admin(broker.nameserver)
     async with await java.producer(broker.nameserver) as producer:
         await producer.send(topic, [Outgoing(b"old", level=2)])
-        await _set("4.9.7", broker, "messageDelayLevel", "1s 3s 2s")
+        await admin.update_broker_config(broker.address, messageDelayLevel="1s 3s 2s")
         await producer.send(topic, [Outgoing(b"shortened", level=2), Outgoing(b"added", level=3)])
-        await _set("5.3.3", broker, "messageDelayLevel", "1s 1s 4s")
+        await admin.update_broker_config(broker.address, messageDelayLevel="1s 1s 4s")
         await producer.send(topic, [Outgoing(b"shortened again", level=2), Outgoing(b"longer", level=3)])
     await _stored_so_far(broker, java, topic, len(promised))
     found = {message.body: message for queue in await _stored(broker, java, topic) for message in queue}
@@ -133,7 +126,7 @@ async def test_rocketmq_does_not_deliver_again_what_overtook_others(
     slow, fast = ([f"{what} {number}".encode() for number in range(20)] for what in ("slow", "fast"))
     async with await java.producer(writer.nameserver) as producer:
         await producer.send(topic, [Outgoing(body, level=2) for body in slow])
-        await _set("4.9.7", writer, "messageDelayLevel", "1s 1s")
+        await java.admin(writer.nameserver).update_broker_config(writer.address, messageDelayLevel="1s 1s")
         await producer.send(topic, [Outgoing(body, level=2) for body in fast])
     await _stored_so_far(writer, java, topic, len(fast))
     await writer.stop()
@@ -152,12 +145,13 @@ async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: 
         not_on(target, kind, "there is no such attribute")
     topic, other = unique("topic"), unique("topic")
     command = ("updateTopic", "-b", broker.address, "-r", f"{QUEUES}", "-w", f"{QUEUES}")
-    made, refused = await asyncio.gather(
-        mqadmin("5.3.3", *command, "-t", topic, "-a", "+delay.levels=3s 1s", nameserver=broker.nameserver),
-        mqadmin("5.3.3", *command, "-t", other, "-a", "+delay.levels=7m 1s", nameserver=broker.nameserver),
-    )
-    assert f"create topic to {broker.address} success." in made.output, made.output
-    assert "delay.levels=7m 1s: messageDelayLevel has no level of 420 s" in refused.output
+    commands = [
+        [*command, "-t", topic, "-a", "+delay.levels=3s 1s"],
+        [*command, "-t", other, "-a", "+delay.levels=7m 1s"],
+    ]
+    made, refused = await mqadmin_each("5.3.3", commands, nameserver=broker.nameserver)
+    assert f"create topic to {broker.address} success." in made, made
+    assert "delay.levels=7m 1s: messageDelayLevel has no level of 420 s" in refused
     # The broker's own first two levels are 1 s and 2 s; a level beyond the topic's table means the table's highest.
     assert LEVEL_MS[:2] == (1000, 2000)
     promised = {b"1": 3000, b"2": 1000, b"9": 1000}
