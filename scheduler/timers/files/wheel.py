@@ -139,8 +139,12 @@ class TimerWheel:
             if self._is_resident[hour]:  # the file may lack changes by `take_back`
                 seconds, last = self._part(self._second, hour), self._part(self._last, hour)
             else:
-                slots = self._read(hour)
-                self._crcs[hour] = crc32(slots.tobytes())
+                data = self._read_bytes(hour)
+                if data == _EMPTY_HOUR and second > 0:
+                    self._crcs[hour], self._is_used[hour] = _EMPTY_CRC, False
+                    continue
+                self._crcs[hour] = crc32(data)
+                slots = np.frombuffer(data, SLOT)
                 seconds, last = slots["second"], slots["last"]
             used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
             self._is_used[hour] = bool(used.any())
