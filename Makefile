@@ -158,7 +158,7 @@ dist: $(VENV)/.dev ## Build a wheel and a source distribution of HEAD, with sign
 	@set -o pipefail; work=$$(mktemp -d) && trap "rm -rf $$work" EXIT && mkdir $$work/tree && \
 	{ git -c core.autocrlf=false archive HEAD | tar -x -C $$work/tree || \
 		{ echo 'make dist builds a commit: run it in a clone of the repository' >&2; exit 1; }; } && \
-	{ $(BIN)/python -m build --outdir $(DIST) $$work/tree > $$work/log 2>&1 || { cat $$work/log; exit 1; }; } && \
+	{ $(BIN)/python -m build $(BUILD_OPTIONS) --outdir $(DIST) $$work/tree > $$work/log 2>&1 || { cat $$work/log; exit 1; }; } && \
 	version=$$(sed -n 's/^version = "\(.*\)"/\1/p' $$work/tree/pyproject.toml) && \
 	{ cat $$work/tree/$(LOCK) && echo "duemq==$$version \\" && $(BIN)/pip hash $(DIST)/* \
 		| sed -n 's/^--hash/    &/p' | sed '$$!s/$$/ \\/'; } > $$work/requirements.txt && \

@@ -14,7 +14,7 @@ from tests.support.access import ADMIN, USER, write_accounts
 async def test_a_sender_changes_his_own_messages_by_handle(tmp_path: Path) -> None:
     """The account `application` may send to topicB, and nothing else."""
     write_accounts(tmp_path)
-    broker = DuemqBroker(tmp_path / "broker", {"aclEnable": "true", "rocketmqHome": str(tmp_path)})
+    broker = DuemqBroker(tmp_path / "broker", {"aclEnable": "true", "rocketmqHome": str(tmp_path)}, is_warm=True)
     await broker.start()
     async with (
         Producer(broker.nameserver, access_key=ADMIN[0], secret_key=ADMIN[1]) as admin,

@@ -75,7 +75,7 @@ async def test_the_commands(duemq_broker: TestBroker) -> None:
 
 
 async def test_each_delivery_comes_once_over_kills(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path / "broker")
+    broker = DuemqBroker(tmp_path / "broker", is_warm=True)
     await broker.start()
     chance = random.Random(7)
     first: dict[str, int] = {}

@@ -12,7 +12,7 @@ from tests.peers.duemq_broker import DuemqBroker
 
 
 async def test_our_consumer_goes_back_when_an_administrator_says_so(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path)
+    broker = DuemqBroker(tmp_path, is_warm=True)
     await broker.start()
     consumer = Consumer("g", nameserver=broker.nameserver, from_="first")
     consumer.subscribe("demo")

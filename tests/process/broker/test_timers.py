@@ -16,7 +16,7 @@ TOPIC = "reminders"
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[DuemqBroker]:
-    broker = DuemqBroker(tmp_path, {"testClock": "true"})
+    broker = DuemqBroker(tmp_path, {"testClock": "true"}, is_warm=True)
     await broker.start()
     yield broker
     await broker.stop()

@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 async def broker(tmp_path: Path) -> AsyncIterator[DuemqBroker]:
     # Without timers, which would allow any delay.
     properties = {"testClock": "true", "messageDelayLevel": "1s 1h 2h 3h", "timerWheelEnable": "false"}
-    broker = DuemqBroker(tmp_path, properties)
+    broker = DuemqBroker(tmp_path, properties, is_warm=True)
     await broker.start()
     yield broker
     await broker.stop()

@@ -70,7 +70,7 @@ async def test_the_commands_of_the_documentation(tmp_path: Path, monkeypatch: py
         "authorizationEnabled": "true",
         "initAuthenticationUser": prepared.init_user,
     }
-    broker = DuemqBroker(tmp_path / "broker", properties)
+    broker = DuemqBroker(tmp_path / "broker", properties, is_warm=True)
     await broker.start()
     try:
         for arguments in others:
@@ -95,7 +95,7 @@ async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Duem
         "authorizationEnabled": "true",
         "initAuthenticationUser": prepared.init_user,
     }
-    made = DuemqBroker(directory, properties)
+    made = DuemqBroker(directory, properties, is_warm=True)
     await made.start()
     yield made
     await made.kill()
@@ -187,7 +187,7 @@ async def test_a_broker_registers_at_another_with_the_keys_of_a_user(broker: Due
     keys = read_keys(keys_file.read_text())
     inner = json.dumps({"accessKey": keys.access_key, "secretKey": keys.secret_key})
     properties = {"brokerName": "broker-b", "innerClientAuthenticationCredentials": inner}
-    other = DuemqBroker(tmp_path, properties, nameserver=broker.nameserver)
+    other = DuemqBroker(tmp_path, properties, nameserver=broker.nameserver, is_warm=True)
     await other.start()
     try:
         async with asyncio.timeout(20):

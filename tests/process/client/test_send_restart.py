@@ -15,7 +15,7 @@ KILLED_AT = (1500, 3500)
 
 async def test_many_messages_over_kills(tmp_path: Path) -> None:
     """Half of the messages are bound to a queue, and keep their order there although batches are sent again."""
-    broker = DuemqBroker(tmp_path / "broker")
+    broker = DuemqBroker(tmp_path / "broker", is_warm=True)
     await broker.start()
 
     async def source() -> AsyncIterator[Message]:

@@ -22,7 +22,7 @@ TWO_HOURS = 18
 
 
 async def test_two_hours_take_no_time(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path, {"testClock": "true"})
+    broker = DuemqBroker(tmp_path, {"testClock": "true"}, is_warm=True)
     await broker.start()
     clock = TestClock(broker.nameserver)
     consumer = Consumer("g", nameserver=broker.nameserver)
@@ -54,7 +54,7 @@ async def test_two_hours_take_no_time(tmp_path: Path) -> None:
 async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
     """The broker counts a delay by its own clock, here three hours ahead of the sender's. An earlier client sent the
     time by its own clock, which had already passed at the broker."""
-    broker = DuemqBroker(tmp_path, {"testClock": "true"})
+    broker = DuemqBroker(tmp_path, {"testClock": "true"}, is_warm=True)
     await broker.start()
     clock = TestClock(broker.nameserver)
     consumer = Consumer("g", nameserver=broker.nameserver)
@@ -102,7 +102,7 @@ async def test_a_delay_counts_by_the_brokers_clock(tmp_path: Path) -> None:
 async def test_a_sender_whose_clock_is_wrong_keeps_its_delays(tmp_path: Path, skew_ms: int) -> None:
     """A message is delivered after its full delay although its sender's clock is 10 s slow or fast. With an earlier
     client the delays of a slow sender were 10 s short."""
-    broker = DuemqBroker(tmp_path)
+    broker = DuemqBroker(tmp_path, is_warm=True)
     await broker.start()
     consumer = Consumer("g", nameserver=broker.nameserver, from_="first")
     consumer.subscribe(TOPIC)
@@ -123,7 +123,7 @@ async def test_a_sender_whose_clock_is_wrong_keeps_its_delays(tmp_path: Path, sk
 
 
 async def test_the_command_moves_a_broker_for_tests_only(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path)
+    broker = DuemqBroker(tmp_path, is_warm=True)
     await broker.start()
     done = subprocess.run(
         [DUEMQ, "clock", "advance", "2h", "--nameserver", broker.nameserver],

@@ -7,20 +7,16 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
-import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.process.install.environments import ENVIRONMENT, environment, run_pip
+
 ROOT = Path(__file__).parents[3]
 PARTS = ("broker", "protocol", "scheduler", "spark_jobs", "storage")
-ENVIRONMENT = {
-    name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-}  # it may lead to the source tree
 APPLICATION = """
 import sys
 
@@ -89,24 +85,27 @@ json.dump(said, sys.stdout)
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that pip builds from the source tree."""
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(ROOT)]
-    subprocess.run(command, check=True, env=ENVIRONMENT)
+def built(builder: Path, source: Path, directory: Path) -> Path:
+    """Have pip build a wheel in a directory, with no other packages than the backend; return its path."""
+    options = ["--no-build-isolation", "--no-deps", "--wheel-dir", str(directory)]
+    done = run_pip(builder, "wheel", *options, source)
+    assert done.returncode == 0, done.stderr
     (made,) = directory.iterdir()
     return made
 
 
 @pytest.fixture(scope="module")
+def wheel(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that pip builds from the source tree."""
+    return built(builder, ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with duemq and a client's dependencies."""
-    directory = tmp_path_factory.mktemp("environment")
-    venv.create(directory, with_pip=True)
-    python = directory / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)]
-    subprocess.run(command, check=True, env=ENVIRONMENT)
+    python = environment(tmp_path_factory.mktemp("environment"))
+    done = run_pip(python, "install", wheel)
+    assert done.returncode == 0, done.stderr
     return python
 
 
@@ -120,44 +119,23 @@ def test_a_wheel_owns_one_name(wheel: Path) -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, env=ENVIRONMENT)
+def test_a_source_distribution_builds_the_same_wheel(wheel: Path, builder: Path, tmp_path: Path) -> None:
+    # pip builds no source distributions: the backend is called as each program that builds calls it.
+    call = f"import hatchling.build; hatchling.build.build_sdist({str(tmp_path)!r})"
+    subprocess.run([builder, "-c", call], cwd=ROOT, check=True, capture_output=True, env=ENVIRONMENT)
     (source,) = tmp_path.iterdir()
     with tarfile.open(source) as archive:
         names = {name.split("/")[1] for name in archive.getnames()}
     assert {"duemq", "tests", "docs", "hatch_build.py"} <= names
     assert not names & {*PARTS, ".editable", ".venv", "data"}
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path / "wheel")]
-    subprocess.run([*command, str(source)], check=True, env=ENVIRONMENT)
-    (made,) = (tmp_path / "wheel").iterdir()
+    made = built(builder, source, tmp_path / "wheel")
     with zipfile.ZipFile(made) as one, zipfile.ZipFile(wheel) as other:
         assert sorted(one.namelist()) == sorted(other.namelist())
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with nothing but the project's build backend."""
-    directory = tmp_path_factory.mktemp("builder")
-    venv.create(directory, with_pip=True)
-    python = directory / "bin" / "python"
-    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements, "editables"]
-    subprocess.run(command, check=True, env=ENVIRONMENT)
-    return python
-
-
-def install(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Install the project from a source tree by an environment's pip, with its backend and without dependencies."""
-    options = ["--disable-pip-version-check", "--no-build-isolation", "--no-deps", *arguments]
-    return subprocess.run(
-        [python, "-m", "pip", "install", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=ENVIRONMENT,
-        timeout=120,
-    )
+def install(builder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Install the project from a source tree with the backend and without dependencies."""
+    return run_pip(builder, "install", "--no-build-isolation", "--no-deps", *arguments)
 
 
 @pytest.mark.parametrize("editable", [(), ("--editable",)])

@@ -17,8 +17,10 @@ ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MAKEFLAGS", "MFLAGS"}}
 
 
-def run(*command: str, directory: Path = ROOT, text: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, cwd=directory, input=text, capture_output=True, env=ENVIRONMENT, check=False)
+def run(
+    *command: str, directory: Path = ROOT, more: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, cwd=directory, capture_output=True, env=ENVIRONMENT | (more or {}), check=False)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,9 @@ def test_files_that_were_changed_are_found(release: Path, tmp_path: Path, suffix
         assert b"DO NOT MATCH THE HASHES" in install(copy, text)
 
 
-def test_two_builds_of_a_commit_are_equal_whatever_else_lies_in_the_tree(release: Path, tmp_path: Path) -> None:
+def test_two_builds_of_a_commit_are_equal_whatever_else_lies_in_the_tree(
+    release: Path, builder: Path, tmp_path: Path
+) -> None:
     """Files that git ignores or does not know, and changes that are not committed, are in no release."""
     tree = tmp_path / "tree"
     assert run("git", "clone", "--quiet", "--shared", str(ROOT), str(tree)).returncode == 0
@@ -119,9 +123,11 @@ def test_two_builds_of_a_commit_are_equal_whatever_else_lies_in_the_tree(release
     for name in ("pyproject.toml", "broker/main.py", "requirements/broker.txt", "README.md"):
         with (tree / name).open("a") as file:
             file.write("# not committed\n")
-    # The environment is that of another tree: nothing is installed into it.
-    options = ["-o", ".venv/.dev", f"DIST={tmp_path / 'dist'}"]
-    made = run("make", "-s", *options, "dist", directory=tree)
+    # The environment is that of another tree: nothing is installed into it. The build backend is at hand, and is not
+    # installed twice more, as for the first build.
+    (packages,) = builder.parents[1].glob("lib/python*/site-packages")
+    options = ["-o", ".venv/.dev", f"DIST={tmp_path / 'dist'}", "BUILD_OPTIONS=--no-isolation"]
+    made = run("make", "-s", *options, "dist", directory=tree, more={"PYTHONPATH": str(packages)})
     assert made.returncode == 0, made.stderr.decode()
     assert b"changes that are not committed are not built" in made.stderr
     assert (tmp_path / "dist" / "SHA256SUMS").read_bytes() == (release / "SHA256SUMS").read_bytes()

@@ -59,7 +59,7 @@ async def run(nameserver: str, arguments: list[str]) -> str:
 
 async def test_the_first_minute(tmp_path: Path) -> None:
     text = chapter("Send a delayed message")
-    broker = DuemqBroker(tmp_path / "broker")
+    broker = DuemqBroker(tmp_path / "broker", is_warm=True)
     await broker.start()
     receive, send = commands(text)
     # It says on standard error that the topic does not exist yet.
@@ -98,7 +98,7 @@ async def test_the_first_minute(tmp_path: Path) -> None:
 
 
 async def test_list_reschedule_and_cancel(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path / "broker")
+    broker = DuemqBroker(tmp_path / "broker", is_warm=True)
     await broker.start()
     text = chapter("List, cancel and reschedule waiting messages")
     show, reschedule, cancel = commands(text)
@@ -121,7 +121,7 @@ async def test_list_reschedule_and_cancel(tmp_path: Path) -> None:
 
 
 async def test_messages_that_recur(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path / "broker")
+    broker = DuemqBroker(tmp_path / "broker", is_warm=True)
     await broker.start()
     add, show = commands(chapter("Messages that recur"))
     assert "sent " in await run(broker.nameserver, add)
@@ -130,7 +130,7 @@ async def test_messages_that_recur(tmp_path: Path) -> None:
 
 
 async def test_repair_a_store(tmp_path: Path) -> None:
-    broker = DuemqBroker(tmp_path / "broker", store=tmp_path / "data")
+    broker = DuemqBroker(tmp_path / "broker", store=tmp_path / "data", is_warm=True)
     await broker.start()
     async with Producer(broker.nameserver) as producer:
         await producer.send("reminders", b"call back", delay="30m")
@@ -157,7 +157,7 @@ async def test_the_clock(tmp_path: Path) -> None:
     text = chapter("Move the clock in tests")
     (serve,) = commands(text)
     assert serve[-2:] == ["--set", "testClock=true"]
-    broker = DuemqBroker(tmp_path / "broker", options=("--set", "testClock=true"))
+    broker = DuemqBroker(tmp_path / "broker", options=("--set", "testClock=true"), is_warm=True)
     await broker.start()
     consumer = Consumer("readers", nameserver=broker.nameserver)
     consumer.subscribe("reminders")

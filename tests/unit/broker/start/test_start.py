@@ -31,22 +31,28 @@ from duemq.storage.durability.recovery import Recovery
 from duemq.storage.errors import StoreError
 from duemq.storage.files import OsFile
 from tests.support.broker import SEGMENT, UnboundBroker, config
+from tests.support.copies import copy_tree, data_of
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, send
 
 START_MS = 1_700_000_000_000
 SENDS = 30
+WRITTEN_MS = 2000
+"""How long a life has lasted when its store is written."""
 
 
 class Life:
     """A store and its brokers, one after the other."""
 
-    def __init__(self, root: Path, loop: SteppedLoop, settings: Sequence[str] = (), size: int = 0) -> None:
-        """`size`: minimum size of the bodies."""
+    def __init__(
+        self, root: Path, loop: SteppedLoop, settings: Sequence[str] = (), size: int = 0, written: Path | None = None
+    ) -> None:
+        """`size`: minimum size of the bodies. `written`: a directory with stores of other lives with these settings."""
         self.root = root
         self.loop = loop
         self._settings = settings
         self._size = size
+        self._written = written
         self.clock = ManualClock(START_MS)
 
     async def start(self) -> UnboundBroker:
@@ -65,7 +71,18 @@ class Life:
         await turns(20)
 
     async def write(self, *, cleanly: bool) -> None:
-        """Schedule messages, have half of them delivered, and end."""
+        """Schedule messages, have half of them delivered, and end. The first life does, the others copy its store."""
+        kept = self._written / f"{cleanly} {self._size}" if self._written is not None else None
+        if kept is not None and kept.exists():
+            copy_tree(kept, self.root)
+            self.clock.advance(WRITTEN_MS)
+            return
+        await self._write(cleanly)
+        assert self.clock.now_ms() == START_MS + WRITTEN_MS
+        if kept is not None:
+            copy_tree(self.root, kept)
+
+    async def _write(self, cleanly: bool) -> None:
         broker = await self.start()
         peer = broker.connect()
         for number in range(SENDS):
@@ -103,11 +120,17 @@ class Life:
             found += [message.body for message in record.decode_all(bytes(answer.body))]
             offset = int(answer.ext["nextBeginOffset"])
 
-    def tree(self) -> dict[str, bytes]:
+    def tree(self) -> dict[str, tuple[int, dict[int, bytes]] | None]:
+        """The data of all files, None for directories."""
         return {
-            str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else b"a directory"
+            str(path.relative_to(self.root)): data_of(path) if path.is_file() else None
             for path in sorted(self.root.rglob("*"))
         }
+
+    def put_back(self, whole: Path) -> None:
+        """Replace the store by a copy."""
+        shutil.rmtree(self.root)
+        copy_tree(whole, self.root)
 
     async def refused(self) -> str:
         """Make a start that fails; return its sentence."""
@@ -131,9 +154,14 @@ class Life:
         return (b"%d" % number).ljust(self._size, b"x")
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("written")
+
+
 @pytest.fixture
-async def life(tmp_path: Path, loop: SteppedLoop) -> Life:
-    return Life(tmp_path / "store", loop)
+async def life(tmp_path: Path, loop: SteppedLoop, written: Path) -> Life:
+    return Life(tmp_path / "store", loop, written=written)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -179,19 +207,15 @@ DAMAGES = [
     ],
 )
 async def test_what_cannot_be_read_stops_the_start_and_nothing_is_changed(
-    life: Life, damage: Callable[[Path], None], cleanly: bool
+    life: Life, tmp_path: Path, damage: Callable[[Path], None], cleanly: bool
 ) -> None:
     await life.write(cleanly=cleanly)
-    whole = life.tree()
+    whole = copy_tree(life.root, tmp_path / "whole")
     damage(life.root)
     found = life.tree()
     assert str(life.root) in await life.refused()
     assert life.tree() == found
-    for name in found.keys() - whole.keys():
-        (life.root / name).unlink()
-    for name, content in whole.items():
-        if content != b"a directory":
-            (life.root / name).write_bytes(content)
+    life.put_back(whole)
     await life.each_once()
 
 
@@ -347,12 +371,12 @@ FILE_SIZE = 131_072
     ids=str,
 )
 async def test_commitlog_files_that_are_missing_and_needed_are_told(
-    tmp_path: Path, loop: SteppedLoop, gone: slice, cleanly: bool
+    tmp_path: Path, loop: SteppedLoop, written: Path, gone: slice, cleanly: bool
 ) -> None:
     settings = [f"mappedFileSizeCommitLog={FILE_SIZE}", "maxMessageSize=16384"]
-    life = Life(tmp_path / "store", loop, settings, size=9000)
+    life = Life(tmp_path / "store", loop, settings, size=9000, written=written)
     await life.write(cleanly=cleanly)
-    whole = life.tree()
+    whole = copy_tree(life.root, tmp_path / "whole")
     for path in sorted((life.root / "commitlog").iterdir())[gone]:
         path.unlink()
     found = life.tree()
@@ -366,8 +390,7 @@ async def test_commitlog_files_that_are_missing_and_needed_are_told(
     assert str(life.root / "commitlog") in told
     assert "missing" in told
     assert life.tree() == found
-    for name in whole.keys() - found.keys():
-        (life.root / name).write_bytes(whole[name])
+    life.put_back(whole)
     await life.each_once()
 
 

@@ -11,7 +11,6 @@ import asyncio
 import os
 import shutil
 import stat
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,7 @@ from duemq.storage import files
 from duemq.storage.errors import StoreError
 from duemq.storage.files import OsFile, OsFiles
 from tests.support.broker import UnboundBroker
-from tests.support.copies import data_of
+from tests.support.copies import copy_tree, data_of
 from tests.support.loop import SteppedLoop
 from tests.unit.broker.start.test_start import FILE_SIZE, SENDS, Life
 
@@ -51,7 +50,7 @@ async def life(tmp_path: Path, loop: SteppedLoop, written: Path, monkeypatch: py
 
 def copy(written: Path, life: Life) -> None:
     shutil.rmtree(life.root, ignore_errors=True)
-    subprocess.run(["cp", "--archive", "--sparse=always", str(written), str(life.root)], check=True)
+    copy_tree(written, life.root)
 
 
 # --- wrong entries
