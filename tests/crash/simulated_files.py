@@ -15,12 +15,10 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
-
-import numpy as np
 
 from duemq.storage.errors import NotDurable, StoreFormatError, StoreLocked
 from duemq.storage.files import Ranges
@@ -33,51 +31,88 @@ file or a directory; creating or renaming a file or a directory; removing one.""
 
 
 _LARGE = 1 << 20
+_PART = 115_200
+_ZEROS = bytes(_PART)
 
 
 class _Lazy:
-    """A large file's content, with the interface of a bytearray: untouched zeros take no time and no memory."""
+    """A large file's content, with the interface of a bytearray. It is kept in parts, without those that are all zeros.
+    A part is as large as an hour of the timer wheel, which is written and read as a whole: such a part is the written
+    object itself, and no copy of it."""
 
     def __init__(self, size: int) -> None:
-        self._array = np.zeros(size, np.uint8)
-        self._written = 0  # all bytes from here on are zeros
+        self._size = size
+        self._parts: dict[int, bytes | bytearray] = {}
 
     def __len__(self) -> int:
-        return len(self._array)
+        return self._size
 
     def __getitem__(self, at: Any) -> Any:
-        return self._array[at].tobytes() if isinstance(at, slice) else int(self._array[at])
+        if not isinstance(at, slice):
+            number, place = divmod(range(self._size)[at], _PART)
+            return self._part(number)[place]
+        start, stop, step = at.indices(self._size)
+        if step != 1:
+            return bytes(self)[at]
+        found = [self._part(number)[begin:end] for number, begin, end, _ in _pieces(start, stop)]
+        return bytes(found[0]) if len(found) == 1 else b"".join(found)
 
     def __setitem__(self, at: Any, value: Any) -> None:
         if not isinstance(at, slice):
-            self._array[at] = value
-            self._written = max(self._written, at % len(self) + 1)
+            number, place = divmod(range(self._size)[at], _PART)
+            self._changed(number)[place] = value
             return
-        start, stop, _ = at.indices(len(self))
-        if len(value) == max(0, stop - start):
-            self._array[at] = np.frombuffer(bytes(value), np.uint8)
-            self._written = max(self._written, stop)
-        else:
-            self._array = np.concatenate(
-                (self._array[:start], np.frombuffer(bytes(value), np.uint8), self._array[stop:])
-            )
-            self._written = len(self)
+        start, stop, _ = at.indices(self._size)
+        if len(value) != max(0, stop - start):
+            value = b"".join((self[:start], value, self[stop:]))
+            start, stop = 0, len(value)
+            self._size = stop
+            self._parts.clear()
+        data = bytes(value)
+        for number, begin, end, place in _pieces(start, stop):
+            piece = data[place : place + end - begin]
+            if piece == _ZEROS:
+                self._parts.pop(number, None)
+            elif len(piece) == _PART:
+                self._parts[number] = piece
+            else:
+                self._changed(number)[begin:end] = piece
 
     def __delitem__(self, at: slice) -> None:
         self[at] = b""
 
     def __bytes__(self) -> bytes:
-        return self._array.tobytes()
+        return b"".join(self._part(number)[begin:end] for number, begin, end, _ in _pieces(0, self._size))
 
     def extend(self, data: bytes) -> None:
-        self[len(self) :] = data
+        self[self._size :] = data
 
     def rstrip(self, zeros: bytes) -> bytes:
         assert zeros == b"\0"
-        end = self._written
-        while end and not self._array[max(0, end - _LARGE) : end].any():
-            end = max(0, end - _LARGE)
-        return self._array[:end].tobytes().rstrip(zeros)
+        used = [number for number, part in self._parts.items() if part.strip(zeros)]
+        last = max(used, default=-1)
+        return b"".join((*map(self._part, range(last)), self._part(last).rstrip(zeros)))
+
+    def _part(self, number: int) -> bytes | bytearray:
+        return self._parts.get(number, _ZEROS)
+
+    def _changed(self, number: int) -> bytearray:
+        """Return a part, to be changed."""
+        part = self._part(number)
+        if not isinstance(part, bytearray):
+            part = self._parts[number] = bytearray(part)
+        return part
+
+
+def _pieces(start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield for each part of a range the number of the part, where the range begins and ends in it, and where that
+    begin lies in the range."""
+    at = start
+    while at < stop:
+        number, begin = divmod(at, _PART)
+        end = min(_PART, begin + stop - at)
+        yield number, begin, end, at - start
+        at += end - begin
 
 
 class Node:

@@ -39,6 +39,8 @@ HOUR: Final = 3600
 HOURS: Final = SLOTS // HOUR
 FILE_SIZE: Final = SLOTS * SLOT.itemsize
 _HOUR_BYTES: Final = HOUR * SLOT.itemsize
+_EMPTY_HOUR: Final = bytes(_HOUR_BYTES)
+_EMPTY_CRC: Final = crc32(_EMPTY_HOUR)
 _PAGE: Final = mmap.PAGESIZE
 
 
@@ -137,8 +139,12 @@ class TimerWheel:
             if self._is_resident[hour]:  # the file may lack changes by `take_back`
                 seconds, last = self._part(self._second, hour), self._part(self._last, hour)
             else:
-                slots = self._read(hour)
-                self._crcs[hour] = crc32(slots.tobytes())
+                data = self._bytes(hour)
+                if data == _EMPTY_HOUR:
+                    self._crcs[hour], self._is_used[hour] = _EMPTY_CRC, False
+                    continue
+                self._crcs[hour] = crc32(data)
+                slots = np.frombuffer(data, SLOT)
                 seconds, last = slots["second"], slots["last"]
             used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
             self._is_used[hour] = bool(used.any())
@@ -155,10 +161,14 @@ class TimerWheel:
         `sums`: these are empty then, and the caller fills them."""
         is_other = np.zeros(HOURS, bool)
         for hour in range(HOURS):
-            slots = self._read(hour)
-            self._crcs[hour] = crc32(slots.view(np.uint8))
+            data = self._bytes(hour)
+            if data == _EMPTY_HOUR:  # so are nearly all, and comparing takes a fraction of a checksum's time
+                self._crcs[hour], self._is_used[hour] = _EMPTY_CRC, False
+                is_other[hour] = sums[hour] != _EMPTY_CRC
+                continue
+            self._crcs[hour] = crc32(data)
             is_other[hour] = self._crcs[hour] != sums[hour]
-            seconds = slots["second"]
+            seconds = np.frombuffer(data, SLOT)["second"]
             later = seconds >= second
             self._is_used[hour] = bool(later.any() and (seconds[later] % SLOTS // HOUR == hour).any())
         for hour in np.flatnonzero(is_other).tolist():
@@ -173,7 +183,7 @@ class TimerWheel:
             self._release(hour)
         self._is_resident[:] = True
         self._is_dirty[:] = self._is_used[:] = False
-        self._crcs[:] = crc32(bytes(_HOUR_BYTES))
+        self._crcs[:] = _EMPTY_CRC
 
     def begin_write(self) -> None:
         """Choose the hours to be written: all that have changed until now."""
@@ -224,8 +234,11 @@ class TimerWheel:
         return column.values[hour * HOUR : (hour + 1) * HOUR]
 
     def _read(self, hour: int) -> NDArray[Any]:
+        return np.frombuffer(self._bytes(hour), SLOT)
+
+    def _bytes(self, hour: int) -> bytes:
         assert self._file is not None
-        return np.frombuffer(self._file.read(hour * _HOUR_BYTES, _HOUR_BYTES), SLOT)
+        return self._file.read(hour * _HOUR_BYTES, _HOUR_BYTES)
 
     def _need(self, hours: Integers) -> None:
         """Read the hours that are not in memory. Raises OSError."""
