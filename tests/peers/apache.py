@@ -1,16 +1,11 @@
-"""Apache's own broker, name server and mqadmin, from the jars of Maven Central."""
+"""Apache's own broker and name server, from the jars of Maven Central."""
 
-import asyncio
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.peers import install, ports, tools
 from tests.peers.broker import BROKER, CLUSTER, HOST
-from tests.peers.cache import cache_directory
 from tests.peers.class_archives.options import options as class_archive
-from tests.peers.errors import PeerError
 from tests.peers.process import Process
 
 # Netty and the mapped files access the internals of the JDK, which Java 17 must be told to allow.
@@ -35,7 +30,6 @@ _LOGBACK = """<configuration>
 <root level="WARN"><appender-ref ref="file"/></root>
 </configuration>
 """
-_SILENT = '<configuration><root level="OFF"/></configuration>\n'
 
 
 def _home(directory: Path, log: Path) -> Path:
@@ -219,79 +213,3 @@ class ApacheBroker:
         await self._process.kill()
         if self._own_nameserver is not None and self._own_nameserver.running:
             await self._own_nameserver.kill()
-
-
-@dataclass(frozen=True)
-class AdminOutput:
-    """The output of one run of mqadmin. The exit code is 0 even for many failures: look at the output."""
-
-    returncode: int
-    output: str
-
-    def rows(self) -> list[list[str]]:
-        """Return the non-empty lines split at blanks, without the header line (it begins with `#`)."""
-        return [line.split() for line in self.output.splitlines() if line.strip() and not line.startswith("#")]
-
-
-async def mqadmin(
-    version: str, *arguments: str, nameserver: str, timeout: float = 60, home: Path | None = None
-) -> AdminOutput:
-    """Run mqadmin of one version against a name server. `home`: where its conf/tools.yml is, with the keys of its
-    account."""
-    start = "org.apache.rocketmq.tools.command.MQAdminStartup"
-    return await _run_mqadmin(version, [start, *arguments, "-n", nameserver], b"", timeout, home)
-
-
-async def mqadmin_each(
-    version: str, commands: Sequence[Sequence[str]], *, nameserver: str, timeout: float = 60, home: Path | None = None
-) -> list[str]:
-    """Run several commands of mqadmin one after the other, as `mqadmin` does, but in one JVM; return their outputs."""
-    lines = "".join("\t".join([*command, "-n", nameserver]) + "\n" for command in commands)
-    output = await _run_mqadmin(version, ["duemq.peer.MqAdmins"], lines.encode(), timeout, home)
-    *outputs, rest = output.output.split("\n==== end of mqadmin\n")
-    if len(outputs) != len(commands):
-        raise PeerError(f"mqadmin ended after {len(outputs)} of {len(commands)} commands:\n{rest}")
-    return outputs
-
-
-async def _run_mqadmin(
-    version: str, arguments: list[str], text: bytes, timeout: float, home: Path | None
-) -> AdminOutput:
-    """Run a JVM with the classes of mqadmin. `arguments`: its main class and the arguments of that; `text`:
-    its standard input."""
-    home = home or cache_directory() / "mqadmin"
-    conf = home / "conf"
-    conf.mkdir(parents=True, exist_ok=True)
-    logging = conf / "logback_tools.xml"
-    if not logging.exists() or logging.read_text() != _SILENT:
-        # In one step, and only once: another mqadmin may be reading the file.
-        fresh = logging.with_suffix(f".{os.getpid()}")
-        fresh.write_text(_SILENT)
-        fresh.replace(logging)
-    program = install.java_program(version).require() / "program.jar"  # also for its log configurations: silent ones
-    jars = install.apache(version).require() / "lib"
-    child = await asyncio.create_subprocess_exec(
-        tools.find("java"),
-        *SHORT_LIVED,
-        *class_archive(version, "mqadmin"),
-        "-Xmx512m",
-        f"-Duser.home={home}",
-        f"-Drocketmq.client.logRoot={home / 'logs'}",
-        "-Drocketmq.client.logLevel=ERROR",
-        "-cp",
-        f"{program}:{jars}/*",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=os.environ | {"ROCKETMQ_HOME": str(home)},
-    )
-    try:
-        async with asyncio.timeout(timeout):
-            output, _ = await child.communicate(text)
-    except TimeoutError:
-        child.kill()
-        await child.wait()
-        raise PeerError(f"mqadmin {' '.join(arguments[1:])} did not end within {timeout:.0f} s") from None
-    assert child.returncode is not None
-    return AdminOutput(child.returncode, output.decode(errors="replace"))

@@ -7,6 +7,7 @@ the same with the same file; 5.3.3 has no plain_acl.yml any more. One test puts 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,8 @@ from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
-from tests.interop.environment import ClientPool, SharedBroker, make_broker
+from tests.interop.environment import ClientPool, MqAdmins, SharedBroker, make_broker
 from tests.interop.support import Wire, need, not_on, numbered
-from tests.peers.apache import AdminOutput, mqadmin
 from tests.peers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
@@ -187,27 +187,15 @@ async def test_a_consumer_of_a_denied_topic_gets_nothing(java: JavaClient, secur
 # --- mqadmin
 
 
-class Tool:
-    """One version of mqadmin with the keys of an account in its conf/tools.yml."""
-
-    def __init__(self, version: str, secured: Broker, home: Path, account: tuple[str, str] | None) -> None:
-        self.version, self._broker, self._home = version, secured, home
-        (home / "conf").mkdir(parents=True, exist_ok=True)
-        if account is not None:
-            (home / "conf" / "tools.yml").write_text(f"accessKey: {account[0]}\nsecretKey: {account[1]}\n")
-
-    async def run(self, command: str, *arguments: str) -> AdminOutput:
-        return await mqadmin(self.version, command, *arguments, nameserver=self._broker.nameserver, home=self._home)
-
-
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
-async def test_mqadmin_with_and_without_keys(version: str, secured: Broker, tmp_path: Path) -> None:
-    tools = [Tool(version, secured, tmp_path / str(n), account) for n, account in enumerate((ADMIN, USER, None))]
-    texts = []
-    for command in (("updateTopic", "-t", unique("made")), ("brokerStatus",)):
-        # Three at once: with more, cold JVMs on a busy machine need longer than mqadmin waits for its answers.
-        outputs = await asyncio.gather(*(tool.run(command[0], "-b", secured.address, *command[1:]) for tool in tools))
-        texts += [each.output for each in outputs]
+async def test_mqadmin_with_and_without_keys(version: str, secured: Broker, mqadmins: MqAdmins) -> None:
+    texts = [
+        await mqadmins[version].run(
+            command[0], "-b", secured.address, *command[1:], nameserver=secured.nameserver, account=account
+        )
+        for command in (("updateTopic", "-t", unique("made")), ("brokerStatus",))
+        for account in (ADMIN, USER, None)
+    ]
     assert f"create topic to {secured.address} success" in texts[0]
     assert "Need admin permission for request code=17, but accessKey=application is not" in texts[1]
     assert "No accessKey is configured" in texts[2]
@@ -217,33 +205,32 @@ async def test_mqadmin_with_and_without_keys(version: str, secured: Broker, tmp_
     assert "No accessKey is configured" in texts[5]
 
 
-async def test_mqadmin_changes_the_accounts(secured: Broker, tmp_path: Path) -> None:
-    tool = Tool("4.9.7", secured, tmp_path, ADMIN)
+async def test_mqadmin_changes_the_accounts(secured: Broker, mqadmins: MqAdmins) -> None:
+    run = partial(mqadmins["4.9.7"].run, nameserver=secured.nameserver, account=ADMIN)
     file = home_of(secured.kind, secured.store.parent) / "conf" / "plain_acl.yml"
     of_broker = ("-b", secured.address)
-    before = await tool.run("clusterAclConfigVersion", *of_broker)
-    assert "get broker's plain access config version success." in before.output
-    made = await tool.run(
+    before = await run("clusterAclConfigVersion", *of_broker)
+    assert "get broker's plain access config version success." in before
+    made = await run(
         "updateAclConfig", *of_broker, "-a", NEW[0], "-s", NEW[1], "-t", "topicA=PUB", "-i", "DENY", "-m", "false"
     )
-    assert f"create or update plain access config to {secured.address} success." in made.output
+    assert f"create or update plain access config to {secured.address} success." in made
     async with Wire(secured) as wire:
         assert (await wire.ask(signed(send("topicA"), NEW))).code == 0
         assert (await wire.ask(signed(send("topicB"), NEW))).code == 1
-        shown, version = await asyncio.gather(
-            tool.run("getAclConfig", *of_broker), tool.run("clusterAclConfigVersion", "-c", CLUSTER)
-        )
-        assert f"{NEW[0]}" in shown.output
-        assert "topicA=PUB" in shown.output
-        assert str(file) in version.output
-        listed = await tool.run("updateGlobalWhiteAddr", *of_broker, "-g", "127.0.0.2,127.0.1.*", "-p", str(file))
-        assert f"update global white remote addresses to {secured.address} success." in listed.output
-        wrong = await tool.run("updateAclConfig", *of_broker, "-a", "short", "-s", NEW[1])
-        assert "length should longer than 6" in wrong.output
-        gone = await tool.run("deleteAclConfig", *of_broker, "-a", NEW[0])
-        assert "delete plain access config account from" in gone.output
-        again = await tool.run("deleteAclConfig", *of_broker, "-a", NEW[0])
-        assert f"The accesskey[{NEW[0]}] corresponding to accessConfig has been deleted failed." in again.output
+        shown = await run("getAclConfig", *of_broker)
+        version = await run("clusterAclConfigVersion", "-c", CLUSTER)
+        assert f"{NEW[0]}" in shown
+        assert "topicA=PUB" in shown
+        assert str(file) in version
+        listed = await run("updateGlobalWhiteAddr", *of_broker, "-g", "127.0.0.2,127.0.1.*", "-p", str(file))
+        assert f"update global white remote addresses to {secured.address} success." in listed
+        wrong = await run("updateAclConfig", *of_broker, "-a", "short", "-s", NEW[1])
+        assert "length should longer than 6" in wrong
+        gone = await run("deleteAclConfig", *of_broker, "-a", NEW[0])
+        assert "delete plain access config account from" in gone
+        again = await run("deleteAclConfig", *of_broker, "-a", NEW[0])
+        assert f"The accesskey[{NEW[0]}] corresponding to accessConfig has been deleted failed." in again
         assert (await wire.ask(signed(send("topicA"), NEW))).remark is not None
     text = file.read_text()
     assert "- 127.0.0.2\n- 127.0.1.*\n" in text
