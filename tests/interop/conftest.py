@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, SharedBroker, Together
+from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, MqAdmins, SharedBroker, Together
 from tests.interop.stores.apache_stores import ApacheStores
 from tests.peers.admin import Admin
 from tests.peers.broker import Broker
@@ -89,6 +89,14 @@ async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cli
     pool = ClientPool(tmp_path_factory.mktemp("clients"))
     yield pool
     await pool.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def mqadmins(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MqAdmins]:
+    """mqadmin of both versions, each started with its first command."""
+    tools = MqAdmins(tmp_path_factory.mktemp("mqadmin"))
+    yield tools
+    await tools.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -9,6 +9,7 @@ from tests.peers.apache import SHORT_LIVED, ApacheBroker
 from tests.peers.broker import Broker
 from tests.peers.clients import Client, JavaClient, make_client
 from tests.peers.duemq_broker import DuemqBroker
+from tests.peers.mqadmin.tool import MqAdmin
 
 TARGETS = ("duemq", "apache-4.9.7", "apache-5.3.3")
 
@@ -22,8 +23,17 @@ _SHARED_PROPERTIES = {
     "recallMessageEnable": "true",
 }
 
-# A thread of Apache's 5.3.3 runs without a pause for this time after the start, 3 s by default.
-_CALM = {"transactionMetricFlushInterval": "300"}
+_CALM = {
+    # A thread of Apache's 5.3.3 runs without a pause for this time after the start, 3 s by default.
+    "transactionMetricFlushInterval": "300",
+    # It has a thread for each of these queues, eight by default, and when it stops it waits most of a second for each.
+    "reviveQueueNum": "1",
+    # Each second by default it compares the wheel of timers in memory, 38 MB, with that on the disk, byte by byte. That
+    # takes a third of a processor. See FLUSHES_TIMERS.
+    "timerFlushIntervalMs": "10000",
+}
+FLUSHES_TIMERS = {"timerFlushIntervalMs": "1000"}
+"""A setting for a broker of Apache's that is killed, where its timers matter: RocketMQ's default."""
 
 
 def make_broker(
@@ -141,6 +151,20 @@ class ClientPool:
     async def close(self) -> None:
         """End all client processes."""
         await asyncio.gather(*(client.stop() for client in self._clients.values()))
+
+
+class MqAdmins:
+    """The processes of mqadmin of the session, one of each version."""
+
+    def __init__(self, directory: Path) -> None:
+        self._of = {version: MqAdmin(version, directory / version) for version in ("4.9.7", "5.3.3")}
+
+    def __getitem__(self, version: str) -> MqAdmin:
+        return self._of[version]
+
+    async def close(self) -> None:
+        """End them."""
+        await asyncio.gather(*(tool.stop() for tool in self._of.values()))
 
 
 class Together:

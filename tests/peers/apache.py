@@ -1,17 +1,11 @@
-"""Apache's own broker, name server and mqadmin, from the jars of Maven Central."""
+"""Apache's own broker and name server, from the jars of Maven Central."""
 
-import asyncio
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 from tests.peers import install, ports, tools
 from tests.peers.broker import BROKER, CLUSTER, HOST
-from tests.peers.cache import cache_directory
 from tests.peers.class_archives.options import options as class_archive
-from tests.peers.errors import PeerError
 from tests.peers.process import Process
 
 # Netty and the mapped files access the internals of the JDK, which Java 17 must be told to allow.
@@ -36,7 +30,6 @@ _LOGBACK = """<configuration>
 <root level="WARN"><appender-ref ref="file"/></root>
 </configuration>
 """
-_SILENT = '<configuration><root level="OFF"/></configuration>\n'
 
 
 def _home(directory: Path, log: Path) -> Path:
@@ -220,117 +213,3 @@ class ApacheBroker:
         await self._process.kill()
         if self._own_nameserver is not None and self._own_nameserver.running:
             await self._own_nameserver.kill()
-
-
-@dataclass(frozen=True)
-class AdminOutput:
-    """The output of one run of mqadmin. The exit code is 0 even for many failures: look at the output."""
-
-    returncode: int
-    output: str
-
-
-def rows_of(output: str) -> list[list[str]]:
-    """Return the non-empty lines of mqadmin's output split at blanks, without the header line (it begins with `#`)."""
-    return [line.split() for line in output.splitlines() if line.strip() and not line.startswith("#")]
-
-
-async def mqadmin(
-    version: str, *arguments: str, nameserver: str, timeout: float = 60, home: Path | None = None
-) -> AdminOutput:
-    """Run mqadmin of one version against a name server. `home`: where its conf/tools.yml is, with the keys of its
-    account."""
-    start = "org.apache.rocketmq.tools.command.MQAdminStartup"
-    child = await _start_mqadmin(version, [start, *arguments, "-n", nameserver], home)
-    try:
-        async with asyncio.timeout(timeout):
-            output, _ = await child.communicate()
-    except TimeoutError:
-        child.kill()
-        await child.wait()
-        raise PeerError(f"mqadmin {' '.join(arguments)} did not end within {timeout:.0f} s") from None
-    assert child.returncode is not None
-    return AdminOutput(child.returncode, output.decode(errors="replace"))
-
-
-class MqAdmin:
-    """mqadmin of one version in one JVM: it runs one command after the other, each as `mqadmin` does. A context
-    manager: the JVM runs inside of it. `home`: as for `mqadmin`."""
-
-    _END = b"\n==== end of mqadmin\n"
-
-    def __init__(self, version: str, nameserver: str, home: Path | None = None) -> None:
-        self._version = version
-        self._nameserver = nameserver
-        self._home = home
-        self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-
-    async def __aenter__(self) -> Self:
-        self._child = await _start_mqadmin(self._version, ["duemq.peer.MqAdmins"], self._home)
-        return self
-
-    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
-        assert self._child is not None
-        assert self._child.stdin is not None
-        self._child.stdin.close()  # after which it ends
-        if error is not None and self._child.returncode is None:
-            self._child.kill()
-        await self._child.wait()
-
-    async def run(self, *arguments: str, timeout: float = 60) -> str:
-        """Run a command and return its output. Raises PeerError if mqadmin ends instead, or takes longer, s."""
-        assert self._child is not None
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        command = " ".join(arguments)
-        async with self._turn:
-            self._child.stdin.write("\t".join([*arguments, "-n", self._nameserver]).encode() + b"\n")
-            try:
-                async with asyncio.timeout(timeout):
-                    output = await self._child.stdout.readuntil(self._END)
-            except TimeoutError:
-                raise PeerError(f"mqadmin {command} did not end within {timeout:.0f} s") from None
-            except asyncio.IncompleteReadError as error:
-                raise PeerError(f"mqadmin ended at {command}:\n{error.partial.decode(errors='replace')}") from None
-        return output.removesuffix(self._END).decode(errors="replace")
-
-
-async def mqadmin_each(
-    version: str, commands: Sequence[Sequence[str]], *, nameserver: str, timeout: float = 60, home: Path | None = None
-) -> list[str]:
-    """Run several commands of mqadmin one after the other in one JVM; return their outputs."""
-    async with asyncio.timeout(timeout), MqAdmin(version, nameserver, home) as admin:
-        return [await admin.run(*command) for command in commands]
-
-
-async def _start_mqadmin(version: str, arguments: list[str], home: Path | None) -> asyncio.subprocess.Process:
-    """Start a JVM with the classes of mqadmin. `arguments`: its main class and the arguments of that."""
-    home = home or cache_directory() / "mqadmin"
-    conf = home / "conf"
-    conf.mkdir(parents=True, exist_ok=True)
-    logging = conf / "logback_tools.xml"
-    if not logging.exists() or logging.read_text() != _SILENT:
-        # In one step, and only once: another mqadmin may be reading the file.
-        fresh = logging.with_suffix(f".{os.getpid()}")
-        fresh.write_text(_SILENT)
-        fresh.replace(logging)
-    program = install.java_program(version).require() / "program.jar"  # also for its log configurations: silent ones
-    jars = install.apache(version).require() / "lib"
-    return await asyncio.create_subprocess_exec(
-        tools.find("java"),
-        *SHORT_LIVED,
-        *class_archive(version, "mqadmin"),
-        "-Xmx512m",
-        f"-Duser.home={home}",
-        f"-Drocketmq.client.logRoot={home / 'logs'}",
-        "-Drocketmq.client.logLevel=ERROR",
-        "-cp",
-        f"{program}:{jars}/*",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=os.environ | {"ROCKETMQ_HOME": str(home)},
-        limit=1 << 24,
-    )

@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ import pytest_asyncio
 
 from duemq import Consumer, Message, Producer, ReceivedMessage
 from tests.interop.admin.mqadmin_commands import BOTH, COMMANDS, Command
-from tests.interop.environment import ClientPool, SharedBroker, make_broker
+from tests.interop.environment import MqAdmins, SharedBroker, make_broker
 from tests.interop.support import eventually
-from tests.peers.apache import mqadmin_each
 from tests.peers.broker import Broker
+from tests.peers.mqadmin.tool import MqAdmin
 
 TOPIC, GROUP = "Topic", "Group"
 RUN = [
@@ -29,13 +30,13 @@ Outputs = dict[str, dict[str, str]]
 """The outputs of commands, by broker and by the line in the table."""
 
 
-async def prepare(broker: Broker, version: str, folder: Path, clients: ClientPool) -> dict[str, str]:
+async def prepare(broker: Broker, tool: MqAdmin, folder: Path) -> dict[str, str]:
     """Bring a new broker into the state that the commands meet; return the values for their arguments."""
     start = [["updateTopic", "-b", broker.address, "-t", TOPIC, "-r", "2", "-w", "2"]]
     start += [["updateSubGroup", "-b", broker.address, "-g", GROUP]]
-    await mqadmin_each(version, start, nameserver=broker.nameserver)
-    java = await clients.java(version)
-    await eventually(lambda: java.queues(broker.nameserver, TOPIC), lambda queues: len(queues) == 2)
+    await tool.each(start, nameserver=broker.nameserver)
+    route = partial(tool.run, "topicRoute", "-t", TOPIC, nameserver=broker.nameserver)
+    await eventually(route, lambda shown: '"readQueueNums":2' in "".join(shown.split()))
     async with Producer(broker.nameserver) as producer:
         sent = await producer.send_many(
             Message(TOPIC, f"body{n}", keys=f"key{n}", tags="ab"[n % 2], sharding_key=str(n % 2))
@@ -67,19 +68,19 @@ async def prepare(broker: Broker, version: str, folder: Path, clients: ClientPoo
         "offset_id": sent[0].offset_message_id,
         "id": sent[0].message_id,
         "queue": str(sent[0].queue.queue_id),
-        "topic_if_new": f"-t {TOPIC}" if version == "5.3.3" else "",
+        "topic_if_new": f"-t {TOPIC}" if tool.version == "5.3.3" else "",
     }
 
 
-async def run_all(kind: str, version: str, directory: Path, clients: ClientPool) -> dict[str, str]:
+async def run_all(kind: str, tool: MqAdmin, directory: Path) -> dict[str, str]:
     """Return the output of each command, by its line in the table."""
     broker = make_broker(kind, directory / "broker", {})
     await broker.start()
     try:
-        values = await prepare(broker, version, directory, clients)
-        commands = [command for with_version, command in RUN if with_version == version]
+        values = await prepare(broker, tool, directory)
+        commands = [command for with_version, command in RUN if with_version == tool.version]
         lines = [command.line.format(**values).split() for command in commands]
-        outputs = await mqadmin_each(version, lines, nameserver=broker.nameserver, timeout=120)
+        outputs = await tool.each(lines, nameserver=broker.nameserver)
     finally:
         await broker.kill()
     return dict(zip((command.line for command in commands), outputs, strict=True))
@@ -87,7 +88,7 @@ async def run_all(kind: str, version: str, directory: Path, clients: ClientPool)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def outputs(
-    shared_broker: SharedBroker, clients: ClientPool, tmp_path_factory: pytest.TempPathFactory
+    shared_broker: SharedBroker, mqadmins: MqAdmins, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Callable[[str], Awaitable[Outputs]]]:
     """Returns the outputs by broker, for a version; the commands run when they are first asked for."""
     if shared_broker.target != "duemq":
@@ -97,7 +98,7 @@ async def outputs(
     async def of_version(version: str) -> Outputs:
         if version not in found:
             found[version] = {
-                kind.partition("-")[0]: await run_all(kind, version, tmp_path_factory.mktemp("commands"), clients)
+                kind.partition("-")[0]: await run_all(kind, mqadmins[version], tmp_path_factory.mktemp("commands"))
                 for kind in ("duemq", f"apache-{version}")
             }
         return found[version]

@@ -7,6 +7,7 @@ the same with the same file; 5.3.3 has no plain_acl.yml any more. One test puts 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,8 @@ from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.requests import headers
-from tests.interop.environment import ClientPool, SharedBroker, make_broker
+from tests.interop.environment import ClientPool, MqAdmins, SharedBroker, make_broker
 from tests.interop.support import Wire, need, not_on, numbered
-from tests.peers.apache import MqAdmin, mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
 from tests.peers.capabilities import Can
 from tests.peers.clients import Client, JavaClient, unique
@@ -187,55 +187,49 @@ async def test_a_consumer_of_a_denied_topic_gets_nothing(java: JavaClient, secur
 # --- mqadmin
 
 
-def home_with_keys(home: Path, account: tuple[str, str] | None) -> Path:
-    """A home of mqadmin with the keys of an account."""
-    (home / "conf").mkdir(parents=True)
-    if account is not None:
-        (home / "conf" / "tools.yml").write_text(f"accessKey: {account[0]}\nsecretKey: {account[1]}\n")
-    return home
-
-
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
-async def test_mqadmin_with_and_without_keys(version: str, secured: Broker, tmp_path: Path) -> None:
-    commands = [("updateTopic", "-b", secured.address, "-t", unique("made")), ("brokerStatus", "-b", secured.address)]
-    homes = [home_with_keys(tmp_path / str(n), account) for n, account in enumerate((ADMIN, USER, None))]
-    outputs = [mqadmin_each(version, commands, nameserver=secured.nameserver, home=home) for home in homes]
-    (made, status), (not_made, status_of_user), (without_keys, status_without_keys) = await asyncio.gather(*outputs)
-    assert f"create topic to {secured.address} success" in made
-    assert "Need admin permission for request code=17, but accessKey=application is not" in not_made
-    assert "No accessKey is configured" in without_keys
+async def test_mqadmin_with_and_without_keys(version: str, secured: Broker, mqadmins: MqAdmins) -> None:
+    texts = [
+        await mqadmins[version].run(
+            command[0], "-b", secured.address, *command[1:], nameserver=secured.nameserver, account=account
+        )
+        for command in (("updateTopic", "-t", unique("made")), ("brokerStatus",))
+        for account in (ADMIN, USER, None)
+    ]
+    assert f"create topic to {secured.address} success" in texts[0]
+    assert "Need admin permission for request code=17, but accessKey=application is not" in texts[1]
+    assert "No accessKey is configured" in texts[2]
     if secured.kind == "duemq":  # Apache's 4.9.7 without a message in its store fails here, whoever asks
-        assert "bootTimestamp" in status
-        assert "bootTimestamp" in status_of_user
-    assert "No accessKey is configured" in status_without_keys
+        assert "bootTimestamp" in texts[3]
+        assert "bootTimestamp" in texts[4]
+    assert "No accessKey is configured" in texts[5]
 
 
-async def test_mqadmin_changes_the_accounts(secured: Broker, tmp_path: Path) -> None:
+async def test_mqadmin_changes_the_accounts(secured: Broker, mqadmins: MqAdmins) -> None:
+    run = partial(mqadmins["4.9.7"].run, nameserver=secured.nameserver, account=ADMIN)
     file = home_of(secured.kind, secured.store.parent) / "conf" / "plain_acl.yml"
     of_broker = ("-b", secured.address)
-    async with (
-        MqAdmin("4.9.7", secured.nameserver, home_with_keys(tmp_path / "home", ADMIN)) as tool,
-        Wire(secured) as wire,
-    ):
-        before = await tool.run("clusterAclConfigVersion", *of_broker)
-        assert "get broker's plain access config version success." in before
-        made = await tool.run(
-            "updateAclConfig", *of_broker, "-a", NEW[0], "-s", NEW[1], "-t", "topicA=PUB", "-i", "DENY", "-m", "false"
-        )
-        assert f"create or update plain access config to {secured.address} success." in made
+    before = await run("clusterAclConfigVersion", *of_broker)
+    assert "get broker's plain access config version success." in before
+    made = await run(
+        "updateAclConfig", *of_broker, "-a", NEW[0], "-s", NEW[1], "-t", "topicA=PUB", "-i", "DENY", "-m", "false"
+    )
+    assert f"create or update plain access config to {secured.address} success." in made
+    async with Wire(secured) as wire:
         assert (await wire.ask(signed(send("topicA"), NEW))).code == 0
         assert (await wire.ask(signed(send("topicB"), NEW))).code == 1
-        shown = await tool.run("getAclConfig", *of_broker)
+        shown = await run("getAclConfig", *of_broker)
+        version = await run("clusterAclConfigVersion", "-c", CLUSTER)
         assert f"{NEW[0]}" in shown
         assert "topicA=PUB" in shown
-        assert str(file) in await tool.run("clusterAclConfigVersion", "-c", CLUSTER)
-        listed = await tool.run("updateGlobalWhiteAddr", *of_broker, "-g", "127.0.0.2,127.0.1.*", "-p", str(file))
+        assert str(file) in version
+        listed = await run("updateGlobalWhiteAddr", *of_broker, "-g", "127.0.0.2,127.0.1.*", "-p", str(file))
         assert f"update global white remote addresses to {secured.address} success." in listed
-        wrong = await tool.run("updateAclConfig", *of_broker, "-a", "short", "-s", NEW[1])
+        wrong = await run("updateAclConfig", *of_broker, "-a", "short", "-s", NEW[1])
         assert "length should longer than 6" in wrong
-        gone = await tool.run("deleteAclConfig", *of_broker, "-a", NEW[0])
+        gone = await run("deleteAclConfig", *of_broker, "-a", NEW[0])
         assert "delete plain access config account from" in gone
-        again = await tool.run("deleteAclConfig", *of_broker, "-a", NEW[0])
+        again = await run("deleteAclConfig", *of_broker, "-a", NEW[0])
         assert f"The accesskey[{NEW[0]}] corresponding to accessConfig has been deleted failed." in again
         assert (await wire.ask(signed(send("topicA"), NEW))).remark is not None
     text = file.read_text()

@@ -8,6 +8,7 @@ both in one run.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,9 @@ from duemq.errors import AccessDeniedError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import headers
-from tests.interop.environment import ClientPool, SharedBroker, make_broker
-from tests.interop.security.test_acl import home_of, home_with_keys
+from tests.interop.environment import ClientPool, MqAdmins, SharedBroker, make_broker
+from tests.interop.security.test_acl import home_of
 from tests.interop.support import Wire, eventually, not_on, numbered
-from tests.peers.apache import mqadmin_each
 from tests.peers.broker import CLUSTER, Broker
 from tests.peers.clients import unique
 from tests.support.access import signed, write_accounts
@@ -132,7 +132,7 @@ async def test_duemqs_client(secured: Broker) -> None:
 # --- mqadmin
 
 
-async def test_mqadmin(secured: Broker, tmp_path: Path) -> None:
+async def test_mqadmin(secured: Broker, mqadmins: MqAdmins) -> None:
     """All twelve commands. The copies are of the broker to itself, where they change what there is already."""
     here, itself = ("-b", secured.address), ("-f", secured.address, "-t", secured.address)
     of_user, key = ("-u", "tool"), ("-s", "User:tool")
@@ -169,11 +169,9 @@ async def test_mqadmin(secured: Broker, tmp_path: Path) -> None:
         (("deleteUser", *here, *of_user), f"delete user to {secured.address} success."),
         (("getAcl", *here, *key), "CODE: 16  DESC: The subject is not exist."),
     )
-    homes = [home_with_keys(tmp_path / str(number), account) for number, account in enumerate((SUPER, USER))]
-    outputs, refused = await asyncio.gather(
-        mqadmin_each("5.3.3", [command for command, _ in commands], nameserver=secured.nameserver, home=homes[0]),
-        mqadmin_each("5.3.3", [commands[0][0]], nameserver=secured.nameserver, home=homes[1]),
-    )
+    run_each = partial(mqadmins["5.3.3"].each, nameserver=secured.nameserver)
+    outputs = await run_each([command for command, _ in commands], account=SUPER)
+    refused = await run_each([commands[0][0]], account=USER)
     for (command, says), output in zip(commands, outputs, strict=True):
         assert says in " ".join(output.split()) or says in output, (command, output)
     assert f"User:{USER[0]} has no permission to access Cluster:{CLUSTER} from 127.0.0.1" in refused[0]

@@ -11,12 +11,12 @@ from functools import partial
 
 import pytest
 
-from tests.interop.environment import LEVEL_MS, BrokerFactory
+from tests.interop.environment import LEVEL_MS, BrokerFactory, MqAdmins
 from tests.interop.support import eventually, not_on, waiting_record
-from tests.peers.apache import mqadmin_each
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
+from tests.peers.mqadmin.tool import MqAdmin
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 QUEUES = 2
@@ -49,9 +49,23 @@ async def _stored_so_far(broker: Broker, java: JavaClient, topic: str, count: in
     await eventually(stored, lambda found: found >= count, timeout=60)
 
 
+async def _set(tool: MqAdmin, broker: Broker, name: str, value: str) -> None:
+    """Change a setting with mqadmin."""
+    command = ("updateBrokerConfig", "-b", broker.address, "-k", name, "-v", value)
+    output = await tool.run(*command, nameserver=broker.nameserver)
+    assert "update broker config success" in output, output
+
+
+async def _warmed(broker: Broker, *tools: MqAdmin) -> None:
+    """Have mqadmin run, so that its next command takes no time in which messages become due."""
+    await asyncio.gather(
+        *(tool.run("brokerStatus", "-b", broker.address, nameserver=broker.nameserver) for tool in tools)
+    )
+
+
 @pytest.mark.parametrize("path", ["sync", "async"])
 async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_change(
-    brokers: BrokerFactory, target: str, java: JavaClient, path: str
+    brokers: BrokerFactory, target: str, java: JavaClient, mqadmins: MqAdmins, path: str
 ) -> None:
     is_async = path == "async"
     properties = {
@@ -63,7 +77,7 @@ async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_ch
     await broker.start()
     topic = await _topic(broker, java)
     other = str(not is_async).lower()
-    admin = java.admin(broker.nameserver)
+    await _warmed(broker, mqadmins["4.9.7"])
     sent: list[bytes] = []
     async with await java.producer(broker.nameserver) as producer:
         for number in range(5):
@@ -74,8 +88,8 @@ async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_ch
             # Some of these are delivered while others wait, when the next ones arrive and when the path changes.
             await _stored_so_far(broker, java, topic, len(sent) - 60)
             if number == 1:
-                await admin.update_broker_config(broker.address, enableScheduleAsyncDeliver=other)
-    config = await admin.broker_config(broker.address)
+                await _set(mqadmins["4.9.7"], broker, "enableScheduleAsyncDeliver", other)
+    config = await java.admin(broker.nameserver).broker_config(broker.address)
     assert config["enableScheduleAsyncDeliver"] == other
     await _stored_so_far(broker, java, topic, len(sent))
     stored = await _stored(broker, java, topic)
@@ -89,19 +103,21 @@ async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_ch
             assert found == in_order
 
 
-async def test_levels_change_while_messages_wait(brokers: BrokerFactory, target: str, java: JavaClient) -> None:
+async def test_levels_change_while_messages_wait(
+    brokers: BrokerFactory, target: str, java: JavaClient, mqadmins: MqAdmins
+) -> None:
     for kind in ("apache-4.9.7", "apache-5.3.3"):
         not_on(target, kind, "a change of messageDelayLevel has no effect before its next start")
-    broker = brokers.make(target, {"messageDelayLevel": "1s 10s"})
+    broker = brokers.make(target, {"messageDelayLevel": "1s 6s"})
     await broker.start()
     topic = await _topic(broker, java)
-    promised = {b"old": 10_000, b"shortened": 3000, b"added": 2000, b"shortened again": 1000, b"longer": 4000}
-    admin = java.admin(broker.nameserver)
+    await _warmed(broker, mqadmins["4.9.7"], mqadmins["5.3.3"])
+    promised = {b"old": 6000, b"shortened": 3000, b"added": 2000, b"shortened again": 1000, b"longer": 4000}
     async with await java.producer(broker.nameserver) as producer:
         await producer.send(topic, [Outgoing(b"old", level=2)])
-        await admin.update_broker_config(broker.address, messageDelayLevel="1s 3s 2s")
+        await _set(mqadmins["4.9.7"], broker, "messageDelayLevel", "1s 3s 2s")
         await producer.send(topic, [Outgoing(b"shortened", level=2), Outgoing(b"added", level=3)])
-        await admin.update_broker_config(broker.address, messageDelayLevel="1s 1s 4s")
+        await _set(mqadmins["5.3.3"], broker, "messageDelayLevel", "1s 1s 4s")
         await producer.send(topic, [Outgoing(b"shortened again", level=2), Outgoing(b"longer", level=3)])
     await _stored_so_far(broker, java, topic, len(promised))
     found = {message.body: message for queue in await _stored(broker, java, topic) for message in queue}
@@ -113,20 +129,21 @@ async def test_levels_change_while_messages_wait(brokers: BrokerFactory, target:
 
 
 async def test_rocketmq_does_not_deliver_again_what_overtook_others(
-    brokers: BrokerFactory, target: str, java: JavaClient
+    brokers: BrokerFactory, target: str, java: JavaClient, mqadmins: MqAdmins
 ) -> None:
     """RocketMQ does not repeat messages that duemq delivered ahead of others when it takes over the store, although its
     progress is one offset per level: the offset of the first message that waits."""
     for kind in ("apache-4.9.7", "apache-5.3.3"):
         not_on(target, kind, "nothing overtakes others there")
-    properties = {"messageDelayLevel": "1s 10s"}
+    properties = {"messageDelayLevel": "1s 6s"}
     writer = brokers.make(target, properties)
     await writer.start()
     topic = await _topic(writer, java)
+    await _warmed(writer, mqadmins["4.9.7"])
     slow, fast = ([f"{what} {number}".encode() for number in range(20)] for what in ("slow", "fast"))
     async with await java.producer(writer.nameserver) as producer:
         await producer.send(topic, [Outgoing(body, level=2) for body in slow])
-        await java.admin(writer.nameserver).update_broker_config(writer.address, messageDelayLevel="1s 1s")
+        await _set(mqadmins["4.9.7"], writer, "messageDelayLevel", "1s 1s")
         await producer.send(topic, [Outgoing(body, level=2) for body in fast])
     await _stored_so_far(writer, java, topic, len(fast))
     await writer.stop()
@@ -140,17 +157,15 @@ async def test_rocketmq_does_not_deliver_again_what_overtook_others(
     assert counts == dict.fromkeys([*slow, *fast, b"behind them all"], 1)
 
 
-async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: JavaClient) -> None:
+async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: JavaClient, mqadmins: MqAdmins) -> None:
     for kind in ("apache-4.9.7", "apache-5.3.3"):
         not_on(target, kind, "there is no such attribute")
     topic, other = unique("topic"), unique("topic")
     command = ("updateTopic", "-b", broker.address, "-r", f"{QUEUES}", "-w", f"{QUEUES}")
-    commands = [
-        [*command, "-t", topic, "-a", "+delay.levels=3s 1s"],
-        [*command, "-t", other, "-a", "+delay.levels=7m 1s"],
-    ]
-    made, refused = await mqadmin_each("5.3.3", commands, nameserver=broker.nameserver)
+    run = partial(mqadmins["5.3.3"].run, nameserver=broker.nameserver)
+    made = await run(*command, "-t", topic, "-a", "+delay.levels=3s 1s")
     assert f"create topic to {broker.address} success." in made, made
+    refused = await run(*command, "-t", other, "-a", "+delay.levels=7m 1s")
     assert "delay.levels=7m 1s: messageDelayLevel has no level of 420 s" in refused
     # The broker's own first two levels are 1 s and 2 s; a level beyond the topic's table means the table's highest.
     assert LEVEL_MS[:2] == (1000, 2000)

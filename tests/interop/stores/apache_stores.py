@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from tests.interop.environment import ClientPool, make_broker
+from tests.interop.environment import FLUSHES_TIMERS, ClientPool, make_broker
 from tests.interop.support import eventually
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient
@@ -49,7 +49,8 @@ class ApacheStores:
 
     async def _write(self, kind: str, end: str) -> Path:
         directory = self._directory / f"{kind}-{end}"
-        broker = make_broker(kind, directory, PROPERTIES, store=directory / "store")
+        flushes = FLUSHES_TIMERS if kind == "apache-5.3.3" and end == "kill" else {}
+        broker = make_broker(kind, directory, {**PROPERTIES, **flushes}, store=directory / "store")
         java = await self._clients.java(kind.removeprefix("apache-"))
         try:
             await broker.start()

@@ -25,7 +25,7 @@ import pytest
 import pytest_asyncio
 
 from duemq import Admin, ChangeResult
-from tests.interop.environment import BrokerFactory, ClientPool, SharedBroker
+from tests.interop.environment import FLUSHES_TIMERS, BrokerFactory, ClientPool, SharedBroker
 from tests.interop.support import eventually, not_on
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
@@ -57,10 +57,11 @@ class Chain:
     kinds: tuple[str | None, ...]
     roll_window: int | None
 
-    @property
-    def properties(self) -> dict[str, object]:
+    def properties(self, end: str) -> dict[str, object]:
         """The settings of all brokers."""
         properties: dict[str, object] = {"recallMessageEnable": "true"}
+        if end == "kill":
+            properties |= FLUSHES_TIMERS
         if self.roll_window is not None:
             properties["timerRollWindowSlot"] = self.roll_window
         return properties
@@ -211,7 +212,7 @@ def _check(content: Content, found: list[list[Received]], last: Broker, last_up:
 
 async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, end: str, factor: int) -> None:
     kinds = [kind or brokers.target for kind in CHAINS[chain].kinds]
-    first, *others = [brokers.make(kind, CHAINS[chain].properties) for kind in kinds]
+    first, *others = [brokers.make(kind, CHAINS[chain].properties(end)) for kind in kinds]
     await first.start()
     is_rescheduled = first.kind == "duemq" and end == "stop"
     content = await _fill(first, java, factor * CHAINS[chain].span_ms(end), is_rescheduled=is_rescheduled)

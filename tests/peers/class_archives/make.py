@@ -7,12 +7,13 @@ import tempfile
 from pathlib import Path
 
 from tests.peers import install, tools
-from tests.peers.apache import SHORT_LIVED, ApacheBroker, ApacheNameServer, mqadmin_each
+from tests.peers.apache import SHORT_LIVED, ApacheBroker, ApacheNameServer
 from tests.peers.cache import Artefact, key_of
 from tests.peers.class_archives.options import PROGRAMS, archive, name_of, writing
 from tests.peers.clients import JavaClient, java_client
 from tests.peers.errors import BuildError, CallError
 from tests.peers.messages import Outgoing
+from tests.peers.mqadmin.tool import MqAdmin
 
 _TOPIC, _GROUP = "topic", "group"
 
@@ -49,7 +50,9 @@ async def _run(version: str, directory: Path) -> None:
         await consumer.receive(1)
     await client.stop()
     commands = [["clusterList"], ["topicStatus", "-t", _TOPIC]]
-    await mqadmin_each(version, commands, nameserver=broker.nameserver)
+    tool = MqAdmin(version, directory / "mqadmin")
+    await tool.each(commands, nameserver=broker.nameserver)
+    await tool.stop()
     await broker.stop()
     await nameserver.stop()
 

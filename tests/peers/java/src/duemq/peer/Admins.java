@@ -6,7 +6,6 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
 import java.util.TreeSet;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -18,10 +17,19 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
  */
 final class Admins {
     private static final AtomicInteger NUMBER = new AtomicInteger();
-    private final Map<String, DefaultMQAdminExt> admins = new ConcurrentHashMap<>();
+    private final Recent<DefaultMQAdminExt> admins = new Recent<>(DefaultMQAdminExt::shutdown);
 
     JSONObject call(JSONObject request) throws Exception {
-        DefaultMQAdminExt admin = admin(request);
+        String name = request.getString("nameserver") + " as " + request.getString("access_key");
+        DefaultMQAdminExt admin = admins.take(name, () -> started(request));
+        try {
+            return call(admin, request);
+        } finally {
+            admins.giveBack(name);
+        }
+    }
+
+    private static JSONObject call(DefaultMQAdminExt admin, JSONObject request) throws Exception {
         JSONObject result = new JSONObject();
         switch (request.getString("call")) {
             case "create_topic" -> createTopic(admin, request);
@@ -56,20 +64,12 @@ final class Admins {
         return result;
     }
 
-    private DefaultMQAdminExt admin(JSONObject request) throws Exception {
-        String nameserver = request.getString("nameserver");
-        String name = nameserver + " as " + request.getString("access_key");
-        synchronized (admins) {
-            DefaultMQAdminExt admin = admins.get(name);
-            if (admin == null) {
-                admin = new DefaultMQAdminExt(Keys.hook(request), 10_000);
-                admin.setNamesrvAddr(nameserver);
-                admin.setInstanceName("admin-" + NUMBER.incrementAndGet());
-                admin.start();
-                admins.put(name, admin);
-            }
-            return admin;
-        }
+    private static DefaultMQAdminExt started(JSONObject request) throws Exception {
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(Keys.hook(request), 10_000);
+        admin.setNamesrvAddr(request.getString("nameserver"));
+        admin.setInstanceName("admin-" + NUMBER.incrementAndGet());
+        admin.start();
+        return admin;
     }
 
     private static MessageQueue queue(JSONObject request) {

@@ -12,21 +12,45 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Reading queues by offset. Each call has a consumer of its own, so none stays behind in a group. */
+/**
+ * Reading queues by offset. A call that names a group of its own has a consumer of its own, so none stays behind in that
+ * group; the others share one consumer for each topic.
+ */
 @SuppressWarnings("deprecation")
 final class PullConsumers {
+    private static final String SHARED_GROUP = "peer_pull";
     private static final AtomicInteger NUMBER = new AtomicInteger();
+    private final Recent<DefaultMQPullConsumer> shared = new Recent<>(DefaultMQPullConsumer::shutdown);
 
     /** Something to do with a started pull consumer. */
     private interface Use {
         JSONObject with(DefaultMQPullConsumer consumer) throws Exception;
     }
 
-    private static JSONObject use(JSONObject request, Use use) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(
-            request.containsKey("group") ? request.getString("group") : "peer_pull", Keys.hook(request));
+    private JSONObject use(JSONObject request, Use use) throws Exception {
+        String group = request.containsKey("group") ? request.getString("group") : SHARED_GROUP;
+        if (!group.equals(SHARED_GROUP)) {
+            return useOwn(group, request, use);
+        }
+        String name = String.join(" ", request.getString("nameserver"), "as", request.getString("access_key"), "of",
+            request.getString("topic"));
+        DefaultMQPullConsumer consumer = shared.take(name, () -> {
+            DefaultMQPullConsumer fresh = consumer(group, request, "pull-" + NUMBER.incrementAndGet());
+            fresh.setHeartbeatBrokerInterval(30_000);
+            fresh.setPollNameServerInterval(30_000);
+            fresh.start();
+            return fresh;
+        });
+        try {
+            return use.with(consumer);
+        } finally {
+            shared.giveBack(name);
+        }
+    }
+
+    private static JSONObject useOwn(String group, JSONObject request, Use use) throws Exception {
         String handle = "pull-" + NUMBER.incrementAndGet();
-        Messages.configure(consumer, request, handle);
+        DefaultMQPullConsumer consumer = consumer(group, request, handle);
         Holder holder = Holder.forConsumer(request, handle);
         consumer.start();
         try {
@@ -35,6 +59,12 @@ final class PullConsumers {
             consumer.shutdown();
             holder.closeInBackground();
         }
+    }
+
+    private static DefaultMQPullConsumer consumer(String group, JSONObject request, String handle) {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group, Keys.hook(request));
+        Messages.configure(consumer, request, handle);
+        return consumer;
     }
 
     private static MessageQueue queue(DefaultMQPullConsumer consumer, JSONObject request) throws Exception {

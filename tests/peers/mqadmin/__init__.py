@@ -1,0 +1,1 @@
+"""Apache's mqadmin."""
