@@ -65,6 +65,10 @@ class File(Protocol):
         """Ask for ranges to be in memory soon, from any thread; waits only until the disk takes the request. Raises
         OSError."""
 
+    def next_data(self, offset: int) -> int:
+        """Return the first offset, from `offset` on, of bytes that may be other than zeros; the size of the file where
+        none follow. Where holes are not known, all bytes may be. Raises OSError."""
+
     def write(self, offset: int, data: bytes) -> None:
         """Write all of `data`. Raises OSError; then part of the data may have been written."""
 
@@ -262,6 +266,16 @@ class OsFile:
                     os.posix_fadvise(fd, start, min(_AHEAD_SIZE, offset + size - start), os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
+
+    def next_data(self, offset: int) -> int:
+        """See File."""
+        fd = self._descriptor()
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(fd).st_size
+            return offset
 
     def write(self, offset: int, data: bytes) -> None:
         """See File."""

@@ -26,18 +26,28 @@ def inspect(files: Files, root: str, log_end: int | None) -> None:
         path = os.path.join(root, name)
         files.require_file(path)
         if files.exists(path):
-            _read(files, path, None)
+            _read(files, path)
     directory = os.path.join(root, "timerlog")
     for name in files.list(directory):
         noted = log_end - int(name) if log_end is not None and name.isdecimal() else None
         try:
-            _read(files, os.path.join(directory, name), noted)
+            _read_log(files, os.path.join(directory, name), noted)
         except StoreFormatError:
             return  # not a file: the whole log will be rebuilt
 
 
-def _read(files: Files, path: str, noted: int | None) -> None:
-    """Read a file, up to the free space behind its first `noted` bytes."""
+def _read(files: Files, path: str) -> None:
+    """Read a file, except for holes, which nearly all hours of most wheels are."""
+    file, at = files.open(path), 0
+    size = file.size()
+    while (at := file.next_data(at)) < size:
+        file.read(at, _READ_SIZE)
+        at += _READ_SIZE
+    file.close()
+
+
+def _read_log(files: Files, path: str, noted: int | None) -> None:
+    """Read a file of the timer log, up to the free space behind its first `noted` bytes."""
     file, at, free = files.open(path), 0, 0
     size = file.size()
     while at < size and free < _FREE:

@@ -93,6 +93,11 @@ class _Lazy:
         last = max(used, default=-1)
         return b"".join((*map(self._part, range(last)), self._part(last).rstrip(zeros)))
 
+    def next_data(self, offset: int) -> int:
+        """Return the first offset from `offset` on that lies in a kept part, the size without one."""
+        first = min((number for number in self._parts if (number + 1) * _PART > offset), default=None)
+        return self._size if first is None else max(offset, first * _PART)
+
     def _part(self, number: int) -> bytes | bytearray:
         return self._parts.get(number, _ZEROS)
 
@@ -445,6 +450,10 @@ class SimulatedFile:
 
     def read_ahead(self, ranges: Ranges) -> None:
         self._files.node_at(self.path)
+
+    def next_data(self, offset: int) -> int:
+        data = self._node.data
+        return data.next_data(offset) if isinstance(data, _Lazy) else min(offset, len(data))
 
     def write(self, offset: int, data: bytes) -> None:
         self._write(self._node, offset, data)

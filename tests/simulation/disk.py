@@ -503,6 +503,10 @@ class DiskFile:
         for offset, size in ranges:
             node.cold.difference_update(range(offset // PAGE, (offset + size) // PAGE + 1))
 
+    def next_data(self, offset: int) -> int:
+        """Know of no holes, so that each read of a start remains an operation in which its process may be killed."""
+        return min(offset, self._node.size)
+
     def write(self, offset: int, data: bytes) -> None:
         assert offset + len(data) <= self._node.size, "a file of fixed size does not grow"
         self._disk.write(self._node, self.path, offset, data)

@@ -18,6 +18,7 @@ Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precis
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -135,17 +136,7 @@ class TimerWheel:
         """Read all slots to learn which hours have slots of a second or later. Return whether the last unit of each of
         those slots lies before `end`, a position in the timer log."""
         is_right = True
-        for hour in range(HOURS):
-            if self._is_resident[hour]:  # the file may lack changes by `take_back`
-                seconds, last = self._part(self._second, hour), self._part(self._last, hour)
-            else:
-                data = self._read_bytes(hour)
-                if data == _EMPTY_HOUR and second > 0:
-                    self._crcs[hour], self._is_used[hour] = _EMPTY_CRC, False
-                    continue
-                self._crcs[hour] = crc32(data)
-                slots = np.frombuffer(data, SLOT)
-                seconds, last = slots["second"], slots["last"]
+        for hour, seconds, last in self._look():
             used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
             self._is_used[hour] = bool(used.any())
             is_right &= not (last[used] >= end).any()
@@ -157,24 +148,35 @@ class TimerWheel:
         return np.where(self._is_dirty, 0, self._crcs).astype(np.uint32)
 
     def check(self, second: int, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Read the file to learn which hours have slots of a second or later. Return which hours differ from their
-        `sums`: these are empty then, and the caller fills them."""
-        self._crcs[:] = _EMPTY_CRC
-        self._is_used[:] = False
-        for hour in range(HOURS):
-            data = self._read_bytes(hour)
-            if data == _EMPTY_HOUR and second > 0:  # nearly all hours of most wheels: no need to look at each slot
-                continue
-            self._crcs[hour] = crc32(data)
-            seconds = np.frombuffer(data, SLOT)["second"]
-            later = seconds >= second
-            self._is_used[hour] = bool(later.any() and (seconds[later] % SLOTS // HOUR == hour).any())
+        """Read all slots to learn which hours have slots of a second or later. Return which hours differ from their
+        `sums` in the file: these are empty then, and the caller fills them."""
+        self.survey(second, 0)
         is_other: NDArray[np.bool_] = self._crcs != sums
         for hour in np.flatnonzero(is_other).tolist():
             self._release(hour)
             self._is_resident[hour] = self._is_dirty[hour] = True
             self._is_used[hour] = False
         return is_other
+
+    def _look(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+        """Read the file, except for holes: nearly all hours of most wheels. Yield each hour with a slot in use, and the
+        seconds and last units of its slots. Raises OSError."""
+        assert self._file is not None
+        data_at = 0
+        for hour in range(HOURS):
+            if self._is_resident[hour]:  # the file may lack changes by `take_back`
+                yield hour, self._part(self._second, hour), self._part(self._last, hour)
+                continue
+            self._crcs[hour], self._is_used[hour] = _EMPTY_CRC, False
+            if data_at <= hour * _HOUR_BYTES:
+                data_at = self._file.next_data(hour * _HOUR_BYTES)
+            if data_at >= (hour + 1) * _HOUR_BYTES:
+                continue
+            data = self._read_bytes(hour)
+            if data != _EMPTY_HOUR:
+                self._crcs[hour] = crc32(data)
+                slots = np.frombuffer(data, SLOT)
+                yield hour, slots["second"], slots["last"]
 
     def clear(self) -> None:
         """Empty all slots in memory. `establish` then makes the file, in which an hour that stays empty is a hole."""

@@ -43,6 +43,18 @@ def test_clear_zeroes_the_rest_and_keeps_holes(tmp_path: Path) -> None:
     assert (tmp_path / "f").stat().st_blocks <= blocks
 
 
+def test_data_is_found_behind_holes(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 3 << 20)
+    assert file.next_data(0) == 3 << 20
+    file.write((2 << 20) + 5, b"x")
+    assert 1 << 20 < file.next_data(0) <= (2 << 20) + 5
+    assert file.next_data((2 << 20) + 5) == (2 << 20) + 5
+    assert file.next_data((2 << 20) + (1 << 19)) == 3 << 20
+    assert file.next_data(4 << 20) == 3 << 20, "behind the file"
+    with patch("os.lseek", side_effect=OSError(errno.EINVAL, os.strerror(errno.EINVAL))):
+        assert file.next_data(1 << 20) == 1 << 20, "where holes are not known"
+
+
 def test_more_files_than_descriptors_are_opened_in_turn(tmp_path: Path) -> None:
     files = OsFiles(max_open=3)
     many = [files.create(str(tmp_path / str(number)), 100) for number in range(10)]

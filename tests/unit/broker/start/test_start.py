@@ -24,6 +24,7 @@ from duemq.broker.errors import ConfigError
 from duemq.protocol.frames import codec
 from duemq.protocol.records import record
 from duemq.scheduler.timers.files import small_files
+from duemq.scheduler.timers.files.wheel import FILE_SIZE as WHEEL_SIZE
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import ManualClock
 from duemq.storage.durability.jobs import FlushJob, Lane
@@ -277,6 +278,22 @@ async def test_a_start_that_fails_in_its_writes_forgets_nothing(
         else:
             await life.cut_off(broker)
     await life.each_once()
+
+
+async def test_a_start_reads_no_holes_of_the_timer_wheel(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    await life.write(cleanly=False)
+    read, sizes = OsFile.read, list[int]()
+
+    def noting(file: OsFile, offset: int, size: int) -> bytes:
+        if file.path.endswith("timerwheel"):
+            sizes.append(size)
+        return read(file, offset, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OsFile, "read", noting)
+        broker = await life.start()
+    assert 0 < sum(sizes) < WHEEL_SIZE // 20
+    await life.cut_off(broker)
 
 
 async def test_a_damaged_table_that_nobody_needs_is_told_and_made_anew(life: Life, logged: list[Any]) -> None:
