@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.interop.at_once import BEGAN
 from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, MqAdmins, SharedBroker, Together
 from tests.interop.stores.apache_stores import ApacheStores
 from tests.peers.admin import Admin
@@ -47,10 +48,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show, for a failing test, the logs of the brokers that ran since the first test of its file began: some tests
-    share brokers."""
+    share brokers. For one that began before pytest came to it, those since then."""
     report = yield
     if report.failed and item.path in _began and _HERE in item.path.parents:
-        report.sections += list(Process.logs_since(_began[item.path]))
+        report.sections += list(Process.logs_since(item.stash.get(BEGAN, _began[item.path])))
     return report
 
 

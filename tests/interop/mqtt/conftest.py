@@ -1,18 +1,42 @@
-"""Fixtures of the tests of the MQTT bridge."""
+"""Fixtures of the tests of the MQTT bridge, which run some at a time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
+from tests.interop.at_once import AtOnce
 from tests.interop.mqtt.environment import World
 
+_HERE = Path(__file__).parent
+_ROOM = 4
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """Mosquitto, a broker and a bridge of the test's own, not started."""
-    made = World(tmp_path)
-    yield made
-    await made.close()
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Mosquitto, a broker and a bridge of the test's own, not started; they end with the test."""
+    return World(tmp_path)
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
+async def _at_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
+    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "mqtt"))
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and _HERE in item.path.parents:
+            run.start(item, _fixtures)
+    yield
+    await run.close()
+
+
+@asynccontextmanager
+async def _fixtures(directory: Path) -> AsyncIterator[Mapping[str, object]]:
+    world = World(directory)
+    try:
+        yield {"tmp_path": directory, "world": world}
+    finally:
+        await world.close()

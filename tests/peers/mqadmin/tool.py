@@ -1,4 +1,4 @@
-"""mqadmin of one version in a JVM that runs one command after the other: a start costs ten times what a command does."""
+"""mqadmin of one version in a JVM that runs one command after the other: a start costs ten times a command."""
 
 from __future__ import annotations
 
