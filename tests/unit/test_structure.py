@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,16 @@ NO_LOADERS = ("importlib.metadata", "importlib.resources", "importlib.util.find_
 BUILTIN_ERRORS = {
     name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, BaseException)
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Keep the syntax trees of all modules from the garbage collector, and not longer than these tests need them: it
+    would look through millions of objects again and again."""
+    gc.disable()
+    yield
+    nodes.cache_clear()
+    gc.enable()
 
 
 @cache

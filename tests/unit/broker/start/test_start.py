@@ -60,7 +60,7 @@ class Life:
         thresholds = gc.get_threshold()
         broker = UnboundBroker(config(self.root, *self._settings), self.clock)
         try:
-            with patch("gc.freeze"):
+            with patch("gc.freeze", lambda: None):
                 await broker.start()
         finally:
             gc.set_threshold(*thresholds)
