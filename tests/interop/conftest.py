@@ -6,7 +6,6 @@ Apache's brokers, which shows that they state RocketMQ's behaviour and not duemq
 All tests and fixtures share one event loop, since broker and clients live for the session.
 """
 
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest_asyncio
 
 from tests.interop.at_once import BEGAN
 from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, MqAdmins, SharedBroker, Together
-from tests.interop.stores.apache_stores import ApacheStores
 from tests.peers.admin import Admin
 from tests.peers.broker import Broker
 from tests.peers.capabilities import CLIENTS
@@ -98,22 +96,6 @@ async def mqadmins(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mq
     tools = MqAdmins(tmp_path_factory.mktemp("mqadmin"))
     yield tools
     await tools.close()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def _written_by_apache(
-    clients: ClientPool, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[ApacheStores]:
-    directory = tmp_path_factory.mktemp("apache_stores")
-    yield ApacheStores(directory, clients)
-    shutil.rmtree(directory)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def apache_stores(shared_broker: SharedBroker, _written_by_apache: ApacheStores) -> ApacheStores:
-    """Stores of Apache's brokers, each written on first use. Tests work on copies."""
-    await shared_broker.make_room()
-    return _written_by_apache
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=CLIENTS)

@@ -75,11 +75,13 @@ class SharedBroker:
     def __init__(self, target: str, directory: Path) -> None:
         self.target = target
         self._broker = make_broker(target, directory, _SHARED_PROPERTIES)
+        self._starting = asyncio.Lock()
 
     async def running(self) -> Broker:
         """Return the broker, running."""
-        if not self._broker.running:
-            await self._broker.start()
+        async with self._starting:
+            if not self._broker.running:
+                await self._broker.start()
         return self._broker
 
     async def make_room(self) -> None:
@@ -92,6 +94,26 @@ class SharedBroker:
         """Kill the broker at the end of the session: its store is not used again."""
         if self._broker.running:
             await self._broker.kill()
+
+
+class Peers:
+    """A broker of each kind for the tests of a module that is about several, started on first use."""
+
+    def __init__(self, directory: Path, properties: Mapping[str, object]) -> None:
+        self._brokers = {target: make_broker(target, directory / target, properties) for target in TARGETS}
+        self._starting = {target: asyncio.Lock() for target in TARGETS}
+
+    async def get(self, target: str) -> Broker:
+        """Return a broker, running."""
+        broker = self._brokers[target]
+        async with self._starting[target]:
+            if not broker.running:
+                await broker.start()
+        return broker
+
+    async def close(self) -> None:
+        """Kill them."""
+        await asyncio.gather(*(broker.kill() for broker in self._brokers.values() if broker.running))
 
 
 class BrokerFactory:

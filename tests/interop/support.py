@@ -3,6 +3,7 @@ a connection for single requests."""
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,11 +48,12 @@ async def eventually(
     attempt: Callable[[], Awaitable[T]], right: Callable[[T], bool] = bool, timeout: float = 20, every: float = 0.05
 ) -> T:
     """Repeat a question until the answer is right, for effects that follow a broker's answer with a delay. The
-    question is asked every `every` seconds.
+    question is asked every `every` seconds, and less often the longer it takes, since each costs two JVMs a request.
 
     A refusal counts as a wrong answer.
     """
     problem: object = None
+    begun = time.monotonic()
     try:
         async with asyncio.timeout(timeout):
             while True:
@@ -63,7 +65,7 @@ async def eventually(
                     if right(answer):
                         return answer
                     problem = answer
-                await asyncio.sleep(every)
+                await asyncio.sleep(max(every, (time.monotonic() - begun) / 20))
     except TimeoutError:
         raise TimeoutError(f"still not so after {timeout:.0f} s: {problem!r}") from None
 

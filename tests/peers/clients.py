@@ -48,8 +48,9 @@ def unique(prefix: str) -> str:
 
 
 def _handle(prefix: str) -> str:
-    """Return a name for a client instance; it is part of its client id, which must be unique at a broker."""
-    return f"{prefix}-{os.getpid()}-{next(_numbers)}"
+    """Return a name for a client instance; it is part of its client id, which must be unique at a broker. A group
+    allots queues to its members in the order of these names, which is that of their starts."""
+    return f"{prefix}-{os.getpid()}-{next(_numbers):06}"
 
 
 class _Member:

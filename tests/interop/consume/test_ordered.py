@@ -1,17 +1,26 @@
 """A group receives messages with a sharding key in the order in which they were sent, whichever consumer gets them."""
 
-import asyncio
 from collections import defaultdict
 
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.fastjson import dumps
+from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from tests.interop.environment import ClientPool, Together
-from tests.interop.support import share_queues
+from tests.interop.support import Wire, share_queues
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique, until
 from tests.peers.messages import Outgoing
+from tests.support.wire import request
 
 QUEUES = 4
 KEYS = 10
 EACH = 30
+
+
+def _heartbeat(client_id: str, group: str, topic: str) -> Command:
+    member = ConsumerData(group, subscription_data_set=[SubscriptionData(topic, "*", 1)])
+    return request(RequestCode.HEART_BEAT, body=dumps(HeartbeatData(client_id, [], [member])))
 
 
 async def test_each_key_is_consumed_in_order_by_one_of_two_consumers(
@@ -25,11 +34,13 @@ async def test_each_key_is_consumed_in_order_by_one_of_two_consumers(
             Outgoing(f"{key}/{n}".encode(), sharding=f"order-{key}") for n in range(EACH) for key in range(KEYS)
         ]
         bodies = {message.body for message in messages}
-        # Start both at once: Go gives up queues that the first one has locked only when the lock has expired, a minute
-        # later.
-        one, other = await asyncio.gather(
-            *(client.consumer(broker.nameserver, group, topic, orderly=True) for _ in range(2))
-        )
+        # Go never unlocks queues that it gives up, so the next member gets them when the locks have expired, a minute
+        # later. With a third member behind the two neither gets a queue that it has to give up: first one has half of
+        # them, then the other one of the rest, and both when the third has left.
+        async with Wire(broker) as third:
+            await third.ask(_heartbeat("~", group, topic))
+            one = await client.consumer(broker.nameserver, group, topic, orderly=True)
+            other = await client.consumer(broker.nameserver, group, topic, orderly=True)
         async with await client.producer(broker.nameserver) as producer, one, other:
             await share_queues(producer, topic, QUEUES, [one, other])
             await producer.send(topic, messages)

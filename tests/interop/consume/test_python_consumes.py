@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind
 
 from duemq import Consumer, DelayError, Message, MessageQueue, Producer, ReceivedMessage
 from duemq.otel import Telemetry
-from tests.interop.environment import LEVELS, TARGETS, SharedBroker, make_broker
+from tests.interop.environment import TARGETS, Peers
 from tests.interop.support import eventually
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
@@ -27,16 +27,10 @@ QUEUES = 4
 KEYS = 8
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=TARGETS)
-async def peer(
-    request: pytest.FixtureRequest, shared_broker: SharedBroker, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Broker]:
-    """Each of the brokers, for all tests of this module."""
-    await shared_broker.make_room()
-    broker = make_broker(request.param, tmp_path_factory.mktemp(request.param), {"messageDelayLevel": LEVELS})
-    await broker.start()
-    yield broker
-    await broker.kill()
+@pytest_asyncio.fixture(loop_scope="session", params=TARGETS)
+async def peer(peers: Peers, request: pytest.FixtureRequest) -> Broker:
+    """Each of the brokers in turn."""
+    return await peers.get(str(request.param))
 
 
 @pytest_asyncio.fixture(loop_scope="session")

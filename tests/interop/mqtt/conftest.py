@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.interop.at_once import AtOnce
+from tests.interop.at_once import AtOnce, tests_of
 from tests.interop.mqtt.environment import World
 
 _HERE = Path(__file__).parent
@@ -25,18 +25,16 @@ def world(tmp_path: Path) -> World:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
 async def _at_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
-    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "mqtt"))
-    for item in request.session.items:
-        if isinstance(item, pytest.Function) and _HERE in item.path.parents:
-            run.start(item, _fixtures)
+    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "mqtt"), _fixtures)
+    run.start(tests_of(request, _HERE))
     yield
     await run.close()
 
 
 @asynccontextmanager
-async def _fixtures(directory: Path) -> AsyncIterator[Mapping[str, object]]:
+async def _fixtures(_: set[str], given: Mapping[str, object], directory: Path) -> AsyncIterator[Mapping[str, object]]:
     world = World(directory)
     try:
-        yield {"tmp_path": directory, "world": world}
+        yield {**given, "tmp_path": directory, "world": world}
     finally:
         await world.close()

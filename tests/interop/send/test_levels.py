@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from tests.interop.at_once import alone
 from tests.interop.environment import LEVEL_MS, BrokerFactory, MqAdmins
 from tests.interop.support import eventually, not_on, waiting_record
 from tests.peers.broker import Broker
@@ -103,6 +104,7 @@ async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_ch
             assert found == in_order
 
 
+@alone  # it asserts how late messages are
 async def test_levels_change_while_messages_wait(
     brokers: BrokerFactory, target: str, java: JavaClient, mqadmins: MqAdmins
 ) -> None:

@@ -24,7 +24,7 @@ from duemq import (
     Producer,
     SendResult,
 )
-from tests.interop.environment import LEVELS, TARGETS, ClientPool, SharedBroker, make_broker
+from tests.interop.environment import TARGETS, ClientPool, Peers
 from tests.interop.support import eventually
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, PushConsumer, unique
@@ -35,20 +35,10 @@ PRECISION_MS = {"duemq": 0, "apache-4.9.7": 0, "apache-5.3.3": 1000}
 OLD, NEW = "apache-4.9.7", "apache-5.3.3"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=TARGETS)
-async def peer(
-    request: pytest.FixtureRequest, shared_broker: SharedBroker, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Broker]:
-    """Each of the brokers, for all tests of this module."""
-    await shared_broker.make_room()
-    broker = make_broker(
-        request.param,
-        tmp_path_factory.mktemp(request.param),
-        {"messageDelayLevel": LEVELS, "recallMessageEnable": "true"},
-    )
-    await broker.start()
-    yield broker
-    await broker.kill()
+@pytest_asyncio.fixture(loop_scope="session", params=TARGETS)
+async def peer(peers: Peers, request: pytest.FixtureRequest) -> Broker:
+    """Each of the brokers in turn."""
+    return await peers.get(str(request.param))
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -20,6 +20,7 @@ from functools import partial
 import pytest
 
 from tests.bench.remote import Remote
+from tests.interop.at_once import alone
 from tests.interop.environment import LEVEL_MS, BrokerFactory, ClientPool, Together
 from tests.interop.support import each_once, eventually, need, not_on, waiting_record
 from tests.peers.admin import Admin
@@ -325,6 +326,7 @@ async def test_timers_outlive_the_broker(brokers: BrokerFactory, target: str, ja
     assert any(ended < at < up for at in times), "none was due while the broker was gone"
 
 
+@alone
 @pytest.mark.parametrize("setting", ["timerStopEnqueue", "timerStopDequeue"])
 async def test_what_is_stopped_goes_on_when_it_is_told(
     broker: Broker, topic: str, java: JavaClient, admin: Admin, setting: str
@@ -446,6 +448,7 @@ async def test_recall_that_comes_too_late_or_for_another_topic_is_refused_and_a_
         assert consumer.bodies == [b"soon"]
 
 
+@alone
 async def test_recall_is_refused_where_it_is_not_enabled(
     broker: Broker, topic: str, clients: ClientPool, admin: Admin
 ) -> None:

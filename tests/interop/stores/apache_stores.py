@@ -2,6 +2,7 @@
 others waiting. Each is written once in a run of the tests, which work on copies.
 """
 
+import asyncio
 import shutil
 import time
 from collections import Counter
@@ -39,13 +40,13 @@ class ApacheStores:
     def __init__(self, directory: Path, clients: ClientPool) -> None:
         self._directory = directory
         self._clients = clients
-        self._written: dict[tuple[str, str], Path] = {}
+        self._written: dict[tuple[str, str], asyncio.Task[Path]] = {}
 
     async def get(self, kind: str, end: str) -> Path:
         """Return a store that a broker wrote before it was stopped, or killed."""
         if (kind, end) not in self._written:
-            self._written[kind, end] = await self._write(kind, end)
-        return self._written[kind, end]
+            self._written[kind, end] = asyncio.create_task(self._write(kind, end))
+        return await asyncio.shield(self._written[kind, end])
 
     async def _write(self, kind: str, end: str) -> Path:
         directory = self._directory / f"{kind}-{end}"

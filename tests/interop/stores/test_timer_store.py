@@ -6,26 +6,21 @@ due while no broker runs, some wait longer than timerRollWindowSlot, which Rocke
 recalled. If the broker under test has the store first and stops cleanly, some are given another time: once, twice, and
 in the slot that they have. The tests read the delivered messages from the queues of the topic, where a second copy
 would show.
-
-The hand-overs spend most of their time waiting, so several of them run at the same time, started by the first test.
 """
 
-import asyncio
 import itertools
 import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from duemq import Admin, ChangeResult
-from tests.interop.environment import FLUSHES_TIMERS, BrokerFactory, ClientPool, SharedBroker
+from tests.interop.environment import FLUSHES_TIMERS, BrokerFactory, ClientPool
 from tests.interop.support import eventually, not_on
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
@@ -251,75 +246,26 @@ async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, en
     await broker.kill()
 
 
-class HandOvers:
-    """The hand-overs that have a test, three of them at a time, the longest first."""
-
-    def __init__(self, target: str, java: JavaClient, new_directory: Callable[[], Path]) -> None:
-        self._target = target
-        self._java = java
-        self._new_directory = new_directory
-        self._room = asyncio.Semaphore(3)
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._told: set[tuple[str, str]] = set()
-
-    def start(self, wanted: set[tuple[str, str]]) -> None:
-        """Start all wanted hand-overs."""
-        for chain, end in sorted(wanted, key=lambda item: -CHAINS[item[0]].span_ms(item[1])):
-            self._tasks[chain, end] = asyncio.create_task(self._run(chain, end))
-
-    async def result(self, chain: str, end: str) -> None:
-        """Await one hand-over; if it has failed in an earlier test run, try it again."""
-        task = self._tasks[chain, end]
-        if task.done() and task.exception() is not None and (chain, end) in self._told:
-            task = self._tasks[chain, end] = asyncio.create_task(self._run(chain, end))
-        self._told.add((chain, end))
-        await task
-
-    async def close(self) -> None:
-        """Cancel those that still run."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def _run(self, chain: str, end: str) -> None:
-        async with self._room:
-            for factor in FACTORS[:-1]:
-                try:
-                    await self._attempt(chain, end, factor)
-                except TooSlowError:
-                    warnings.warn(f"{chain}, {end}: {factor} times the usual time is not enough here", stacklevel=1)
-                else:
-                    return
-            await self._attempt(chain, end, FACTORS[-1])
-
-    async def _attempt(self, chain: str, end: str, factor: int) -> None:
-        brokers = BrokerFactory(self._target, self._new_directory())
-        try:
-            await _change_hands(brokers, self._java, chain, end, factor)
-        finally:
-            await brokers.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def hand_overs(
-    request: pytest.FixtureRequest,
-    shared_broker: SharedBroker,
-    clients: ClientPool,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[HandOvers]:
-    not_on(shared_broker.target, "apache-4.9.7", "timers came with 5.0")
-    await shared_broker.make_room()
-    run = HandOvers(shared_broker.target, await clients.java("5.3.3"), lambda: tmp_path_factory.mktemp("store"))
-    params = [
-        item.callspec.params
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path
-    ]
-    run.start({(str(param["chain"]), str(param["end"])) for param in params})
-    yield run
-    await run.close()
+async def _attempt(target: str, java: JavaClient, directory: Path, chain: str, end: str, factor: int) -> None:
+    brokers = BrokerFactory(target, directory)
+    try:
+        await _change_hands(brokers, java, chain, end, factor)
+    finally:
+        await brokers.close()
 
 
 @pytest.mark.parametrize(("chain", "end"), sampled(itertools.product(CHAINS, ENDS), ALWAYS))
-async def test_store_with_timers_changes_hands(hand_overs: HandOvers, chain: str, end: str) -> None:
-    await hand_overs.result(chain, end)
+async def test_store_with_timers_changes_hands(
+    target: str, clients: ClientPool, tmp_path: Path, chain: str, end: str
+) -> None:
+    not_on(target, "apache-4.9.7", "timers came with 5.0")
+    java = await clients.java("5.3.3")
+    for factor in FACTORS:
+        try:
+            await _attempt(target, java, tmp_path / str(factor), chain, end, factor)
+        except TooSlowError:
+            if factor == FACTORS[-1]:
+                raise
+            warnings.warn(f"{chain}, {end}: {factor} times the usual time is not enough here", stacklevel=1)
+        else:
+            return

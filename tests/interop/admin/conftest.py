@@ -1,0 +1,28 @@
+"""Fixtures of the tests of administration: those that need no state of the whole broker run some at a time."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.interop.at_once import AtOnce, Fixtures, tests_of
+from tests.interop.environment import ClientPool, SharedBroker
+
+_ROOM = 8
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
+async def _at_once(
+    request: pytest.FixtureRequest,
+    shared_broker: SharedBroker,
+    clients: ClientPool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[None]:
+    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "admin"), Fixtures(shared_broker, clients).make)
+    # A broker of Apache's under test has to make room for others.
+    if shared_broker.target == "duemq":
+        run.start(tests_of(request, Path(__file__).parent, "test_admin_api", "test_nameserver"))
+    yield
+    await run.close()
