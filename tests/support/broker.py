@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import wait
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +19,7 @@ from duemq.broker.daemon import Broker
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import RequestBudget
 from duemq.broker.settings.config import BrokerConfig, Origin, load
-from duemq.broker.workers import _LEAVE_SECONDS, _THREADS, Background, ThreadWorkers, _Abandonable
+from duemq.broker.workers import Background, ThreadWorkers
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
@@ -205,35 +203,13 @@ class Peer:
         return next((answer for answer in self.responses if answer.opaque == command.opaque), None)
 
 
-idle_threads: list[ThreadWorkers] = []
-"""Threads of brokers that have stopped."""
-
-
 class GatedWorkers(ThreadWorkers):
     """Threads of which a test may hold back some lanes: work given to a held lane waits in `held` until the test lets
-    it go. The threads are those of a broker that has stopped, if there is one: starting them takes a third of the time
-    of a broker's start."""
+    it go."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._threads: ThreadWorkers | None = idle_threads.pop() if idle_threads else ThreadWorkers(loop)
-        self._loop, self._lanes, self._access = loop, self._threads._lanes, self._threads._access
-        self._used = set[Lane | Background]()
+        super().__init__(loop)
         self.held: dict[Lane | Background, list[Callable[[], None]]] = {}
-
-    def stop(self) -> None:
-        """Wait for all work as ThreadWorkers does, then leave the threads to another broker."""
-        threads, self._threads = self._threads, None
-        if threads is None:
-            return
-        self._lanes, self._access = {}, _Abandonable("stopped")
-        for lane in self._used - {Background.ACCESS}:
-            count = _THREADS[lane]
-            together = threading.Barrier(count)  # no thread takes two of them, so each has done all else
-            wait([threads._lanes[lane].submit(together.wait) for _ in range(count)])
-        if wait([threads._access.submit(lambda: None)], _LEAVE_SECONDS).not_done:
-            threads.stop()
-        else:
-            idle_threads.append(threads)
 
     def hold(self, lane: Lane | Background) -> None:
         self.held.setdefault(lane, [])
@@ -243,7 +219,6 @@ class GatedWorkers(ThreadWorkers):
             start()
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
-        self._used.add(lane)
         if lane not in self.held:
             return super().run(lane, work)
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
