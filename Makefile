@@ -7,13 +7,17 @@ BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
+# The test run's first three parts run at the same time; one that ends goes on with parts that are left, the longest first.
+# Each part has a process of its own. Tests in no part run with the interop tests.
+UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 # Those that need none of the stores which the others have real brokers write.
 STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries test_report)
-# Runs that follow each other on one processor. Tests in none of these lists run with the interop tests.
-UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
-MACHINE := tests/crash tests/fuzz tests/simulation tests/unit/scheduler tests/interop/mqtt
-# Those that follow Spark's.
-LATE := tests/process
+LEFT := storeless process crash scheduler mqtt
+storeless := $(STORELESS)
+process := tests/process
+crash := tests/crash tests/fuzz tests/simulation
+scheduler := tests/unit/scheduler
+mqtt := tests/interop/mqtt
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
 # has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
@@ -74,22 +78,23 @@ peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test p
 
 test: $(BIN)/python ## Install the peers and run all tests except the soak tests
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(VENV)/.oldest-spark
-	@# Three runs at once: one that uses a processor, Spark's, and the tests that mostly wait for brokers and clients. The
-	@# unit tests need no peer, so they run while the peers are installed.
-	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
+	@# The unit tests need no peer, so they run while the peers are installed.
+	@rm -rf .part && mkdir .part; \
+	run() { name=$$1; shift; "$$@" > .part/$$name.log 2>&1; echo $$? > .part/$$name.status; }; \
+	take() { mkdir .part/$$1 2>/dev/null && run "$$@"; }; \
+	left() { $(foreach part,$(LEFT),take $(part) $(PYTEST) -p no:cacheprovider $($(part));) }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
 	$(MAKE) peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
-	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; run machine $(PYTEST) -p no:cacheprovider $(MACHINE); } & \
-	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); \
-	  run late $(PYTEST) -p no:cacheprovider $(STORELESS) $(LATE); } & \
-	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK) $(LATE)); failed=$$?; \
-	wait; cat .unit.log .late.log .machine.log .spark.log; \
-	for name in unit late machine spark; do \
-		status=$$(cat .$$name.status); rm -f .$$name.log .$$name.status; \
-		if [ "$$status" != 0 ]; then echo "make test: the run '$$name' failed ($$status)"; failed=1; fi; \
+	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; left; } & \
+	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); left; } & \
+	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(SPARK) $(foreach part,$(LEFT),$($(part)))); failed=$$?; \
+	left; wait; cat .part/*.log; \
+	for name in unit spark $(LEFT); do \
+		status=$$(cat .part/$$name.status); \
+		if [ "$$status" != 0 ]; then echo "make test: the part '$$name' failed ($$status)"; failed=1; fi; \
 	done; \
-	exit $$failed
+	rm -rf .part; exit $$failed
 
 unit: $(VENV)/.dev ## Run the unit tests, which need no peer (some minutes)
 	$(IN_MEMORY) tests/unit
