@@ -58,6 +58,8 @@ async def prepare(broker: Broker, tool: MqAdmin, folder: Path) -> dict[str, str]
     consumer.subscribe(TOPIC)
     async with consumer, asyncio.timeout(60):
         await done.wait()
+        await consumer.caught_up()
+        await consumer.commit()  # with an answer; the commit of the close has none
     topics, groups = folder / "topics.json", folder / "groups.json"
     topics.write_text(json.dumps([{"topicName": "Listed", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}]))
     groups.write_text(json.dumps([{"groupName": "ListedGroup"}]))
