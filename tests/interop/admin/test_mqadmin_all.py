@@ -37,6 +37,9 @@ async def prepare(broker: Broker, tool: MqAdmin, folder: Path) -> dict[str, str]
     await tool.each(start, nameserver=broker.nameserver)
     route = partial(tool.run, "topicRoute", "-t", TOPIC, nameserver=broker.nameserver)
     await eventually(route, lambda shown: '"readQueueNums":2' in "".join(shown.split()))
+    # A broker of Apache's has no figures in the first second, and answers with a NoSuchElementException.
+    status = partial(tool.run, "brokerStatus", "-b", broker.address, nameserver=broker.nameserver)
+    await eventually(status, lambda shown: "putTps" in shown)
     async with Producer(broker.nameserver) as producer:
         sent = await producer.send_many(
             Message(TOPIC, f"body{n}", keys=f"key{n}", tags="ab"[n % 2], sharding_key=str(n % 2))
@@ -55,6 +58,8 @@ async def prepare(broker: Broker, tool: MqAdmin, folder: Path) -> dict[str, str]
     consumer.subscribe(TOPIC)
     async with consumer, asyncio.timeout(60):
         await done.wait()
+        await consumer.caught_up()
+        await consumer.commit()  # with an answer; the commit of the close has none
     topics, groups = folder / "topics.json", folder / "groups.json"
     topics.write_text(json.dumps([{"topicName": "Listed", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}]))
     groups.write_text(json.dumps([{"groupName": "ListedGroup"}]))

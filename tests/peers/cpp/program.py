@@ -151,6 +151,8 @@ class _Log:
 
 
 _log = _Log()
+_pulling = threading.Lock()
+"""Held by the one pull consumer: the library has one of each group in a process, and the group may be anybody's."""
 
 
 class Program:
@@ -338,14 +340,15 @@ def _selector(request: Json, spec: Json) -> Callable[[int, Any, Any], int] | Non
 
 @contextmanager
 def _pull_consumer(request: Json) -> Iterator[PullConsumer]:
-    consumer = PullConsumer(request.get("group") or "peer_pull")
-    consumer.set_namesrv_addr(request["nameserver"])
-    with _log.until_heartbeats(_HEARTBEATS_OF_A_PULL_CONSUMER):
-        consumer.start()
-    try:
-        yield consumer
-    finally:
-        consumer.shutdown()
+    with _pulling:
+        consumer = PullConsumer(request.get("group") or "peer_pull")
+        consumer.set_namesrv_addr(request["nameserver"])
+        with _log.until_heartbeats(_HEARTBEATS_OF_A_PULL_CONSUMER):
+            consumer.start()
+        try:
+            yield consumer
+        finally:
+            consumer.shutdown()
 
 
 @contextmanager
