@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -264,6 +265,7 @@ def signed(command: Command, name: str) -> Command:
     return signed_by(command, (name, SECRET))
 
 
+@cache
 def header_of(header_type: type[headers.Header]) -> headers.Header:
     """A header with a value in each field that has to be there, and in all that name topics and groups."""
     values: dict[str, Any] = {}
@@ -297,7 +299,7 @@ BODIES_OF_USERS: Final = BODIES | {
 
 
 def a_request(broker: UnboundBroker, code: RequestCode, bodies: Mapping[RequestCode, Any] = BODIES) -> Command:
-    header_type = broker.router._routes[code].decoder.header_type
+    header_type: type[headers.Header] = broker.router._routes[code].decoder.header_type
     body = bodies.get(code)
     header = header_of(header_type) if header_type is not NoFields else None
     return request(code, header, fastjson.dumps(body) if body is not None else b"")

@@ -42,7 +42,12 @@ def refuse_duemqs_own(broker: FakeBroker) -> None:
     known = BrokerData({0: broker.address}, broker.name, "cluster")
     told = bodies.cluster_info([known], {"cluster": [broker.name]})
     broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=told))
-    for code in (RequestCode.LIST_PENDING, RequestCode.MOVE_CLOCK, RequestCode.CANCEL_MESSAGE):
+    for code in (
+        RequestCode.LIST_PENDING,
+        RequestCode.MOVE_CLOCK,
+        RequestCode.CANCEL_MESSAGE,
+        RequestCode.CHANGE_PENDING,
+    ):
         broker.on(code, failure(3, "no"))
 
 
