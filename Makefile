@@ -57,10 +57,6 @@ $(VENV)/.oldest-spark: pyproject.toml | $(VENV)/.pip
 		"pyspark==$$(sed -n 's/.*"pyspark>=\([0-9.]*\)".*/\1/p' pyproject.toml).0"
 	@touch $@
 
-# The tests start Spark some twenty times, and Java loads Spark's classes faster from an archive.
-$(VENV)/spark.jsa: $(VENV)/.dev tests/spark/world/class_archive.py
-	$(BIN)/python -m tests.spark.world.class_archive $@
-
 # In an environment of their own: the tools' requirements are none of the project's.
 $(VENV)/tools/bin/pip-compile: | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/tools
@@ -79,7 +75,7 @@ test: $(BIN)/python ## Install the peers and run all tests except the soak tests
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
-	$(MAKE) peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
+	$(MAKE) peers || { pkill -P $$unit; exit 1; }; \
 	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; run machine $(PYTEST) -p no:cacheprovider $(MACHINE); } & \
 	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); \
 	  run late $(PYTEST) -p no:cacheprovider $(STORELESS) $(LATE); } & \

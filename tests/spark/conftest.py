@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.soak import sampled
-from tests.spark.world import class_archive
+from tests.spark.world import spark_home
 from tests.spark.world.commands import Commands
 from tests.spark.world.peers import Peers
 from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore
@@ -31,7 +31,7 @@ from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-class_archive.use()
+spark_home.use()
 
 _HERE = Path(__file__).parent
 _FIXTURES = {"peers", "stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}
@@ -55,7 +55,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
 
 @pytest.fixture(scope="session")
 def commands() -> Iterator[Commands]:
-    with Commands(class_archive.of_a_user()) as commands:
+    with Commands(spark_home.of_a_user()) as commands:
         yield commands
 
 
