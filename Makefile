@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
-# The test run's first three parts run at the same time; one that ends goes on with parts that are left, the longest first.
-# Each part has a process of its own. Tests in no part run with the interop tests.
+# Three runs at once: the unit tests, Spark's, and those that mostly wait for brokers and clients. A run that ends goes on
+# with the parts that are left, the longest first, so that no processor waits.
+# Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 # Those that need none of the stores which the others have real brokers write.
 STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries test_report)
@@ -61,10 +62,6 @@ $(VENV)/.oldest-spark: pyproject.toml | $(VENV)/.pip
 		"pyspark==$$(sed -n 's/.*"pyspark>=\([0-9.]*\)".*/\1/p' pyproject.toml).0"
 	@touch $@
 
-# The tests start Spark some twenty times, and Java loads Spark's classes faster from an archive.
-$(VENV)/spark.jsa: $(VENV)/.dev tests/spark/world/class_archive.py
-	$(BIN)/python -m tests.spark.world.class_archive $@
-
 # In an environment of their own: the tools' requirements are none of the project's.
 $(VENV)/tools/bin/pip-compile: | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/tools
@@ -85,7 +82,7 @@ test: $(BIN)/python ## Install the peers and run all tests except the soak tests
 	left() { $(foreach part,$(LEFT),take $(part) $(PYTEST) -p no:cacheprovider $($(part));) }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
-	$(MAKE) peers $(VENV)/spark.jsa || { pkill -P $$unit; exit 1; }; \
+	$(MAKE) peers || { pkill -P $$unit; exit 1; }; \
 	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; left; } & \
 	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); left; } & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(SPARK) $(foreach part,$(LEFT),$($(part)))); failed=$$?; \

@@ -1,8 +1,10 @@
-"""The process that forks Spark's Python workers: pyspark's own, with workers that find most modules imported, that
-print nothing when a reader goes away, and that end with it. It ends with Spark's Java, which ends with the driver; but
-if it is killed, workers in the middle of a task would otherwise run on.
+"""The process that forks the Python workers of Spark's tasks: pyspark's own, with workers that find most modules
+imported, that print nothing when a reader goes away, and that end with it. It ends with Spark's Java, which ends with
+the driver; but if it is killed, workers in the middle of a task would otherwise run on.
 
-Spark starts the module by its setting spark.python.daemon.module; standard output is the module's channel to it.
+Spark starts the module by its setting spark.python.daemon.module; standard output is the module's channel to it. Those
+that plan the read of a data source Spark forks from pyspark's own daemons whatever the setting, and uses them again
+until they have been idle for a minute; the reader of a stream is a process that Spark starts by itself.
 """
 
 import ctypes
@@ -19,9 +21,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def import_first() -> None:
-    """Import what workers need, so that they need not do so, each anew: 0.8 s of processor time of every worker, and
-    Spark starts some for the plan of each query. This is all that the source and the jobs import, but pyarrow, which
-    starts a thread: a process with threads must not fork."""
+    """Import what workers need, so that they need not do so, each anew: 0.8 s of processor time of every worker. This
+    is all that the source and the jobs import, but pyarrow, which starts a thread: a process with threads must not
+    fork."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's algebra would start threads, and nothing here uses it
     with suppress(ImportError):  # the worker that needs it says so
         import numpy  # noqa: F401

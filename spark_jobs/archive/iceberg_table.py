@@ -49,6 +49,7 @@ class IcebergTable:
             local_path(path)
         self._path, self._catalog = path, catalog
         self.columns: Sequence[str] = COLUMNS.names
+        self._opened: tuple[Catalog, str] | None = None
         self._table: Library | None = None
         self._prefix = ""
 
@@ -91,6 +92,12 @@ class IcebergTable:
         return self._mark(name)
 
     def _open(self) -> tuple[Catalog, str]:
+        """Return the catalog, opened once for a run, and the table's identifier. Raises JobError."""
+        if self._opened is None:
+            self._opened = self._open_anew()
+        return self._opened
+
+    def _open_anew(self) -> tuple[Catalog, str]:
         from pyiceberg.catalog import load_catalog
 
         if self._catalog is not None:
@@ -177,7 +184,7 @@ class IcebergTable:
 
     def close(self) -> None:
         """See `table.Table`."""
-        self._table = None
+        self._opened = self._table = None
 
 
 def _create(catalog: Catalog, identifier: str) -> Library:

@@ -2,7 +2,7 @@
 
     peers           tests.spark.world.peers.Peers: Apache's Java clients, and the event loop of all that talks to them
     commands        tests.spark.world.commands.Commands: one process that runs `duemq` several times
-    stores          tests.spark.world.stores.Stores: `stores.get(kind, end)`, written on first use
+    stores          tests.spark.world.stores.Stores: `stores.get(kind, end)`, written from the begin of the session on
     written         each kind in turn, stopped cleanly
     killed          each kind in turn, killed while it delivered
     duemq_store, apache_497_store, apache_533_store    one of them, stopped cleanly
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.soak import sampled
-from tests.spark.world import class_archive
+from tests.spark.world import spark_home
 from tests.spark.world.commands import Commands
 from tests.spark.world.peers import Peers
 from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore
@@ -31,10 +31,14 @@ from tests.spark.world.stores import KINDS, End, Kind, Stores, WrittenStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-class_archive.use()
+spark_home.use()
 
 _HERE = Path(__file__).parent
 _FIXTURES = {"peers", "stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}
+
+_KINDS_OF: dict[str, set[Kind]] = {
+    "duemq_store": {"duemq"}, "apache_497_store": {"apache-4.9.7"}, "apache_533_store": {"apache-5.3.3"},
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +51,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=["Python worker failed to connect back"]))
 
 
+def _kinds_of(item: pytest.Item) -> set[Kind]:
+    """Return the kinds of stores that a test needs."""
+    callspec, names = getattr(item, "callspec", None), getattr(item, "fixturenames", ())
+    given = callspec.params if callspec is not None else {}
+    kinds = {given[name] for name in ("written", "killed") if name in given}
+    kinds |= {given["kind"]} if "stores" in names and "kind" in given else set()
+    return kinds.union(*(_KINDS_OF.get(name, set()) for name in names))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stores_begun(request: pytest.FixtureRequest) -> None:
+    """Have the brokers write while tests that need no store run."""
+    items = [item for item in request.session.items if _HERE in item.path.parents]
+    kinds = set().union(*map(_kinds_of, items))
+    if kinds:
+        request.getfixturevalue("stores").begin(kinds)
+
+
 @pytest.fixture(scope="session")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     with Peers(tmp_path_factory.mktemp("clients")) as peers:
@@ -55,7 +77,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
 
 @pytest.fixture(scope="session")
 def commands() -> Iterator[Commands]:
-    with Commands(class_archive.of_a_user()) as commands:
+    with Commands(spark_home.of_a_user()) as commands:
         yield commands
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from duemq.spark_jobs import session
 from duemq.spark_jobs.cli.commands import main
-from tests.spark.world import audit, class_archive, faults, oracle
+from tests.spark.world import audit, faults, oracle, spark_home
 from tests.spark.world.commands import Commands
 from tests.spark.world.stores import WrittenStore
 from tests.unit.spark_jobs.analyse.test_nights import night, run
@@ -34,7 +34,7 @@ def duemq(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]
     """Run `duemq spark ...`."""
     code = "from duemq.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", *map(str, arguments)]
-    environment = class_archive.of_a_user() | {"PYTHONPATH": str(ROOT)}
+    environment = spark_home.of_a_user() | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment, timeout=200)
 
 

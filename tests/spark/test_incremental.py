@@ -19,8 +19,9 @@ from tests.bench.spark import stores as spark_stores
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SEGMENT = 16 << 20
-GIGABYTES = 0.04
+SEGMENT = 4 << 20
+GIGABYTES = 0.012
+SENDS = 1000
 MADE_MS = 1_800_000_000_000
 
 
@@ -31,7 +32,7 @@ def test_it_finds_what_a_whole_run_finds(
     """An incremental analysis of some new ranges finds the same as a whole one, matched in Spark's tasks, or in this
     process as usual for a store of this size."""
     store, state, told = tmp_path / "store", str(tmp_path / "state"), list[str]()
-    made = spark_stores.write(store, GIGABYTES, segment=SEGMENT)
+    made = spark_stores.write(store, GIGABYTES, segment=SEGMENT, sends=SENDS)
     if is_by_tasks:
         monkeypatch.setattr(Kept, "_shuffle_for", lambda self, _: self._shuffle())
     cut = spark_stores.Cut(store, 3 << 20)
@@ -61,7 +62,7 @@ def test_where_tasks_cannot_write_nothing_is_kept(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, state, told = tmp_path / "store", tmp_path / "state", list[str]()
-    spark_stores.write(store, GIGABYTES / 2, segment=SEGMENT)
+    spark_stores.write(store, GIGABYTES / 2, segment=SEGMENT, sends=SENDS)
     monkeypatch.setattr(Kept, "_shuffle_for", lambda self, _: self._shuffle())
     monkeypatch.setattr(spark.sparkContext, "master", "spark://elsewhere:7077")
     monkeypatch.setattr(kept, "directory_of", lambda state, _: state)

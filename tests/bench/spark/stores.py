@@ -39,7 +39,7 @@ TIMER_SEGMENT: Final = 100 << 20
 TICK_MS: Final = 10_000
 """Records are made in ticks of this length; no delay is shorter."""
 SENDS: Final = 10_000
-"""Messages sent in a tick."""
+"""Messages sent in a tick, unless fewer are asked for."""
 TOPICS: Final = {"orders": 4, "payments": 4, "mail": 2, "reminders_of_customers": 8}
 """Topics with their numbers of queues."""
 TAGS: Final = ("new", "changed", "cancelled")
@@ -66,7 +66,8 @@ _TIMER_UNIT: Final = np.dtype(
     ]
 )
 _SLOT: Final = np.dtype([("second", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("zero", ">i4")])
-_SLOTS: Final = 14 * 86_400
+_SLOTS_A_DAY: Final = 86_400
+_SLOTS: Final = 14 * _SLOTS_A_DAY
 _END_MAGIC: Final = 0xCBD43194
 _MAX_PARTS: Final = 1024
 """Linux's limit for one writev."""
@@ -276,7 +277,13 @@ class _Writer:
         slots["second"][at], slots["first"][at], slots["last"][at] = unique, placed[firsts], placed[lasts]
         slots["count"][at] = lasts - firsts + 1
         path = self.result.path
-        (path / "timerwheel").write_bytes(slots.tobytes())
+        with (path / "timerwheel").open("wb") as file:
+            file.truncate(slots.nbytes)
+            for first in range(0, _SLOTS, _SLOTS_A_DAY):
+                some = slots[first : first + _SLOTS_A_DAY]
+                if some["count"].any():
+                    file.seek(first * _SLOT.itemsize)
+                    file.write(some.tobytes())
         (path / "timerlog").mkdir()
         for base in range(0, max(1, len(units)), per_file):
             data = units[base : base + per_file].tobytes()
@@ -325,9 +332,12 @@ def _write_config(result: Generated, delivered: dict[int, int]) -> None:
         (result.path / "config" / f"{name}.json").write_text(json.dumps(content, indent="\t"))
 
 
-def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT) -> Generated:
-    """Write a store of about `gigabytes` GiB into a new or empty directory; its time ends now. `segment`: the size of a
-    commitlog file, which must be set for a broker if it differs from RocketMQ's. Raises OSError."""
+def write(
+    path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT, sends: int = SENDS, ticks_ago: int = 0
+) -> Generated:
+    """Write a store of about `gigabytes` GiB into a new or empty directory. `segment`: the size of a commitlog file,
+    which must be set for a broker if it differs from RocketMQ's. `sends`: messages sent in a tick. `ticks_ago`: the
+    ticks between the end of the store's time and now. Raises OSError."""
     wanted = int(gigabytes * (1 << 30))
     writer = _Writer(path, seed, segment)
     chance = np.random.default_rng(seed)
@@ -336,31 +346,31 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
     levels = np.array([kind.level for kind in _KINDS])
     share = np.where(levels == 0, 0.3, np.where(levels < 0, 0.2, 0.5 / len(LEVELS)))
     share /= share.sum()
-    ticks = _ticks(wanted)
-    begun = (time.time_ns() // 1_000_000) // TICK_MS * TICK_MS - ticks * TICK_MS
+    ticks = _ticks(wanted, sends)
+    begun = (time.time_ns() // 1_000_000 // TICK_MS - ticks_ago - ticks) * TICK_MS
     waiting: dict[int, list[Messages]] = defaultdict(list)
     number = 0
     for now in range(begun, begun + ticks * TICK_MS, TICK_MS):
-        kind = chance.choice(len(_KINDS), SENDS, p=share)
-        store_ms = now + np.sort(chance.integers(0, TICK_MS, SENDS))
-        ahead = TICK_MS + chance.integers(0, TIMER_MS, SENDS)
-        ahead += (chance.random(SENDS) < 0.001) * chance.integers(1, 30, SENDS) * 86_400_000
+        kind = chance.choice(len(_KINDS), sends, p=share)
+        store_ms = now + np.sort(chance.integers(0, TICK_MS, sends))
+        ahead = TICK_MS + chance.integers(0, TIMER_MS, sends)
+        ahead += (chance.random(sends) < 0.001) * chance.integers(1, 30, sends) * 86_400_000
         due = store_ms + np.where(levels[kind] < 0, ahead, delays[kind])
         # A timer of a whole second waits in the slot before. At the end of the store that slot is done while its timers
         # are not, so avoid whole seconds.
         due += (levels[kind] < 0) & (due % 1000 == 0)
         sent = Messages(
             store_ms=store_ms,
-            born_ms=store_ms - chance.integers(0, 5, SENDS),
+            born_ms=store_ms - chance.integers(0, 5, sends),
             kind=kind,
-            number=np.arange(number, number + SENDS),
-            body=chance.integers(0, _POOL, SENDS),
+            number=np.arange(number, number + sends),
+            body=chance.integers(0, _POOL, sends),
             queue_id=chance.integers(0, queues[kind]),
             due_ms=np.where(levels[kind] == 0, 0, due),
-            origin=np.full(SENDS, -1),
+            origin=np.full(sends, -1),
         )
-        number += SENDS
-        is_sent = np.ones(SENDS, bool)
+        number += sends
+        is_sent = np.ones(sends, bool)
         everything = sent
         if due_now := waiting.pop(now // TICK_MS, None):
             found = Messages.joined(due_now)
@@ -371,7 +381,7 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
             everything = Messages.joined([sent, found])
             order = np.argsort(everything.store_ms, kind="stable")
             everything = everything.part(order)
-            is_sent = order < SENDS
+            is_sent = order < sends
         offsets = writer.append(everything)
         waits = is_sent & (everything.due_ms > 0)
         later = everything.part(waits)._replace(origin=offsets[waits])
@@ -381,13 +391,13 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
     return writer.finish(begun, begun + ticks * TICK_MS)
 
 
-def _ticks(wanted: int) -> int:
-    """Return the number of ticks for this many bytes: each has SENDS messages, and the deliveries of earlier ones."""
+def _ticks(wanted: int, sends: int) -> int:
+    """Return the number of ticks for this many bytes: each has so many messages, and the deliveries of earlier ones."""
     size, ticks = 0.0, 0
     while size < wanted:
         due = [ticks * TICK_MS >= seconds * 1000 for seconds in LEVELS.values()]
         delivered = 0.5 * sum(due) / len(LEVELS) + 0.2 * min(1.0, ticks * TICK_MS / TIMER_MS)
-        size += SENDS * (1 + delivered) * _RECORD
+        size += sends * (1 + delivered) * _RECORD
         ticks += 1
     return ticks
 

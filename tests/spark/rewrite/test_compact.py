@@ -246,7 +246,7 @@ async def _timers(source: Broker, java: JavaClient, target: Kind, settings: dict
     await eventually(partial(admin.route, topic))
     now = time.time_ns() // 1_000_000
     soon = {b"soon %d" % n: now + 3000 + n * 20 for n in range(60)}
-    later = {b"later %d" % n: now + 30_000 + n * 200 for n in range(60)}
+    later = {b"later %d" % n: now + 15_000 + n * 100 for n in range(60)}
     messages = [Outgoing(body, properties={"TIMER_DELIVER_MS": str(at)}) for body, at in {**soon, **later}.items()]
     async with await java.producer(source.nameserver) as producer:
         results = await producer.send(topic, messages, "async")

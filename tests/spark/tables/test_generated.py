@@ -20,14 +20,18 @@ from tests.spark.world.oracle import SCHEDULE_TOPIC, TIMER_TOPIC, Contents
 from tests.spark.world.peers import Peers
 from tests.spark.world.stores import copy_store
 
-SEGMENT = 16 << 20
-GIGABYTES = 0.1
+SEGMENT = 4 << 20
+GIGABYTES = 0.025
+SENDS = 1000
+AGO = 6
+"""Ticks of 10 s for which no broker has delivered what is due."""
 TOPIC, QUEUE = "reminders_of_customers", 3
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
-    return spark_stores.write(tmp_path_factory.mktemp("generated") / "store", GIGABYTES, segment=SEGMENT)
+    path = tmp_path_factory.mktemp("generated") / "store"
+    return spark_stores.write(path, GIGABYTES, segment=SEGMENT, sends=SENDS, ticks_ago=AGO)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +124,8 @@ def test_brokers_go_on_with_it(
     count = sum(end for name, end in generated.offsets.items() if name.split("@")[0] in TOPICS)
 
     async def serve() -> None:
-        broker = make_broker(kind, tmp_path / "broker", {"mappedFileSizeCommitLog": SEGMENT}, store=store)
+        settings = {"mappedFileSizeCommitLog": SEGMENT, "maxMessageSize": SEGMENT // 4}
+        broker = make_broker(kind, tmp_path / "broker", settings, store=store)
         java, _ = await asyncio.gather(peers.client_for(broker), broker.start())
         try:
             admin = java.admin(broker.nameserver)

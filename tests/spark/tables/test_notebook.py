@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.spark.world import class_archive
+from tests.spark.world.commands import Commands
 from tests.unit.spark_jobs.compact_world import new_broker
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "spark-jobs.md").read_text(encoding="utf-8")
 
 
-def test_the_snippet_of_the_docs(tmp_path: Path) -> None:
+def test_the_snippet_of_the_docs(commands: Commands, tmp_path: Path) -> None:
     for name, count in (("a", 7), ("b", 4)):
         broker = new_broker(tmp_path / name / "store")
         for number in range(count):
@@ -29,14 +27,7 @@ def test_the_snippet_of_the_docs(tmp_path: Path) -> None:
     code = re.sub(r"(?m)^ {4}", "", lines[0]).replace("/data/", f"{tmp_path}/")
     code += "print(orders.count(), sorted(row.store[-7:] for row in orders.select('store').distinct().collect()))\n"
     code += "print(waiting.to_dict('records'))\n"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=class_archive.of_a_user(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = commands.run_code(code, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines() == [
         "1 0 0",

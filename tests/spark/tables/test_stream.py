@@ -23,7 +23,7 @@ from tests.peers.clients import unique
 from tests.peers.messages import Outgoing
 from tests.soak import sampled
 from tests.spark.tables.test_queries import ROOT
-from tests.spark.world import audit, class_archive, oracle
+from tests.spark.world import audit, oracle, spark_home
 from tests.spark.world.peers import Peers
 from tests.spark.world.stores import PROPERTIES, Kind, Stores, WrittenStore
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
@@ -230,7 +230,7 @@ def with_the_oldest_spark(code: str, *arguments: Path) -> tuple[str, str]:
     )
     run = subprocess.run(
         [sys.executable, "-c", begin + code, *map(str, arguments)],
-        cwd=ROOT, env=class_archive.oldest(), capture_output=True, text=True, check=False,
+        cwd=ROOT, env=spark_home.oldest(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout, run.stderr

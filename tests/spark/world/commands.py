@@ -4,6 +4,7 @@ lines that the process prints between them.
 
     with Commands() as commands:
         done = commands.run("spark", "sql", store, query, cwd=directory)
+        done = commands.run_code("print(1)", cwd=directory)
 
     python -m tests.spark.world.commands     read commands from standard input, one JSON text a line
 """
@@ -15,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,13 +37,20 @@ class Commands:
 
     def run(self, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run one command in a directory, and return its exit code and all that was printed meanwhile."""
+        return self._ask(["duemq", *map(str, arguments)], cwd)
+
+    def run_code(self, code: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run Python code as `python -c` does, with names of its own; its Spark session ends with it."""
+        return self._ask(["-c", *map(str, arguments), code], cwd)
+
+    def _ask(self, command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.world.commands"],
                 cwd=ROOT, env=self._environment, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
-        process, command = self._process, [*map(str, arguments)]
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -73,14 +82,35 @@ def _until_end(stream: IO[str]) -> tuple[str, int]:
     return "".join(lines), -1
 
 
-def _run(arguments: list[str]) -> int:
-    from duemq.cli import main
-
+def _run(command: list[str]) -> int:
+    program, *arguments = command
     try:
-        main(arguments, prog_name="duemq")
+        if program == "duemq":
+            from duemq.cli import main
+
+            main(arguments, prog_name=program)
+        else:
+            _run_code(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
     return 0
+
+
+def _run_code(arguments: list[str]) -> None:
+    """Run the code in the last argument with the ones before."""
+    *arguments, code = arguments
+    sys.argv = ["-c", *arguments]
+    try:
+        exec(code, {"__name__": "__main__"})
+    finally:
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()
 
 
 def _start_java_here() -> None:
@@ -103,9 +133,9 @@ def main() -> None:
     """See the module."""
     _start_java_here()
     for line in sys.stdin:
-        directory, arguments = json.loads(line)
+        directory, command = json.loads(line)
         os.chdir(directory)
-        code = _run(arguments)
+        code = _run(command)
         os.chdir(ROOT)
         for stream in (sys.stdout, sys.stderr):
             print(f"{_END}{code}", file=stream, flush=True)

@@ -20,7 +20,8 @@ import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -98,13 +99,13 @@ class ClockSetError(Exception):
     """The machine's clock was set while a store was written, so its times are unusable."""
 
 
-def write(kind: Kind, directory: Path, peers: Peers) -> dict[End, WrittenStore]:
-    """Write the stores of a kind, by their end, into a new directory; takes up to a minute. Raises PeerError;
-    TimeoutError if a broker does not do its work; and ClockSetError if the clock was set, whatever else went wrong
-    then."""
+async def write(kind: Kind, directory: Path, peers: Peers) -> dict[End, WrittenStore]:
+    """Write the stores of a kind, by their end, into a new directory; takes up to a minute; only for code in the loop
+    of the peers. Raises PeerError; TimeoutError if a broker does not do its work; and ClockSetError if the clock was
+    set, whatever else went wrong then."""
     wall, monotonic = time.time(), time.monotonic()
     try:
-        return peers.run(_write(kind, directory, peers))
+        return await _write(kind, directory, peers)
     finally:
         set_by = (time.time() - wall) - (time.monotonic() - monotonic)
         if abs(set_by) > _MOST_SLEWED_SECONDS:
@@ -160,29 +161,41 @@ def _now_ms() -> int:
 
 
 class Stores:
-    """The stores of a test session, each kind written on first use."""
+    """The stores of a test session, each kind written once: while other tests run if it was begun, else on first use.
+    The brokers mostly wait."""
 
     def __init__(self, new_directory: Callable[[str], Path], peers: Peers) -> None:
         self._new_directory = new_directory
         self._peers = peers
-        self._written: dict[Kind, Mapping[End, WrittenStore]] = {}
+        self._written: dict[Kind, Future[dict[End, WrittenStore]]] = {}
+
+    def begin(self, kinds: Iterable[Kind]) -> None:
+        """Begin to write the stores of some kinds, at the same time."""
+        for kind in kinds:
+            if kind not in self._written:
+                self._written[kind] = self._peers.begin(write(kind, self._new_directory(kind), self._peers))
 
     def get(self, kind: Kind, end: End = "stop") -> WrittenStore:
         """Return a store; tests must not change it, see `WrittenStore.copy`."""
         for left in reversed(range(_TRIES)):
-            if kind in self._written:
-                break
+            self.begin([kind])
             try:
-                self._written[kind] = write(kind, self._new_directory(kind), self._peers)
+                return self._written[kind].result()[end]
             except ClockSetError as error:
+                self.forget(kind)
                 if not left:
                     raise
                 warnings.warn(f"{error}: it is written again", stacklevel=2)
-        return self._written[kind][end]
+            except BaseException:
+                self.forget(kind)
+                raise
+        raise AssertionError("unreachable")
 
     def forget(self, kind: Kind) -> None:
         """Make the next request for a store of this kind write new ones."""
-        self._written.pop(kind, None)
+        found = self._written.pop(kind, None)
+        if found is not None:
+            found.cancel()
 
 
 def main() -> None:
@@ -194,7 +207,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with Peers(arguments.directory / "clients") as peers:
         for kind in [arguments.kind] if arguments.kind else KINDS:
-            for written in write(kind, arguments.directory / kind, peers).values():
+            for written in peers.run(write(kind, arguments.directory / kind, peers)).values():
                 print(written.path, dict(written.counts))
 
 

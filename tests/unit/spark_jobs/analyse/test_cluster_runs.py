@@ -33,6 +33,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import directories
 from duemq.spark_jobs.store.local_files import distinct_names
 from tests.spark.world import audit, faults, oracle
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.analyse.test_cluster import check_percentile
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import MADE_MS, World, make_small
@@ -145,13 +146,21 @@ def run(*arguments: str | Path) -> Result:
     return done
 
 
-@pytest.fixture
-def stores(tmp_path: Path) -> Path:
-    """The directory of two brokers' stores, with an invalid one in between: `a/store`, `b/store`, ..."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of two brokers' stores: `a/store` and `c/store`."""
+    root = tmp_path_factory.mktemp("clusters")
     for name, seed in (("a", 1), ("c", 2)):
-        made = world(tmp_path / "worlds" / name, seed, 150)
-        (tmp_path / "data" / name).mkdir(parents=True)
-        made.copy.rename(tmp_path / "data" / name / "store")
+        made = world(root / "worlds" / name, seed, 150)
+        (root / "data" / name).mkdir(parents=True)
+        made.copy.rename(root / "data" / name / "store")
+    return root / "data"
+
+
+@pytest.fixture
+def stores(written: Path, tmp_path: Path) -> Path:
+    """Their directory of a test's own, with an invalid one in between: `a/store`, `b/store`, ..."""
+    copy_tree(written, tmp_path / "data")
     (tmp_path / "data" / "b" / "store").mkdir(parents=True)
     return tmp_path / "data"
 

@@ -350,6 +350,22 @@ def test_two_runs_at_once(world: World, tmp_path: Path, form: str) -> None:
     check(target, form, world, other)
 
 
+def test_a_run_opens_its_catalog_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    opened, open_it = [], SqlCatalog.__init__
+
+    def counted(catalog: SqlCatalog, name: str, **options: str) -> None:
+        opened.append(name)
+        open_it(catalog, name, **options)
+
+    world.grow(5)
+    monkeypatch.setattr(SqlCatalog, "__init__", counted)
+    for number in (1, 2):  # the first one makes the table
+        assert append_as(str(world.root), tmp_path / "table", "iceberg").records == (5 if number == 1 else 0)
+        assert len(opened) == number
+
+
 def test_an_iceberg_commit_that_another_stores_overtakes(world: World, tmp_path: Path) -> None:
     target, other = tmp_path / "table", World(tmp_path / "other", "b")
     other.grow(10)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import ManualClock
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE
+from tests.support.copies import copy_tree, data_of
 from tests.unit.spark_jobs.compact_world import (
     HOST_V6,
     QUEUE_UNITS,
@@ -55,12 +57,10 @@ def run(root: Path, out: Path, **options: object) -> CompactResult:
     )
 
 
-def tree(root: Path, *, but: str = "") -> dict[str, tuple[int, bytes]]:
+def tree(root: Path, *, but: str = "") -> dict[str, tuple[int, dict[int, bytes]]]:
     """All files, with size and content, except those of one directory."""
     paths = [path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()]
-    return {
-        str(path): ((root / path).stat().st_size, (root / path).read_bytes()) for path in paths if path.parts[0] != but
-    }
+    return {str(path): data_of(root / path) for path in paths if path.parts[0] != but}
 
 
 def same(a: StoredMessage, b: StoredMessage) -> bool:
@@ -578,13 +578,32 @@ STEPS = (
 )
 
 
+class Closed(NamedTuple):
+    """A store that `busy` made, closed, and its files."""
+
+    root: Path
+    clock: ManualClock
+    files: dict[str, tuple[int, dict[int, bytes]]]
+
+    def copy(self, target: Path) -> ManualClock:
+        """Copy the store; return a clock that shows its time."""
+        copy_tree(self.root, target)
+        return ManualClock(self.clock.now_ms())
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Closed:
+    root = tmp_path_factory.mktemp("busy") / "store"
+    broker = busy(root)
+    broker.close()
+    return Closed(root, broker.clock, tree(root))
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_a_failure_at_any_step_leaves_nothing_and_a_second_run_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    closed: Closed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    broker = busy(tmp_path / "old")
-    broker.close()
-    before = tree(tmp_path / "old")
+    clock = closed.copy(tmp_path / "old")
     original = getattr(compacting._Compaction, step)
 
     def fails(self: object, *args: object) -> None:
@@ -596,9 +615,9 @@ def test_a_failure_at_any_step_leaves_nothing_and_a_second_run_succeeds(
         run(tmp_path / "old", tmp_path / "new")
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == ["old"]
-    assert tree(tmp_path / "old") == before
+    assert tree(tmp_path / "old") == closed.files
     run(tmp_path / "old", tmp_path / "new")
-    after = Broker(tmp_path / "new", broker.clock)
+    after = Broker(tmp_path / "new", clock)
     assert len(after.bodies()) == 240
     after.close()
 
@@ -623,16 +642,16 @@ def compact_and_die(step: str, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("step", [*STEPS, "finish"])
-def test_a_kill_at_any_step_leaves_the_original_and_a_second_run_succeeds(tmp_path: Path, step: str) -> None:
-    broker = busy(tmp_path / "old")
-    broker.close()
-    before = tree(tmp_path / "old")
+def test_a_kill_at_any_step_leaves_the_original_and_a_second_run_succeeds(
+    closed: Closed, tmp_path: Path, step: str
+) -> None:
+    clock = closed.copy(tmp_path / "old")
     assert exit_code(compact_and_die, step, str(tmp_path / "old"), str(tmp_path / "new")) == -signal.SIGKILL
     assert not (tmp_path / "new").exists()
-    assert tree(tmp_path / "old") == before
+    assert tree(tmp_path / "old") == closed.files
     run(tmp_path / "old", tmp_path / "new")
     assert sorted(os.listdir(tmp_path)) == ["new", "old"]
-    after = Broker(tmp_path / "new", broker.clock)
+    after = Broker(tmp_path / "new", clock)
     assert len(after.bodies()) == 240
     after.close()
 
