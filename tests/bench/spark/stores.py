@@ -392,7 +392,7 @@ def write(
 
 
 def _ticks(wanted: int, sends: int) -> int:
-    """Return the number of ticks for this many bytes: each has so many messages, and the deliveries of earlier ones."""
+    """Return the number of ticks for `wanted` bytes. Each has `sends` new messages and deliveries of earlier ones."""
     size, ticks = 0.0, 0
     while size < wanted:
         due = [ticks * TICK_MS >= seconds * 1000 for seconds in LEVELS.values()]
