@@ -23,7 +23,9 @@ from tests.support.canary import CANARY
 from tests.support.tls import Certificates, write_certificates
 
 PASSWORD = f"{CANARY}-of-client"
-REFUSED = "RemotingSendRequestException"
+CLOSED = {"RemotingConnectException", "RemotingSendRequestException", "RemotingTimeoutException"}
+"""The library's errors for a connection that was closed: before the request was written; while it was; and, in 4.9.7,
+if the library noticed the close before it noticed that the request had been written. All are raised at once."""
 NO_CERTIFICATE = {"certPath": "", "keyPath": "", "keyPassword": ""}
 UNTRUSTED = {"certPath": "other.pem", "keyPath": "other.key", "keyPassword": ""}
 
@@ -157,9 +159,9 @@ async def test_case(
     address = servers[case.server].address
     async with await java.remoting(client_file(certificates, tmp_path, case.client)) as remoting:
         if case.is_refused:
-            with pytest.raises(CallError) as failed:
+            with pytest.raises(CallError) as failed:  # ask() raises TimeoutError if the connection stays open
                 await remoting.ask(address)
-            assert failed.value.kind == REFUSED
+            assert failed.value.kind in CLOSED
         else:
             assert await remoting.ask(address) == 0
 

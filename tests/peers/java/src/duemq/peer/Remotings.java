@@ -12,6 +12,9 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 final class Remotings {
     private static final int GET_BROKER_CONFIG = 26;
 
+    /** Longer than a test waits for this program, ms: a call that ends was answered, or its connection was closed. */
+    private static final int TIMEOUT_MS = 120_000;
+
     private final Map<String, NettyRemotingClient> clients = new ConcurrentHashMap<>();
 
     /** Starts a client; with TLS, by the properties in a file, as -Dtls.config.file names it. */
@@ -37,7 +40,7 @@ final class Remotings {
     JSONObject ask(JSONObject request) throws Exception {
         NettyRemotingClient client = clients.get(request.getString("handle"));
         RemotingCommand command = RemotingCommand.createRequestCommand(GET_BROKER_CONFIG, null);
-        RemotingCommand answer = client.invokeSync(request.getString("address"), command, 20_000);
+        RemotingCommand answer = client.invokeSync(request.getString("address"), command, TIMEOUT_MS);
         JSONObject result = new JSONObject();
         result.put("code", answer.getCode());
         return result;
