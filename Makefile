@@ -11,12 +11,11 @@ SPARK := tests/spark
 # with the parts that are left, the longest first, so that no processor waits.
 # Tests in none of these lists run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
-# Those that need none of the stores which the others have real brokers write.
-STORELESS := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries test_report)
-LEFT := storeless process crash scheduler mqtt
-storeless := $(STORELESS)
+LEFT := storeless process faults scheduler mqtt
+# Spark's tests that need none of the stores which the others have real brokers write.
+storeless := $(patsubst %,tests/spark/%.py,tables/test_generated tables/test_notebook tables/test_queries test_report)
 process := tests/process
-crash := tests/crash tests/fuzz tests/simulation
+faults := tests/crash tests/fuzz tests/simulation
 scheduler := tests/unit/scheduler
 mqtt := tests/interop/mqtt
 # Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
@@ -73,18 +72,17 @@ run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(BIN)/python ## Install the peers and run all tests except the soak tests
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(VENV)/.oldest-spark
-	@# The unit tests need no peer, so they run while the peers are installed.
+test: $(VENV)/.dev ## Install the peers and run all tests except the soak tests
+	@# The unit tests need neither a peer nor another Spark, so they run while these are installed.
 	@rm -rf .part && mkdir .part; \
 	run() { name=$$1; shift; "$$@" > .part/$$name.log 2>&1; echo $$? > .part/$$name.status; }; \
 	take() { mkdir .part/$$1 2>/dev/null && run "$$@"; }; \
-	left() { $(foreach part,$(LEFT),take $(part) $(PYTEST) -p no:cacheprovider $($(part));) }; \
+	left() { $(foreach part,$(LEFT),take $(part) env $(if $(filter tests/unit/%,$($(part))),$(MEMORY)) $(PYTEST) -p no:cacheprovider $($(part));) }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & unit=$$!; \
-	$(MAKE) peers || { pkill -P $$unit; exit 1; }; \
+	$(MAKE) --no-print-directory -j2 $(VENV)/.oldest-spark peers || { pkill -P $$unit; exit 1; }; \
 	{ while kill -0 $$unit 2>/dev/null; do sleep 1; done; left; } & \
-	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(STORELESS)) $(SPARK); left; } & \
+	{ run spark $(PYTEST) -p no:cacheprovider $(addprefix --ignore ,$(storeless)) $(SPARK); left; } & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(SPARK) $(foreach part,$(LEFT),$($(part)))); failed=$$?; \
 	left; wait; cat .part/*.log; \
 	for name in unit spark $(LEFT); do \

@@ -16,7 +16,7 @@ from duemq._net.tls import Tls, context_of
 from duemq._producing.changes import PendingChanges, of_all, raise_first, range_ms
 from duemq._producing.changing import Changing
 from duemq._values import checks
-from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
+from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_timeouts
 from duemq._values.times import Span, Time, span_ms
 from duemq.errors import AccessDeniedError, ArgumentError, ClosedError, NotSupportedError, PeerError
 from duemq.pending import DueCurve, PendingMessage, Recurrence, RecurringMessage, RecurringResult
@@ -73,7 +73,7 @@ class Admin(Changing):
             nameserver,
             codec=codec,
             heartbeat=_heartbeat,
-            intervals=with_connect_timeout(_intervals, connect_timeout),
+            intervals=with_timeouts(_intervals, connect_timeout, timeout),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )

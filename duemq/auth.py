@@ -13,7 +13,7 @@ from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
 from duemq._net.keys import signer_of
 from duemq._net.tls import Tls, context_of
-from duemq._values.intervals import Intervals
+from duemq._values.intervals import Intervals, with_timeouts
 from duemq.errors import ArgumentError, ClosedError
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import headers
@@ -58,7 +58,7 @@ class AuthAdmin:
             nameserver,
             codec=codec,
             heartbeat=lambda client_id: HeartbeatData(client_id, [], []),
-            intervals=_intervals,
+            intervals=with_timeouts(_intervals, timeout=timeout),
             signer=signer_of(access_key, secret_key),
             tls=context_of(tls),
         )

@@ -27,7 +27,7 @@ from duemq._producing.sending import OVERHEAD_BYTES, STATUS, Choose, Sender, pri
 from duemq._producing.unique_keys import UniqueKeys
 from duemq._producing.window import Window
 from duemq._values import checks
-from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_connect_timeout
+from duemq._values.intervals import CONNECT_TIMEOUT, Intervals, with_timeouts
 from duemq._values.retries import Retries
 from duemq._values.times import Clock, Span, Time, now_ms, span_ms, time_ms
 from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError, PeerError, TopicNotFoundError
@@ -142,7 +142,7 @@ class Producer(Changing):
         self._compress_from_bytes = compress_from_bytes
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
-        intervals = with_connect_timeout(_intervals, checks.check_timeout(connect_timeout))
+        intervals = with_timeouts(_intervals, checks.check_timeout(connect_timeout))
         self._client = Client(
             nameserver,
             codec=codec,

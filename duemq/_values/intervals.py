@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
@@ -82,7 +83,12 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 20))
 
 
-def with_connect_timeout(intervals: Intervals | None, connect_timeout: float) -> Intervals:
-    """Return intervals with a caller's own time-out for connections, in seconds."""
+def with_timeouts(
+    intervals: Intervals | None, connect_timeout: float = CONNECT_TIMEOUT, timeout: float = math.inf
+) -> Intervals:
+    """Return intervals with a caller's own time-outs, in seconds: for connections, and for its requests. Those that
+    have to come before, for routes and heartbeats, may take no longer than the caller's."""
     given = intervals or Intervals()
-    return given if connect_timeout == CONNECT_TIMEOUT else replace(given, connect_timeout=connect_timeout)
+    if connect_timeout != CONNECT_TIMEOUT:
+        given = replace(given, connect_timeout=connect_timeout)
+    return replace(given, request_timeout=min(given.request_timeout, timeout))

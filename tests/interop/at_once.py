@@ -15,14 +15,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 
 from duemq import Producer
 from tests.interop.environment import BrokerFactory, ClientPool, MqAdmins, Peers, SharedBroker, Together
-from tests.interop.support import eventually
-from tests.peers.admin import Admin
+from tests.interop.support import make_topic
 from tests.peers.broker import Broker
 from tests.peers.clients import unique
 
@@ -43,7 +42,8 @@ def alone(test: Test) -> Test:
 
 
 class AtOnce:
-    """Runs tests at the same time, `room` of them at most, in the order in which they were given."""
+    """Runs tests at the same time, `room` of them at most, in the order in which they were given. As a context manager
+    it ends with none running."""
 
     def __init__(self, room: int, new_directory: Callable[[], Path], fixtures: MakeFixtures) -> None:
         self._room = asyncio.Semaphore(room)
@@ -61,8 +61,11 @@ class AtOnce:
                 self._tasks.append(task)
                 item.obj = partial(_outcome, task)
 
-    async def close(self) -> None:
-        """Cancel tests that pytest did not come to."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Cancel the tests whose outcome nobody awaited."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -143,7 +146,7 @@ class Fixtures:
             if wanted & {"broker", "topic", "new_topic", "admin", "peer"}:
                 broker = await self._broker(given)
                 admin = java.admin(broker.nameserver)
-                new_topic = partial(_new_topic, admin, broker)
+                new_topic = partial(make_topic, admin, broker)
                 made |= {"broker": broker, "peer": broker, "admin": admin, "new_topic": new_topic}
                 topic = made["topic"] = await new_topic() if wanted & {"topic", "consumer"} else ""
                 if "producer" in wanted:
@@ -158,11 +161,3 @@ class Fixtures:
             assert self.peers is not None
             return await self.peers.get(given["peer"])
         return await self.shared_broker.running()
-
-
-async def _new_topic(admin: Admin, broker: Broker, queues: int = 4) -> str:
-    topic = unique("topic")
-    await admin.create_topic(broker.address, topic, queues)
-    # A broker of Apache's that has just started tells the name server later, sometimes only after half a minute.
-    await eventually(partial(admin.route, topic), timeout=60)
-    return topic

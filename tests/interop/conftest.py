@@ -8,17 +8,20 @@ All tests and fixtures share one event loop, since broker and clients live for t
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from duemq import Producer
 from tests.interop.at_once import BEGAN
-from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, MqAdmins, SharedBroker, Together
+from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, MqAdmins, Peers, SharedBroker, Together
+from tests.interop.support import make_topic
 from tests.peers.admin import Admin
 from tests.peers.broker import Broker
 from tests.peers.capabilities import CLIENTS
-from tests.peers.clients import Client, JavaClient, unique
+from tests.peers.clients import Client, JavaClient
 from tests.peers.process import Process
 
 _HERE = Path(__file__).parent
@@ -73,6 +76,27 @@ async def broker(shared_broker: SharedBroker) -> Broker:
     return await shared_broker.running()
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def peers(shared_broker: SharedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Peers]:
+    """A broker of each kind, each started on first use."""
+    peers = Peers(shared_broker, tmp_path_factory.mktemp("peers"))
+    yield peers
+    await peers.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=TARGETS)
+async def peer(peers: Peers, request: pytest.FixtureRequest) -> Broker:
+    """A broker of each kind in turn."""
+    return await peers.get(str(request.param))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def producer(peer: Broker) -> AsyncIterator[Producer]:
+    """duemq's own producer."""
+    async with Producer(peer.nameserver) as producer:
+        yield producer
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def brokers(shared_broker: SharedBroker, tmp_path: Path) -> AsyncIterator[BrokerFactory]:
     """A factory for brokers of this test's own."""
@@ -124,14 +148,8 @@ async def admin(java: JavaClient, broker: Broker) -> Admin:
 
 @pytest.fixture
 def new_topic(admin: Admin, broker: Broker) -> Callable[[int], Awaitable[str]]:
-    """Make a topic with a number of queues."""
-
-    async def create(queues: int = 4) -> str:
-        topic = unique("topic")
-        await admin.create_topic(broker.address, topic, queues)
-        return topic
-
-    return create
+    """Makes a topic with a number of queues."""
+    return partial(make_topic, admin, broker)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -70,7 +70,7 @@ def make_broker(
 
 
 class SharedBroker:
-    """The broker that most tests share: started on first use, and again after a test stopped it."""
+    """A broker that tests share: started on first use, and again after a test stopped it."""
 
     def __init__(self, target: str, directory: Path) -> None:
         self.target = target
@@ -91,29 +91,26 @@ class SharedBroker:
             await self._broker.stop()
 
     async def close(self) -> None:
-        """Kill the broker at the end of the session: its store is not used again."""
+        """Kill the broker, if it runs: the tests that shared it have ended."""
         if self._broker.running:
             await self._broker.kill()
 
 
 class Peers:
-    """A broker of each kind for the tests of a module that is about several, started on first use."""
+    """A broker of each kind, for tests of duemq's own client."""
 
-    def __init__(self, directory: Path, properties: Mapping[str, object]) -> None:
-        self._brokers = {target: make_broker(target, directory / target, properties) for target in TARGETS}
-        self._starting = {target: asyncio.Lock() for target in TARGETS}
+    def __init__(self, shared_broker: SharedBroker, directory: Path) -> None:
+        self._shared_broker = shared_broker
+        self._brokers = {target: SharedBroker(target, directory / target) for target in TARGETS}
 
     async def get(self, target: str) -> Broker:
         """Return a broker, running."""
-        broker = self._brokers[target]
-        async with self._starting[target]:
-            if not broker.running:
-                await broker.start()
-        return broker
+        await self._shared_broker.make_room()
+        return await self._brokers[target].running()
 
     async def close(self) -> None:
-        """Kill them."""
-        await asyncio.gather(*(broker.kill() for broker in self._brokers.values() if broker.running))
+        """Kill those that run."""
+        await asyncio.gather(*(broker.close() for broker in self._brokers.values()))
 
 
 class BrokerFactory:

@@ -17,7 +17,7 @@ from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.peers.admin import Admin
 from tests.peers.broker import HOST, Broker
 from tests.peers.capabilities import Can, gap
-from tests.peers.clients import Client, JavaClient, Producer, PushConsumer, until
+from tests.peers.clients import Client, JavaClient, Producer, PushConsumer, unique, until
 from tests.peers.errors import CallError
 from tests.peers.messages import Outgoing, Received, Sent
 
@@ -68,6 +68,15 @@ async def eventually(
                 await asyncio.sleep(max(every, (time.monotonic() - begun) / 20))
     except TimeoutError:
         raise TimeoutError(f"still not so after {timeout:.0f} s: {problem!r}") from None
+
+
+async def make_topic(admin: Admin, broker: Broker, queues: int = 4) -> str:
+    """Make a topic with a new name, and wait until the name server has a route to it; return the name."""
+    topic = unique("topic")
+    await admin.create_topic(broker.address, topic, queues)
+    # A broker of Apache's that has just started tells the name server later, sometimes only after half a minute.
+    await eventually(partial(admin.route, topic), timeout=60)
+    return topic
 
 
 async def waiting_record(java: JavaClient, broker: Broker, topic: str, queue_id: int, result: Sent) -> Received:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of administration: those that need no state of the whole broker run some at a time."""
+"""Runs the tests of administration that need no state of the whole broker some at a time."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -20,9 +20,8 @@ async def _at_once(
     clients: ClientPool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[None]:
-    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "admin"), Fixtures(shared_broker, clients).make)
-    # A broker of Apache's under test has to make room for others.
-    if shared_broker.target == "duemq":
-        run.start(tests_of(request, Path(__file__).parent, "test_admin_api", "test_nameserver"))
-    yield
-    await run.close()
+    fixtures = Fixtures(shared_broker, clients)
+    async with AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "admin"), fixtures.make) as at_once:
+        if shared_broker.target == "duemq":  # one of Apache's has to make room for other brokers
+            at_once.start(tests_of(request, Path(__file__).parent, "test_admin_api", "test_nameserver"))
+        yield

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of consumers, which run some at a time."""
+"""Runs the tests of consumers some at a time."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -8,19 +8,9 @@ import pytest
 import pytest_asyncio
 
 from tests.interop.at_once import AtOnce, Fixtures, tests_of
-from tests.interop.environment import LEVELS, ClientPool, MqAdmins, Peers, SharedBroker
+from tests.interop.environment import ClientPool, MqAdmins, Peers, SharedBroker
 
-_HERE = Path(__file__).parent
 _ROOM = 8
-
-
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def peers(shared_broker: SharedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Peers]:
-    """A broker of each kind, for tests of duemq's own client."""
-    await shared_broker.make_room()
-    peers = Peers(tmp_path_factory.mktemp("peers"), {"messageDelayLevel": LEVELS, "recallMessageEnable": "true"})
-    yield peers
-    await peers.close()
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
@@ -33,9 +23,8 @@ async def _at_once(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[None]:
     fixtures = Fixtures(shared_broker, clients, mqadmins, peers)
-    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "consume"), fixtures.make)
-    # A broker of Apache's under test has to make room for others.
-    if shared_broker.target == "duemq":
-        run.start(tests_of(request, _HERE))
-    yield
-    await run.close()
+    async with AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "consume"), fixtures.make) as at_once:
+        if shared_broker.target == "duemq":  # one of Apache's has to make room for other brokers
+            at_once.start(tests_of(request, Path(__file__).parent))
+        yield
+    await peers.close()

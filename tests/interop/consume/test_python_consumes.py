@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import Callable
 
 import pytest
 import pytest_asyncio
@@ -18,8 +17,7 @@ from opentelemetry.trace import SpanKind
 
 from duemq import Consumer, DelayError, Message, MessageQueue, Producer, ReceivedMessage
 from duemq.otel import Telemetry
-from tests.interop.environment import TARGETS, Peers
-from tests.interop.support import eventually
+from tests.interop.support import make_topic
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 
@@ -27,25 +25,9 @@ QUEUES = 4
 KEYS = 8
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=TARGETS)
-async def peer(peers: Peers, request: pytest.FixtureRequest) -> Broker:
-    """Each of the brokers in turn."""
-    return await peers.get(str(request.param))
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def topic(peer: Broker, java: JavaClient) -> str:
-    topic, admin = unique("topic"), java.admin(peer.nameserver)
-    await admin.create_topic(peer.address, topic, QUEUES)
-    # A broker of Apache's that has just started tells the name server later, sometimes only after half a minute.
-    await eventually(partial(admin.route, topic), timeout=60)
-    return topic
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def producer(peer: Broker) -> AsyncIterator[Producer]:
-    async with Producer(peer.nameserver) as producer:
-        yield producer
+    return await make_topic(java.admin(peer.nameserver), peer)
 
 
 async def next_of(consumer: Consumer) -> ReceivedMessage:

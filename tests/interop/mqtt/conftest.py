@@ -13,7 +13,6 @@ import pytest_asyncio
 from tests.interop.at_once import AtOnce, tests_of
 from tests.interop.mqtt.environment import World
 
-_HERE = Path(__file__).parent
 _ROOM = 4
 
 
@@ -25,10 +24,9 @@ def world(tmp_path: Path) -> World:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
 async def _at_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
-    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "mqtt"), _fixtures)
-    run.start(tests_of(request, _HERE))
-    yield
-    await run.close()
+    async with AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "mqtt"), _fixtures) as at_once:
+        at_once.start(tests_of(request, Path(__file__).parent))
+        yield
 
 
 @asynccontextmanager

@@ -134,10 +134,11 @@ async def to_mqtt(world: World, who: str, qos: int, seed: int, kills: int) -> tu
     sending = asyncio.create_task(send_numbers(world, killing.over))
     await killing.run()
     acknowledged = await sending
-    async with asyncio.timeout(60):
-        while not acknowledged <= found.keys():
-            progress.clear()
+    while not acknowledged <= found.keys():
+        progress.clear()
+        async with asyncio.timeout(60):  # Mosquitto may have thousands that were sent again
             await progress.wait()
+    async with asyncio.timeout(60):
         await world.bridge.stop()
         await world.publish("out/end", "", qos=2)
         await ended.wait()

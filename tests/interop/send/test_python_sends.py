@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -24,8 +23,8 @@ from duemq import (
     Producer,
     SendResult,
 )
-from tests.interop.environment import TARGETS, ClientPool, Peers
-from tests.interop.support import eventually
+from tests.interop.environment import ClientPool
+from tests.interop.support import make_topic
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, PushConsumer, unique
 
@@ -35,25 +34,9 @@ PRECISION_MS = {"duemq": 0, "apache-4.9.7": 0, "apache-5.3.3": 1000}
 OLD, NEW = "apache-4.9.7", "apache-5.3.3"
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=TARGETS)
-async def peer(peers: Peers, request: pytest.FixtureRequest) -> Broker:
-    """Each of the brokers in turn."""
-    return await peers.get(str(request.param))
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def producer(peer: Broker) -> AsyncIterator[Producer]:
-    async with Producer(peer.nameserver) as producer:
-        yield producer
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def topic(peer: Broker, java: JavaClient) -> str:
-    topic, admin = unique("topic"), java.admin(peer.nameserver)
-    await admin.create_topic(peer.address, topic, 4)
-    # A broker of Apache's that has just started tells the name server later, sometimes only after half a minute.
-    await eventually(partial(admin.route, topic), timeout=60)
-    return topic
+    return await make_topic(java.admin(peer.nameserver), peer)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

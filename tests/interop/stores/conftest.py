@@ -65,8 +65,7 @@ async def _at_once(
     first."""
     await shared_broker.make_room()
     fixtures = Fixtures(shared_broker, clients, others={"apache_stores": apache_stores})
-    run = AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "stores"), fixtures.make)
     able = [item for item in tests_of(request, _HERE) if not names(item.function) & {"filled", "witness"}]
-    run.start(sorted(able, key=lambda item: item.path.stem != "test_timer_store"))
-    yield
-    await run.close()
+    async with AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "stores"), fixtures.make) as at_once:
+        at_once.start(sorted(able, key=lambda item: item.path.stem != "test_timer_store"))
+        yield

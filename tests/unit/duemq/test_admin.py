@@ -357,6 +357,17 @@ async def test_an_admin_is_open_within_its_block_only(broker: FakeBroker) -> Non
         await admin.count()
 
 
+async def test_the_heartbeat_that_comes_first_takes_no_longer_than_the_request_may() -> None:
+    async with FakeBroker("a") as broker:
+        table = [BrokerData({0: broker.address}, broker.name, "c")]
+        broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": ["a"]})))
+        broker.on(RequestCode.HEART_BEAT, None)
+        async with make_admin(broker, timeout=0.05) as admin:
+            with pytest.raises(RequestTimeoutError) as caught:
+                await admin.count()
+    assert (caught.value.request, caught.value.timeout) == ("HEART_BEAT", 0.05)
+
+
 async def test_no_name_server() -> None:
     async with FakeBroker() as broker:
         gone = broker.address
