@@ -1,4 +1,4 @@
-"""The admin: looks at the messages that wait at duemq brokers, and changes them."""
+"""The admin: lists and changes the messages that wait at duemq brokers."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from duemq.protocol.requests.bodies import HeartbeatData
 T = TypeVar("T")
 
 ADMIN_GROUP: Final = "duemq-admin"
-"""The producer group that recalls messages for an admin, as RocketMQ's brokers are told."""
+"""The producer group in an admin's recalls at RocketMQ's brokers."""
 PAGE: Final = 1000
-"""Messages asked for at once; the most that a broker gives."""
+"""Messages per request: the most that a broker returns."""
 MOST_STEPS: Final = 10_000
 LEAST_STEP_MS: Final = 1000
 
 
 class Admin(Changing):
-    """Looks at the messages that wait for their time or delay level, and changes them; at all duemq brokers that the
-    name servers know.
+    """Lists and changes the messages that wait for their timer or delay level, at all duemq brokers that the name
+    servers know.
 
         async with Admin("127.0.0.1:9876") as admin:
             async for message in admin.pending("orders", key="4711"):
                 print(message.due_time_ms, message.offset_message_id)
             await admin.cancel(topic="orders", key="4711")
 
-    Arguments: `nameserver`, `codec`, `access_key`, `secret_key`, `tls` and `connect_timeout` as of `Producer`;
-    `timeout`: for each request to a broker, in seconds. A broker with ten million waiting messages takes about a second
-    to look through them.
+    Arguments: `nameserver`, `codec`, `access_key`, `secret_key`, `tls` and `connect_timeout` are those of `Producer`.
+    `timeout`: time limit of each request to a broker, in seconds. A broker with ten million waiting messages takes
+    about a second to search them.
 
-    Methods select by `topic`, `key` (one of a message's keys, or its message id) and time: due from `begin` on and
-    before `end`, each a datetime with a time zone or seconds since the epoch. What is None selects by nothing. Brokers
-    that the name servers do not know now, since they are down, are not asked. `cancel`, `reschedule` and `deliver_now`
-    are those of `Producer`.
+    Methods select by `topic`, by `key` (one of a message's keys, or its message id) and by time: due at `begin` or
+    later, and before `end`, each a datetime with a time zone or seconds since the epoch. An argument that is None
+    selects everything. Brokers that are down, so that the name servers do not know them, are left out. `cancel`,
+    `reschedule` and `deliver_now` are those of `Producer`.
 
-    They raise ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, BrokerError, ConnectError,
+    The methods raise ArgumentError, ClosedError, NotSupportedError if no broker is duemq's, BrokerError, ConnectError,
     ConnectionLostError and RequestTimeoutError.
     """
 
@@ -92,7 +92,7 @@ class Admin(Changing):
         await self.close()
 
     async def start(self) -> None:
-        """Connect to a name server. Raises ConnectError where none answers; it can be tried again then."""
+        """Connect to a name server. Raises ConnectError if none answers; `start` can then be called again."""
         async with self._starting:
             if self._is_closed:
                 raise ClosedError("the admin is closed")
@@ -104,11 +104,11 @@ class Admin(Changing):
                 self._is_open = True
 
     async def close(self) -> None:
-        """Close the connections. Does not raise."""
+        """Close the connections. Never raises."""
         self._is_open, self._is_closed = False, True
         await self._client.close()
 
-    # --- looking
+    # --- listing
 
     async def pending(
         self,
@@ -118,14 +118,14 @@ class Admin(Changing):
         begin: Time | None = None,
         end: Time | None = None,
     ) -> AsyncGenerator[PendingMessage, None]:
-        """The messages that wait, broker after broker; those with a timer before those with a level. What is sent,
-        delivered or changed meanwhile may be among them or not."""
+        """Yield the messages that wait, broker after broker, those with a timer before those with a level. A message
+        that is sent, delivered or changed in the meantime may or may not be among them."""
         header = headers.ListPending(topic, key, *range_ms(topic, key, begin, end), PAGE)
         async for message, address in self._list(header):
             yield _pending(message, address)
 
     async def _list(self, header: headers.ListPending) -> AsyncGenerator[tuple[bodies.PendingMessage, str], None]:
-        """Messages, each with the address of its broker."""
+        """Yield messages, each with the address of its broker."""
         are_supported = False
         addresses = await self._addresses()
         for address in addresses:
@@ -143,30 +143,30 @@ class Admin(Changing):
                 if page.cursor is None:
                     break
                 if page.cursor == header.cursor or not page.messages:
-                    raise PeerError(address, "a list that does not go on")
+                    raise PeerError(address, "a list that does not advance")
                 header.cursor = page.cursor
                 page = await self._page(address, header)
 
     async def recurring(
         self, topic: str | None = None, *, name: str | None = None
     ) -> AsyncGenerator[RecurringMessage, None]:
-        """The messages that recur (`Producer.schedule`), each as it waits for its next delivery."""
+        """Yield the recurring messages (`Producer.schedule`), each with its next delivery."""
         header = headers.ListPending(topic, name, *range_ms(topic, name, None, None), PAGE, recurring=True)
         async for message, address in self._list(header):
             if message.recurrence is None:
-                raise PeerError(address, f"it lists {message.msg_id}, which does not recur, as recurring")
+                raise PeerError(address, f"it listed {message.msg_id} as recurring, which it is not")
             yield RecurringMessage(**_fields(message, address), recurrence=_recurrence(message.recurrence))
 
     async def pause_recurring(self, topic: str, name: str) -> RecurringResult:
-        """Have a recurring message wait until it is resumed, ten years at most. Deliveries until then are left out."""
+        """Pause a recurring message until it is resumed, for ten years at most. Deliveries until then are skipped."""
         return await self._change_recurring(topic, name, "pause")
 
     async def resume_recurring(self, topic: str, name: str) -> RecurringResult:
-        """Have a paused recurring message go on with its next delivery."""
+        """Resume a paused recurring message; it continues with its next delivery."""
         return await self._change_recurring(topic, name, "resume")
 
     async def remove_recurring(self, topic: str, name: str) -> RecurringResult:
-        """End a recurring message: it is not delivered any more."""
+        """Remove a recurring message; it is no longer delivered."""
         return await self._change_recurring(topic, name, "remove")
 
     async def _change_recurring(self, topic: str, name: str, action: str) -> RecurringResult:
@@ -180,7 +180,7 @@ class Admin(Changing):
         results, errors = await self._of_all(ask)
         found = [each for each in results if each is not RecurringResult.NOT_FOUND]
         if not found:
-            raise_first(errors)  # the message may be at a broker that could not be asked
+            raise_first(errors)  # the message may be at a broker that did not answer
         return found[0] if found else RecurringResult.NOT_FOUND
 
     async def _page(self, address: str, header: headers.ListPending) -> bodies.PendingPage:
@@ -195,7 +195,8 @@ class Admin(Changing):
         begin: Time | None = None,
         end: Time | None = None,
     ) -> int:
-        """How many messages wait. Without a key, topics whose names have the same hash (Java's) may count as one."""
+        """Return the number of messages that wait. Without a key, topics whose names have the same Java hash may be
+        counted together."""
         header = headers.ListPending(topic, key, *range_ms(topic, key, begin, end), count_only=True)
         pages, errors = await self._of_all(lambda address: self._page(address, header))
         raise_first(errors)
@@ -204,8 +205,8 @@ class Admin(Changing):
     async def due_curve(
         self, topic: str | None = None, *, begin: Time | None = None, step: Span = "1m", steps: int = 60
     ) -> DueCurve:
-        """How many messages are due in each of `steps` spans of `step` from `begin`, or now, on. What is overdue counts
-        as due now. Counted as `count` does."""
+        """Count the messages that are due in each of `steps` spans of length `step`, the first of which begins at
+        `begin`, by default now. Overdue messages count as due now. The counts are as exact as that of `count`."""
         step_ms = span_ms(step)
         if step_ms < LEAST_STEP_MS or not 1 <= steps <= MOST_STEPS:
             raise ArgumentError(f"a curve has 1 to {MOST_STEPS} steps of 1s or more, not {steps} of {step!r}")
@@ -226,7 +227,7 @@ class Admin(Changing):
         return DueCurve(header.begin_ms, step_ms, tuple(map(sum, zip(*curves, strict=True))))
 
     async def _now(self, header: headers.DueCurve) -> int:
-        """The time by the clock of the first broker that has one, ms since the epoch."""
+        """Return the time by the clock of the first duemq broker, ms since the epoch."""
         addresses = await self._addresses()
         for address in addresses:
             try:
@@ -244,16 +245,16 @@ class Admin(Changing):
         return self._changes
 
     async def check_account(self) -> None:
-        """Connect to all brokers, which check the keys of this client then. Raises AccessDeniedError if one of them
-        refuses the keys, and if none can be reached ConnectError, ConnectionLostError, ClosedError or
-        RequestTimeoutError."""
+        """Connect to all brokers, which then check the keys of this client. Raises AccessDeniedError if one of them
+        refuses the keys, and ConnectError, ConnectionLostError, ClosedError or RequestTimeoutError if none can be
+        reached."""
         _, errors = await self._of_all(self._client.broker)
         raise_first([each for each in errors if isinstance(each, AccessDeniedError)])
 
     async def report_bridge(self, name: str, figures: Mapping[str, int]) -> None:
-        """Tell all duemq brokers the figures of an MQTT bridge, for `brokerStatus`. `name`: 1 to 64 letters, digits and
-        % _ -. Raises NotSupportedError where no broker is a duemq; ConnectError, ConnectionLostError, ClosedError and
-        RequestTimeoutError."""
+        """Report the figures of an MQTT bridge to all duemq brokers, for `brokerStatus`. `name`: 1 to 64 of letters,
+        digits, %, _ and -. Raises NotSupportedError if no broker is duemq's, ConnectError, ConnectionLostError,
+        ClosedError and RequestTimeoutError."""
         header, body = headers.ReportBridge(bridge=name), msgspec.json.encode(figures)
 
         async def tell(address: str) -> None:
@@ -285,7 +286,7 @@ def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
 
 
 def _fields(message: bodies.PendingMessage, address: str) -> dict[str, Any]:
-    """The fields that all waiting messages have, as arguments of their classes."""
+    """The fields that all waiting messages have, as arguments for their classes."""
     return {
         "message_id": message.unique_key or message.msg_id,
         "offset_message_id": message.msg_id,

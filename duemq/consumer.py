@@ -1,13 +1,13 @@
 """The push consumer: receives messages as a member of a consumer group.
 
-How it works: a rebalance works out which queues are this member's (`_consuming.member`), each of which gets a reader
-task (`_consuming.reader`); readers put messages into one bounded inbox (`_consuming.inbox`); a fixed number of worker
-tasks takes them out and calls the handler, or the caller does that itself. What is finished is committed from time to
-time (`_consuming.offsets`).
+How it works: a rebalance determines the queues of this member (`_consuming.member`). Each queue gets a reader task
+(`_consuming.reader`), and all readers put their messages into one bounded inbox (`_consuming.inbox`). A fixed number of
+worker tasks take the messages out and call the handler; without a handler, the application takes them out. Offsets of
+finished messages are committed every few seconds (`_consuming.offsets`).
 
-Messages are delivered at least once: after a crash, or when queues change hands, those that were finished but not
-committed, or handled at that moment, are delivered again. A member whose process stopped for minutes, while others had
-its queues, goes on where the group is by then.
+Messages are delivered at least once: after a crash, or when a queue moves to another member, messages that were being
+handled, or were finished but not committed, are delivered again. A member whose process stopped for minutes while
+others had its queues resumes at the group's present offsets.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ Position = Literal["first", "last"]
 
 MAX_CONCURRENCY: Final = 1000
 HANDLER_TIMEOUT: Final = 900.0
-"""Seconds: RocketMQ's consumeTimeout."""
+"""RocketMQ's default of consumeTimeout, in seconds."""
 
 
 class Consumer:
     """Receives messages as a member of a consumer group.
 
-    With a handler, which is called with each message; returning means consumed, raising means deliver it again later:
+    With a handler, which is called with each message. If it returns, the message is consumed; if it raises, the message
+    is delivered again later:
 
         async def on_message(message):
             print(message.body)
@@ -61,49 +62,50 @@ class Consumer:
         async with consumer:
             await consumer.wait_closed()
 
-    Without one, the caller takes the messages and says what became of each; until then it counts as unfinished:
+    Without a handler, the application takes the messages and settles each; until then the message is unfinished:
 
         async with consumer:
             async for message in consumer:
                 print(message.body)
                 await message.ack()
 
-    `group`: its members share the messages of its topics, and it remembers what it has consumed. All members have to
-        subscribe to the same topics and tags.
-    `on_message`: the handler. It is called for up to `concurrency` messages at once, in no certain order.
-    `nameserver`: "host:port" of the name server, several joined by ;.
+    `group`: the consumer group. Its members share the messages of its topics, and the broker stores its offsets. All
+        members must subscribe to the same topics and tags.
+    `on_message`: the handler. It is called for up to `concurrency` messages at a time, in no particular order.
+    `nameserver`: "host:port" of the name server; several are joined by semicolons.
     `model`: "clustering", or "broadcasting": each member gets all messages. A broadcasting consumer has no retries, and
-        its offsets are its own: in memory, or from run to run in `offset_file`.
-    `from_`: where to begin with a queue of which the group has no offset yet: "last", behind the messages there are
-        when `start` returns; "first", at the oldest; or at a time, a datetime with a time zone or seconds since the
-        epoch. Queues that are newer than the group's first start are read from their beginning. RocketMQ 4.9's brokers
-        have a new group read a young queue, which still has its first messages in memory, from its beginning, too,
-        whatever this says.
-    `max_reconsume_times`: how often a message is retried before it goes to the dead-letter topic, %DLQ% and the
-        group's name.
+        keeps offsets of its own: in memory, or in `offset_file`, which lasts from run to run.
+    `from_`: where to begin with a queue for which the group has no offset yet: "last", after the messages that exist
+        when `start` returns; "first", at the oldest message; or at a time, a datetime with a time zone or seconds since
+        the epoch. Queues that are created after the group's first start are read from their beginning. RocketMQ 4.9's
+        brokers let a new group read a young queue from its beginning whatever `from_` says, as long as the queue's
+        first messages are still in memory.
+    `max_reconsume_times`: how many times a message is retried before it goes to the dead-letter topic, whose name is
+        %DLQ% followed by the group's.
     `ordered`: the messages of a queue, such as those with the same sharding key, are handled one after the other, in
-        their order, by one member at a time: the members lock the queues at the broker. A message that fails is tried
-        again in its place, after a second, and holds up its queue until it succeeds or goes to the dead letters. All
-        members of a group have to be ordered, or none.
-    `handler_timeout`: a handler that takes longer, in seconds, is cancelled, with a line in the log, and its message
-        retried. None: it may take any time.
+        their order, by one member at a time: members lock their queues at the broker. A message that fails is retried
+        in place after a second, and holds up its queue until it succeeds or becomes a dead letter. Either all members
+        of a group are ordered, or none.
+    `handler_timeout`: time limit of the handler, in seconds. A handler that exceeds it is cancelled, which is logged,
+        and its message is retried. None: no limit.
     `on_assigned`, `on_revoked`: coroutine functions that are called with the queues that this member gets, before it
-        reads them, and gives away, before another member can get them: then nothing more of them is handed out, and
-        offsets can still be stored. The queues wait until they return, for `close_timeout` at most. An error is logged.
-    `max_cached_messages`, `max_cached_bytes`: limits for the messages that are read and not finished; at a limit,
-        reading waits.
-    `max_ahead`: how many messages of a queue may be finished behind one that is not; then reading of that queue waits
-        for that one. After a crash the finished ones would be delivered again.
-    `close_timeout`: how long `close` waits for handlers, in seconds; and an ordered consumer for that of a queue which
-        it gives away.
-    `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
-    `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
-    `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
+        reads them, and with those that it gives up, before another member can get them. At that point no more of their
+        messages are handed out, and offsets can still be stored. The queues wait until the call returns, for at most
+        `close_timeout`. An exception is logged.
+    `max_cached_messages`, `max_cached_bytes`: limits of the messages that are read and unfinished; reading pauses at a
+        limit.
+    `max_ahead`: how many messages of a queue may be finished beyond one that is not; reading of that queue then pauses.
+        After a crash the finished ones would be delivered again.
+    `close_timeout`: how long `close` waits for handlers, in seconds; also how long an ordered consumer waits for the
+        handler of a queue that it gives up.
+    `codec`: the encoding of request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
+    `access_key`, `secret_key`: the account that signs the requests, for brokers with access control.
+    `tls`: True for TLS with the certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
-    `interceptors`: what sees each message before and after it is handled, or when it is received, see
+    `interceptors`: objects that see each message before and after it is handled, or when it is received, see
         `duemq.interceptors`.
 
-    Raises ArgumentError for arguments that make no sense.
+    Raises ArgumentError for invalid arguments.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class Consumer:
     ) -> None:
         _check_options(group, on_message, model, concurrency, offset_file)
         if max_ahead < 1:
-            raise ArgumentError(f"max_ahead={max_ahead}: allowed are numbers from 1 on")
+            raise ArgumentError(f"max_ahead={max_ahead}: give 1 or more")
         if handler_timeout is not None and not handler_timeout > 0:
             raise ArgumentError(f"handler_timeout={handler_timeout}: give seconds, more than 0, or None")
         _check_listeners(on_assigned=on_assigned, on_revoked=on_revoked)
@@ -173,7 +175,7 @@ class Consumer:
         self._inbox = self._member.inbox
         self._hooks: ReceiveHooks | None = None
         if interceptors:
-            # Imported only where it is used, since most consumers have none.
+            # Imported late, since most consumers have no interceptors.
             from duemq._consuming.intercepting import ReceiveHooks
 
             self._hooks = ReceiveHooks.of(interceptors, group, self._member.client_id, model)
@@ -195,7 +197,7 @@ class Consumer:
         self._state: Literal["new", "running", "closing"] = "new"
         self._closed = asyncio.Event()
         self._closer: asyncio.Task[object] | None = None
-        """The task that closes it; None before."""
+        """The task that closes the consumer; None before `close` is called."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -207,7 +209,7 @@ class Consumer:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """The messages, until the consumer is closed."""
+        """Yield messages until the consumer is closed."""
         while True:
             try:
                 yield await self.receive()
@@ -217,14 +219,14 @@ class Consumer:
     def subscribe(self, topic: str, tags: str = ALL_TAGS) -> None:
         """Receive the messages of a topic that have one of `tags`, which are joined by ||; "*" is all messages.
 
-        May be called before the start or later; a second call for a topic replaces its tags. A topic that does not
-        exist yet is waited for. Raises ArgumentError.
+        May be called before or after `start`; a second call for a topic replaces its tags. If the topic does not exist
+        yet, the consumer waits for it. Raises ArgumentError.
         """
         self._member.subscribe(topic, tags)
 
     async def start(self) -> None:
         """Join the group and begin to receive. Raises ConnectError or RequestTimeoutError if no name server answers;
-        it can be tried again then. Raises ClosedError if the consumer is closed, or was started before."""
+        `start` can then be called again. Raises ClosedError if the consumer is closed or was started before."""
         async with self._starting:
             if self._state != "new":
                 raise ClosedError("a consumer is started only once")
@@ -238,20 +240,20 @@ class Consumer:
                 self._workers.start()
 
     async def close(self) -> None:
-        """Take no more messages, wait for the handlers that run, store the offsets, and leave the group.
+        """Take no more messages, wait for running handlers, store the offsets, and leave the group.
 
-        Handlers that do not end within `close_timeout` are cancelled; their messages are delivered again. So they are
-        at once if this call is cancelled. Does not raise; called a second time, it waits for the first to finish.
+        Handlers that do not end within `close_timeout` are cancelled, and their messages are delivered again. If this
+        call is cancelled, they are cancelled immediately. Never raises; a second call waits for the first to finish.
 
-        A handler may call it, too: it waits for the other handlers then. The handler's own message is delivered again,
-        unless the handler has called its `ack` before.
+        A handler may call this too; the call then waits for the other handlers. The handler's own message is delivered
+        again unless the handler called its `ack` before.
         """
         await self._close(asyncio.current_task())
 
     async def _close(self, caller: asyncio.Task[object] | None) -> None:
-        """Close it. `caller`: the task that waits for this call, which may be one that calls the handler."""
+        """Close the consumer. `caller`: the task that waits for this call, which may be one that calls the handler."""
         if self._state == "closing":
-            # A handler that is waited for does not wait itself, nor does a listener that the closing task calls.
+            # The closing task waits for handlers and calls listeners: if one of them waited for it, none would go on.
             is_waited_for = caller is self._closer or (self._workers is not None and self._workers.has(caller))
             if not is_waited_for:
                 await self._closed.wait()
@@ -267,14 +269,14 @@ class Consumer:
                     if self._workers is not None:
                         await self._workers.end(self._close_timeout, caller)
                 except BaseException:
-                    # Nobody waits for the handlers any more, and their messages are delivered again.
+                    # Nobody waits for the handlers any longer, and their messages are delivered again.
                     if self._workers is not None:
                         self._workers.cancel(caller)
                     raise
                 finally:
                     await self._member.leave()
             async with self._starting:
-                pass  # a start under way ends first, since it looks whether the consumer is being closed
+                pass  # wait for a start in progress, which checks whether the consumer is being closed
         finally:
             self._closed.set()
 
@@ -284,17 +286,17 @@ class Consumer:
         await self._closed.wait()
 
     async def receive(self) -> ReceivedMessage:
-        """The next message, which then has to be settled with its `ack`, `retry` or `dead_letter`.
+        """Wait for the next message. The application settles it with its `ack`, `retry` or `dead_letter`.
 
-        May be cancelled without losing a message. Raises ClosedError once the consumer is closed, and where it has a
-        handler.
+        The call may be cancelled without losing a message. Raises ClosedError once the consumer is closed, and for a
+        consumer with a handler.
         """
         if self._hooks is not None:
             return (await self._hooks.receive(lambda: self._take(1), single=True))[0]
         return await self._take_one()
 
     async def receive_many(self, most: int) -> list[ReceivedMessage]:
-        """The next message, and up to `most` in all with what is there already. Otherwise as `receive`."""
+        """Wait for the next message, and return up to `most` messages that have arrived. Otherwise like `receive`."""
         if self._hooks is not None:
             return await self._hooks.receive(lambda: self._take(most), single=False)
         return await self._take(most)
@@ -304,7 +306,7 @@ class Consumer:
 
     async def _take_one(self) -> ReceivedMessage:
         if self._workers is not None:
-            raise ClosedError("this consumer gives its messages to its handler")
+            raise ClosedError("this consumer passes its messages to its handler")
         if self._state == "new":
             raise ClosedError("start the consumer first: async with ...")
         self._check_loop()
@@ -314,18 +316,18 @@ class Consumer:
         return message
 
     async def commit(self) -> dict[MessageQueue, int]:
-        """Store the offsets of what is finished now, not only from time to time; for one who keeps notes of what the
-        group would get again. Gives the offsets that are known to be stored, by queue: what lies before them is not
-        delivered to the group again. An offset that cannot be stored now is stored later, which is logged.
+        """Store the offsets of finished messages now, rather than with the next periodic commit. Return the offsets
+        that are known to be stored, by queue: messages before them are not delivered to the group again. An offset that
+        cannot be stored now is stored later, and a line is logged.
         """
         self._check_loop()
         await self._member.commit()
         return self._member.committed
 
     async def caught_up(self) -> None:
-        """Wait until all is finished that was in this member's queues when it got them.
+        """Wait until all messages are finished that were in this member's queues when it got them.
 
-        While a subscribed topic does not exist, that is not so. Raises ClosedError if the consumer is closed before.
+        Waits on while a subscribed topic does not exist. Raises ClosedError if the consumer is closed first.
         """
         self._check_loop()
         await self._member.caught_up()
@@ -338,18 +340,18 @@ class Consumer:
         offset: int | None = None,
         time: Time | None = None,
     ) -> None:
-        """Go on elsewhere in a queue, or in all queues of a topic that are this member's now.
+        """Continue elsewhere in a queue, or in all of a topic's queues that this member has now.
 
-        Give one of `position`, "first", the oldest message, or "last", behind the newest one; `offset`, a queue offset;
-        and `time`: at about the first message that was stored then or later, a datetime with a time zone or seconds
+        Give one of `position`: "first", at the oldest message, or "last", after the newest; `offset`: a queue offset;
+        `time`: near the first message that was stored at that time or later, a datetime with a time zone or seconds
         since the epoch. An offset at which the queue has no message is moved to the nearest one.
 
-        What was read and is not finished is dropped: such a message is `lost`, and what becomes of it does not matter.
-        The new offset is stored at once, for the group; where the broker cannot be reached, later, which is logged. For
-        all queues of a group each member has to call it. Right after `start` it waits for the queues.
+        Messages that were read and are unfinished are dropped: each of them is `lost`, and settling it has no effect.
+        The group's new offset is stored immediately, or later if the broker cannot be reached, which is logged. To move
+        all queues of a group, each member must call this. Right after `start` the call waits for the queues.
 
-        Raises ArgumentError for a queue that is another member's and for a topic that is not subscribed to;
-        NoRouteError for a topic that does not exist; ClosedError; and the errors of a broker that is asked.
+        Raises ArgumentError for a queue of another member and for a topic without subscription; NoRouteError for a
+        topic that does not exist; ClosedError; and the errors of the broker.
         """
         if self._state != "running":
             raise ClosedError("start the consumer first: async with ...")
@@ -367,35 +369,34 @@ class Consumer:
         await self._member.seek(_checked_target(target), start, offset)
 
     def pause(self, *targets: Target) -> None:
-        """Hand out nothing more of queues or topics until `resume`; without arguments, of all that are subscribed to
-        now. The queues stay this member's. Handlers that run go on; `caught_up` waits until they are resumed.
+        """Hand out no more messages of these queues or topics until `resume`; without arguments, of all topics with a
+        subscription. The queues remain this member's. Running handlers continue; `caught_up` waits for `resume`.
 
-        It holds for a queue also if that goes to another member and comes back. Retries come through the topic %RETRY%
-        and the group's name, which is paused by itself. Raises ArgumentError.
+        A queue that moves to another member and back is still paused. Retries come from a topic whose name is %RETRY%
+        followed by the group's; it is paused by its own name. Raises ArgumentError.
         """
         self._member.pause([_checked_target(target) for target in targets])
 
     def resume(self, *targets: Target) -> None:
-        """Go on with queues or topics that were paused; without arguments, with all. Raises ArgumentError."""
+        """Continue with paused queues or topics; without arguments, with all of them. Raises ArgumentError."""
         self._member.resume([_checked_target(target) for target in targets])
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that this member reads now. Those of the group's retry topic, which it may read too, are not
-        listed."""
+        """The queues that this member reads now, without those of the group's retry topic."""
         return self._member.assignment
 
     def _is_closing(self) -> bool:
         return self._state == "closing"
 
     def _check_loop(self) -> None:
-        """Raise ArgumentError in another event loop than that of `start`."""
+        """Raise ArgumentError in an event loop other than that of `start`."""
         if self._loop is not None and asyncio.get_running_loop() is not self._loop:
             raise ArgumentError("the consumer was started in another event loop; use one consumer for each loop")
 
 
 PushConsumer = Consumer
-"""RocketMQ's name for it, which the pages do not use."""
+"""RocketMQ's name for `Consumer`. The documentation does not use it."""
 
 
 def _checked_target(target: Target) -> Target:
@@ -410,7 +411,7 @@ def _checked_target(target: Target) -> Target:
 def _check_listeners(**listeners: Listener | None) -> None:
     for name, listener in listeners.items():
         if listener is not None and not _may_be_async(listener):
-            raise ArgumentError(f"{name}={listener!r} is no async function: write `async def`")
+            raise ArgumentError(f"{name}={listener!r} is not an async function: write `async def`")
 
 
 def _check_options(
@@ -418,18 +419,18 @@ def _check_options(
 ) -> None:
     checks.check_group(group)
     if on_message is not None and not _may_be_async(on_message):
-        raise ArgumentError(f"the handler {on_message!r} is no async function: write `async def`")
+        raise ArgumentError(f"the handler {on_message!r} is not an async function: write `async def`")
     if model not in get_args(Model):
-        raise ArgumentError(f"the model {model!r}; there are {', '.join(get_args(Model))}")
+        raise ArgumentError(f"model={model!r}: give one of {', '.join(get_args(Model))}")
     if not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise ArgumentError(f"a concurrency of {concurrency}; allowed are 1 to {MAX_CONCURRENCY}")
+        raise ArgumentError(f"concurrency={concurrency}: give 1 to {MAX_CONCURRENCY}")
     if offset_file is not None and model != "broadcasting":
-        raise ArgumentError("only a broadcasting consumer keeps its offsets in a file; the broker has the others'")
+        raise ArgumentError("offset_file is for broadcasting consumers: the broker stores the offsets of others")
 
 
 def _may_be_async(handler: Handler | Listener) -> bool:
-    """Whether a handler may return something to await: all but a `def` that does not say so in its annotation, which is
-    most likely an `async def` that lacks its first word."""
+    """Whether a call may return an awaitable. False for a plain `def` whose annotation does not say so, which is most
+    likely an `async def` without its first word."""
     if not callable(handler):
         return False
     if not inspect.isroutine(handler) or inspect.iscoroutinefunction(handler) or handler.__name__ == "<lambda>":

@@ -1,34 +1,35 @@
 """The errors of the client.
 
 DueMQError
-├── ArgumentError             a call that cannot be carried out; nothing was sent. Also a ValueError
-│   └── DelayError            the broker has no such delay, and would deliver the message too early
-├── ClosedError               used before its start or after its close
+├── ArgumentError             invalid arguments; nothing was sent. Also a ValueError
+│   └── DelayError            the broker does not support the delay and would deliver the message too early
+├── ClosedError               a producer or consumer was used before its start or after its close
 ├── SendManyError             some messages of a `send_many` were not stored, or may not have been
-├── NoRouteError              the name servers know no broker with such a topic
+├── NoRouteError              the name servers know no broker that has the topic
 ├── ConnectError *            nothing answers at an address. Also a ConnectionError
-├── ConnectionLostError *     the connection broke while a request was under way. Also a ConnectionError
+├── ConnectionLostError *     the connection broke during a request. Also a ConnectionError
 ├── RequestTimeoutError *     no answer in time; the request may have been carried out. Also a TimeoutError
-├── PeerError                 the answer breaks the protocol
-├── BodyError                 the body of a received message cannot be unpacked
-└── BrokerError               a broker or name server refused, with a code and mostly a reason
-    ├── BrokerFailureError *          1  something failed inside
-    ├── BusyError *                   2  too many requests; it will pass
-    ├── NotSupportedError             3  it does not know this kind of request
-    ├── MessageRejectedError         13  it will never take this message: too large, a delay too long ...
-    ├── UnavailableError *           14  it takes no messages now: disk full, a replica, being shut down
+├── PeerError                 a broker or name server broke the protocol
+├── BodyError                 the body of a received message cannot be decompressed
+└── BrokerError               a broker or name server refused, with a code and usually a reason
+    ├── BrokerFailureError *          1  an internal failure
+    ├── BusyError *                   2  too many requests at the moment
+    ├── NotSupportedError             3  an unknown kind of request
+    ├── MessageRejectedError         13  a message that is never accepted: too large, a delay too long ...
+    ├── UnavailableError *           14  no messages are accepted now: disk full, a replica, shutting down
     ├── NoPermissionError *          16  topic, group or client lack the permission at this broker
     ├── AccessDeniedError         1, 16  keys are missing or wrong, or their account lacks the permission
-    ├── TopicNotFoundError *         17  it has no such topic
+    ├── TopicNotFoundError *         17  no such topic
     ├── NotFoundError                22  the requested data does not exist
-    ├── SubscriptionError         23-25  it does not understand or does not have the subscription
-    ├── GroupNotFoundError           26  it has no such consumer group
-    └── IllegalOperationError       604  it is not possible, or not any more: the message to recall is delivered
+    ├── SubscriptionError         23-25  an invalid or unknown subscription
+    ├── GroupNotFoundError           26  no such consumer group
+    └── IllegalOperationError       604  an operation that is not, or no longer, possible, such as the recall of
+                                         a delivered message
 
 SendManyError is in `duemq.messages`, since it holds results; the others are in this module.
 
-* `retriable`: the same request may succeed at another broker or a little later. A producer has then already tried as
-often as its `retries` say. The set is that of RocketMQ's own clients, which is why it includes the code 16.
+* `retriable`: the same request may succeed at another broker or a little later. A producer raises such an error only
+after the retries that its `retries` allow. The set is that of RocketMQ's own clients, so it includes the code 16.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ from duemq.protocol.frames.command import Command
 class DueMQError(Exception):
     """Base of all errors that this package defines.
 
-    Attributes: `retriable`, see above; `maybe_stored`, on the error of a send: whether the message may be stored all
-    the same, since an answer was lost. Without it, the message is certainly not stored.
+    Attributes: `retriable`: whether the same request may succeed at another broker or a little later. `maybe_stored`:
+    on the error of a send, whether the message may have been stored, since an answer was lost; if it is False, the
+    message is certainly not stored.
     """
 
     retriable: ClassVar[bool] = False
@@ -51,13 +53,13 @@ class DueMQError(Exception):
 
 
 class ArgumentError(DueMQError, ValueError):
-    """A call that cannot be carried out as given; nothing was sent."""
+    """Invalid arguments of a call; nothing was sent."""
 
 
 class DelayError(ArgumentError):
-    """The broker has no such delay; if sent nevertheless, the message would be delivered too early.
+    """The broker does not support the delay: it would deliver the message too early, so the message was not sent.
 
-    Attribute: `levels_ms`, the delays in milliseconds that the broker does have for the topic, the first being level 1.
+    Attribute: `levels_ms`, the delays of the topic's levels at the broker in milliseconds, the first being level 1.
     """
 
     def __init__(self, why: str, levels_ms: tuple[int, ...] = ()) -> None:
@@ -70,7 +72,7 @@ class ClosedError(DueMQError):
 
 
 class NoRouteError(DueMQError):
-    """The name servers know no broker with such a topic. Attribute: `topic`."""
+    """The name servers know no broker that has the topic. Attribute: `topic`."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"no route to the topic {topic}: {why}")
@@ -88,7 +90,7 @@ class ConnectError(DueMQError, ConnectionError):
 
 
 class ConnectionLostError(DueMQError, ConnectionError):
-    """The connection broke while a request was under way; it may have been carried out. Attribute: `address`."""
+    """The connection broke during a request, which may have been carried out. Attribute: `address`."""
 
     retriable = True
 
@@ -98,8 +100,8 @@ class ConnectionLostError(DueMQError, ConnectionError):
 
 
 class RequestTimeoutError(DueMQError, TimeoutError):
-    """No answer came in time; the request may have been carried out. Attributes: `address`; `request`, its name;
-    `timeout` in seconds."""
+    """No answer came in time; the request may have been carried out. Attributes: `address`; `request`, the request's
+    name; `timeout` in seconds."""
 
     retriable = True
 
@@ -119,13 +121,14 @@ class PeerError(DueMQError):
 
 
 class BodyError(DueMQError):
-    """The body of a received message cannot be unpacked: torn, too large, or in a format without its package here."""
+    """The body of a received message cannot be decompressed: it is damaged or too large, or the Python package for its
+    format is not installed."""
 
 
 class BrokerError(DueMQError):
     """A broker or name server answered with an error.
 
-    Attributes: `code`, RocketMQ's response code; `remark`, the peer's own words, maybe empty; `address`.
+    Attributes: `code`, RocketMQ's response code; `remark`, the peer's own words, possibly empty; `address`.
     """
 
     codes: ClassVar[tuple[int, ...]] = ()
@@ -140,7 +143,7 @@ class BrokerError(DueMQError):
     def __init_subclass__(cls) -> None:
         for code in cls.codes:
             if code in _CLASS_OF_CODE:
-                raise TypeError(f"the code {code} belongs to {_CLASS_OF_CODE[code].__name__} already")
+                raise TypeError(f"the code {code} already belongs to {_CLASS_OF_CODE[code].__name__}")
             _CLASS_OF_CODE[code] = cls
 
 
@@ -149,11 +152,11 @@ _ACCESS_DENIED: Final = "org.apache.rocketmq.acl.common.AclException: "
 _DENIED_TO_USER: Final = re.compile(
     "username cannot be null|check signature failed|User:.* (is not found|is disabled|has no permission to access .*)"
 )
-"""The remarks with which brokers with ACL 2.0 refuse, with the code 16."""
+"""The remarks of refusals by brokers with ACL 2.0; the code is 16."""
 
 
 class BrokerFailureError(BrokerError):
-    """Something failed inside the broker."""
+    """An internal failure of the broker."""
 
     codes = (1,)
     summary = "failed"
@@ -161,7 +164,7 @@ class BrokerFailureError(BrokerError):
 
 
 class BusyError(BrokerError):
-    """The broker has too many requests now."""
+    """The broker has too many requests at the moment."""
 
     codes = (2,)
     summary = "is too busy"
@@ -176,17 +179,17 @@ class NotSupportedError(BrokerError):
 
 
 class MessageRejectedError(BrokerError):
-    """The broker will never take this message: too large, too many properties, a delay beyond its limit ..."""
+    """The broker never accepts this message: it is too large, has too many properties, a delay beyond the limit ..."""
 
     codes = (13,)
     summary = "rejects the message"
 
 
 class UnavailableError(BrokerError):
-    """The broker takes no messages now: its disk is full, it is a replica, or it is being shut down."""
+    """The broker accepts no messages now: its disk is full, it is a replica, or it is shutting down."""
 
     codes = (14,)
-    summary = "takes no messages now"
+    summary = "accepts no messages now"
     retriable = True
 
 
@@ -199,9 +202,9 @@ class NoPermissionError(BrokerError):
 
 
 class AccessDeniedError(BrokerError):
-    """The keys of this client are missing or wrong, or their account may not do this. With the accounts of 4.9, brokers
-    tell it with the code of any other failure and with a remark that begins with the name of an exception; with the
-    users of 5.3, with the code 16 and certain remarks."""
+    """The keys of this client are missing or wrong, or their account lacks the permission. Brokers with the accounts of
+    RocketMQ 4.9 report this with the code of other failures and a remark that begins with the name of an exception;
+    brokers with the users of 5.3 report it with the code 16 and certain remarks."""
 
     summary = "access denied"
 
@@ -222,28 +225,28 @@ class NotFoundError(BrokerError):
 
 
 class SubscriptionError(BrokerError):
-    """The broker does not understand, does not have, or has an older edition of the subscription."""
+    """The broker cannot parse the subscription, does not have it, or has an older version of it."""
 
     codes = (23, 24, 25)
     summary = "refuses the subscription"
 
 
 class GroupNotFoundError(BrokerError):
-    """The broker has no such consumer group, and creates none by itself."""
+    """The broker has no such consumer group and does not create groups automatically."""
 
     codes = (26,)
     summary = "has no such consumer group"
 
 
 class IllegalOperationError(BrokerError):
-    """The requested operation is not possible, or not any more, such as recalling a message that is delivered."""
+    """The requested operation is not, or no longer, possible, such as the recall of a message that was delivered."""
 
     codes = (604,)
     summary = "cannot do that"
 
 
 def error_of(response: Command, address: str) -> BrokerError:
-    """Return the error for a response: only this function turns response codes into exceptions."""
+    """Return the error for a response. No other function turns response codes into exceptions."""
     kind = _CLASS_OF_CODE.get(response.code, BrokerError)
     line = _first_line(response.remark)
     if kind is BrokerFailureError and line.startswith(_ACCESS_DENIED):

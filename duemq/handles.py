@@ -1,11 +1,11 @@
-"""The handle of a message that waits: a small text that an application keeps, to change its mind later.
+"""The handle of a waiting message: a short text that an application keeps in order to cancel or reschedule it later.
 
     str(handle)     duemq1.<words>.<offset message id>
                     duemq1r.<recall handle>.<offset message id>
 
-`words` is base64url, without padding, of "<topic> <message id> <broker name>". A broker that recalls messages gives a
-recall handle, which has those words itself (`protocol.requests.recall_handle`); it is kept as the broker gave it,
-without its padding. The text has letters, digits and . - _ only, some 120 to 250 of them.
+`words` is base64url, without padding, of "<topic> <message id> <broker name>". A broker that supports recalls returns a
+recall handle, which contains the same words (`protocol.requests.recall_handle`); it is kept as the broker returned it,
+without its padding. The text consists of letters, digits, '.', '-' and '_', about 120 to 250 characters.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TEXT: Final = re.compile(r"duemq1(r?)\.([A-Za-z0-9_-]+)\.([0-9A-Fa-f]{32}(?:[0-
 
 @dataclass(frozen=True, slots=True)
 class MessageHandle:
-    """Names one message that waits, for `cancel`, `reschedule` and `deliver_now` of `Producer` and `Admin`.
+    """Identifies one waiting message, for `cancel`, `reschedule` and `deliver_now` of `Producer` and `Admin`.
 
-    A delayed send returns it as `SendResult.handle`. It is valid for the message's whole life, whatever other time the
-    message gets. `str(handle)` is a text to keep in a database, `MessageHandle.parse(text)` the way back; the methods
-    take the text as well.
+    A delayed send returns it as `SendResult.handle`. It remains valid for the message's whole life, even after the
+    message was rescheduled. `str(handle)` is a text to keep in a database, and `MessageHandle.parse(text)` reads it;
+    the methods accept the text as well.
     """
 
     topic: str
@@ -39,7 +39,7 @@ class MessageHandle:
     offset_message_id: str
     """The broker's id, as in `SendResult.offset_message_id`."""
     recall_handle: str | None = None
-    """RocketMQ's own handle, where the broker gave one: RocketMQ's brokers from 5.3 on do for messages with a timer."""
+    """RocketMQ's own handle, if the broker returned one: RocketMQ's from 5.3 on do so for messages with a timer."""
 
     def __str__(self) -> str:
         if self.recall_handle is not None:
@@ -49,7 +49,7 @@ class MessageHandle:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the handle of a text that `str` made. Raises ArgumentError."""
+        """Parse the text of a handle. Raises ArgumentError for any other text."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is not None:
             kind, encoded, offset_message_id = found.groups()
@@ -61,11 +61,11 @@ class MessageHandle:
                 return cls(topic, broker, message_id, offset_message_id)
             except (ValueError, RemoteProtocolError):
                 pass
-        raise ArgumentError(f"{text!r} is no handle of a message; str(result.handle) of a delayed send is one")
+        raise ArgumentError(f"{text!r} is not a message handle; str(result.handle) of a delayed send is one")
 
     @classmethod
     def of_recall_handle(cls, recall_handle: str, offset_message_id: str) -> Self:
-        """Return the handle that has a broker's recall handle. Raises RemoteProtocolError if that is none."""
+        """Make a handle from a broker's recall handle. Raises RemoteProtocolError if `recall_handle` is not valid."""
         found = recall_handles.decode(recall_handle)
         return cls(found.topic, found.broker_name, found.unique_key, offset_message_id, recall_handle)
 

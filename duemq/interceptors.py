@@ -1,4 +1,4 @@
-"""Interceptors see the messages of a producer or consumer on their way: for tracing, metrics, common properties.
+"""Interceptors see each message of a producer or consumer, for tracing, metrics or common properties.
 
     class Stamp(ProducerInterceptor):
         def before_send(self, sending):
@@ -8,15 +8,14 @@
     producer = Producer(interceptors=[Stamp()])
 
 An interceptor is a subclass of ProducerInterceptor or ConsumerInterceptor, or of both, that overrides the methods it
-needs. They are called in the event loop, for each message, so they are ordinary functions and do not block; with
-`duemq.sync`, too, where they run in the thread of its event loop, with the context variables of the caller's thread.
-With several interceptors the `before` methods are called in the order given, and the `after` methods in the opposite
-order.
+needs. The methods are called in the event loop, for each message, so they are ordinary functions that must not block.
+With `duemq.sync` they run in the thread of its event loop, with the context variables of the caller's thread. With
+several interceptors the `before` methods are called in the given order, and the `after` methods in the opposite order.
 
-What they raise loses no message. It is logged, once until the method succeeds, and the message goes on as it was before
-that method. There are two exceptions. A DueMQError from `before_send` refuses the message, and the caller of the send
-gets it. SystemExit and KeyboardInterrupt end the program, if the event loop runs in the main thread. One interceptor
-may serve several producers and consumers; what it has to remember of a message it keeps in `notes`.
+No message is lost if a method raises. The exception is logged, once until the method succeeds again, and the message is
+processed as it was before the call. There are two special cases. A DueMQError from `before_send` refuses the message,
+and the caller of the send gets the error. SystemExit and KeyboardInterrupt end the program, if the event loop runs in
+the main thread. One interceptor may serve several producers and consumers; it keeps its state of a message in `notes`.
 """
 
 from __future__ import annotations
@@ -33,92 +32,92 @@ class Sending:
     """A message that is being sent."""
 
     message: Message
-    """With its `message_id`. `before_send` may put another one here, made with `dataclasses.replace`."""
+    """The message, with its `message_id`. `before_send` may replace it by one made with `dataclasses.replace`."""
     group: str
     """The producer group."""
     client_id: str
-    """The producer's id at the brokers."""
+    """The producer's client id at the brokers."""
     batched: bool
-    """Whether it is sent by `send_many`, `send_each` or `send_batch`, so that it may share a request with others."""
+    """Whether it is sent by `send_many`, `send_each` or `send_batch`; it may then share a request."""
     result: SendResult | None = None
-    """Of a message that is stored. None, with no error, after `send_oneway`."""
+    """The result, if the message is stored. After `send_oneway` both this and `error` are None."""
     error: BaseException | None = None
-    """Why it is not, or, with `maybe_stored` of a DueMQError, why that is not known; CancelledError if the send was
-    cancelled."""
+    """Why the message is not stored or, for a DueMQError with `maybe_stored`, why that is unknown; CancelledError if the
+    send was cancelled."""
     notes: dict[object, Any] = field(default_factory=dict)
-    """For interceptors, by the interceptor itself."""
+    """State that interceptors keep; each uses itself as its key."""
 
 
 @dataclass(slots=True, eq=False)
 class SendBatch:
-    """Messages of one topic that go to a broker in one request; with a delay, or a large body, it is only one."""
+    """Messages of one topic that are sent in one request. A message with a delay or a large body is sent alone."""
 
     sendings: Sequence[Sending]
     error: BaseException | None = None
     """Why the request failed. After MessageRejectedError `send_many` sends its messages one by one."""
     notes: dict[object, Any] = field(default_factory=dict)
-    """For interceptors, by the interceptor itself."""
+    """State that interceptors keep; each uses itself as its key."""
 
 
 @dataclass(slots=True, eq=False)
 class Handling:
-    """A message that a consumer's handler gets."""
+    """A message that is passed to a consumer's handler."""
 
     message: ReceivedMessage
     group: str
     """The consumer group."""
     client_id: str
-    """The consumer's id at the brokers."""
+    """The consumer's client id at the brokers."""
     model: Literal["clustering", "broadcasting"]
     error: BaseException | None = None
-    """What the handler raised; CancelledError if it was cancelled after `handler_timeout`, or when closing."""
+    """The exception of the handler; CancelledError if it was cancelled after `handler_timeout` or by `close`."""
     notes: dict[object, Any] = field(default_factory=dict)
-    """For interceptors, by the interceptor itself."""
+    """State that interceptors keep; each uses itself as its key."""
 
 
 @dataclass(slots=True, eq=False)
 class Receiving:
-    """Messages that the caller of `receive`, `receive_many` or `async for` gets."""
+    """Messages that `receive`, `receive_many` or `async for` returns to the application."""
 
     messages: Sequence[ReceivedMessage]
-    """At least one; those of a `receive` may be of several topics."""
+    """One message or more, possibly of several topics."""
     group: str
     """The consumer group."""
     client_id: str
-    """The consumer's id at the brokers."""
+    """The consumer's client id at the brokers."""
     model: Literal["clustering", "broadcasting"]
     seconds: float
-    """How long the caller waited for them."""
+    """How long the application waited for them."""
     single: bool
-    """Whether one message was asked for, and not several."""
+    """Whether the call was for one message, rather than for several."""
 
 
 class ProducerInterceptor:
-    """Sees what a producer sends. The methods do nothing by themselves."""
+    """Sees the messages that a producer sends. The methods of this class do nothing."""
 
     def before_send(self, sending: Sending) -> None:
-        """Called for each message before it is checked and sent. May change `sending.message`; a DueMQError refuses it.
-        What it adds has to leave room: the broker bounds properties (32 KiB) and body."""
+        """Called for each message before it is checked and sent. It may replace `sending.message`, within the broker's
+        limits for properties (32 KiB) and body; if it raises a DueMQError, the message is refused."""
 
     def after_send(self, sending: Sending) -> None:
-        """Called when the outcome of a message is known, before the caller learns it; also for a message that was
-        refused, perhaps before the turn of this interceptor's `before_send`."""
+        """Called when the outcome of a message is known, before the caller of the send gets it; also for a message that
+        was refused, possibly before this interceptor's `before_send` was called."""
 
     def before_batch(self, batch: SendBatch) -> None:
-        """Called before a request for messages that are `batched`, after their `before_send`."""
+        """Called before a request with `batched` messages, after their `before_send`."""
 
     def after_batch(self, batch: SendBatch) -> None:
-        """Called when the request is over, before `after_send` of its messages."""
+        """Called after the request, before `after_send` of its messages."""
 
 
 class ConsumerInterceptor:
-    """Sees what a consumer receives. The methods do nothing by themselves."""
+    """Sees the messages that a consumer receives. The methods of this class do nothing."""
 
     def before_handling(self, handling: Handling) -> None:
-        """Called before the handler, in the same task: context variables that it sets are the handler's."""
+        """Called before the handler, in the same task: the handler sees the context variables that it sets."""
 
     def after_handling(self, handling: Handling) -> None:
-        """Called when the handler has ended, before the message is settled, if the handler did not do that itself."""
+        """Called when the handler has ended, before the message is settled, unless the handler settled it."""
 
     def after_receive(self, receiving: Receiving) -> None:
-        """Called before messages are given to a caller, of a consumer without a handler."""
+        """Called before a consumer without a handler returns messages to the application."""

@@ -1,8 +1,8 @@
 """The producer: sends messages, now or due later.
 
-A send tries again at another broker where that may help, as RocketMQ's synchronous send does. After a timeout or a lost
-connection the first try may have been stored all the same: messages are delivered at least once, and the two copies
-have the same message id.
+A send is retried, at another broker where there is one, as RocketMQ's synchronous send is. After a timeout or a lost
+connection the first attempt may have been stored after all: messages are delivered at least once, and both copies have
+the same message id.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from duemq.interceptors import ProducerInterceptor
 
 READING_GROUP: Final = "TOOLS_CONSUMER"
-"""As whom a producer reads what it has sent: the consumer group that RocketMQ's brokers have for tools."""
+"""The consumer group with which a producer reads back what it sent. RocketMQ's brokers have it for tools."""
 
 LONGEST_PAUSE: Final = Retries().longest_pause
 
@@ -75,12 +75,12 @@ class _Send(NamedTuple):
     spec: DelaySpec
     choose: Choose
     begun: float
-    """When it was called, by the loop's clock: time-out and delay count from then."""
+    """Time of the call by the event loop's clock, in seconds: the time-out and the delay count from it."""
     timeout: float
 
     @property
     def size(self) -> int:
-        """The room that it takes in the window, in bytes."""
+        """Bytes that the send occupies in the window of sends in flight."""
         return len(self.message.body) + OVERHEAD_BYTES
 
 
@@ -92,24 +92,24 @@ class Producer(Changing):
             result = await producer.send("orders", b"remember", delay="1h30m")
             await producer.reschedule(result.handle, delay="2h")
 
-    One producer serves any number of tasks at once, in one event loop. Arguments:
+    One producer serves any number of concurrent tasks of one event loop. Arguments:
 
-    `nameserver`: "host:port" of the name server, several joined by ;.
-    `group`: name of the producer group, as operators see it.
-    `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
-    `timeout`: for each send with all its tries, in seconds.
-    `retries`: how often a send is tried again after a failure at which the message may have been stored, or a `Retries`
-        with pauses of its own. Failures at which it was not, such as a broker that is being restarted, are tried again
-        until the time is up. 0: one try only, whatever happens.
-    `max_in_flight`, `max_in_flight_bytes`: most sends on their way, and most bytes of theirs; a further send waits
-        within its time-out.
+    `nameserver`: "host:port" of the name server; several are joined by semicolons.
+    `group`: the producer group, a name that operators see.
+    `codec`: the encoding of request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
+    `timeout`: time limit of each send, all its attempts included, in seconds.
+    `retries`: how many times a send is retried after a failure that leaves open whether the message was stored, or a
+        `Retries`, which sets the pauses too. A failure after which the message is certainly not stored, such as that
+        of a broker which is restarting, is retried until the time is up. 0: a single attempt, whatever happens.
+    `max_in_flight`, `max_in_flight_bytes`: limits of the sends in flight and of their bytes; a send beyond a limit
+        waits for its turn, within its time-out.
     `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
-    `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
-    `connect_timeout`: for a connection, in seconds.
-    `access_key`, `secret_key`: of the account that signs the requests, where brokers have access control.
-    `tls`: True for TLS with certificates that the machine trusts, or an `ssl.SSLContext`, such as
+    `max_body_bytes`: larger bodies are refused. The broker has a limit of its own, 4 MiB by default.
+    `connect_timeout`: time limit for opening a connection, in seconds.
+    `access_key`, `secret_key`: the account that signs the requests, for brokers with access control.
+    `tls`: True for TLS with the certificates that the machine trusts, or an `ssl.SSLContext`, such as
         `ssl.create_default_context(cafile="ca.pem")`.
-    `interceptors`: what sees each message before and after it is sent, see `duemq.interceptors`.
+    `interceptors`: objects that see each message before and after it is sent, see `duemq.interceptors`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Producer(Changing):
         self._group_api: GroupApi | None = None
         self._hooks: SendHooks | None = None
         if interceptors:
-            # Imported only where it is used, since most producers have none.
+            # Imported late, since most producers have no interceptors.
             from duemq._producing.intercepting import SendHooks
 
             self._hooks = SendHooks.of(interceptors, group, self._client.client_id, self.new_message_id)
@@ -179,12 +179,12 @@ class Producer(Changing):
         await self.close()
 
     async def start(self) -> None:
-        """Connect to a name server. Raises ConnectError where none answers; it can be tried again then."""
+        """Connect to a name server. Raises ConnectError if none answers; `start` can then be called again."""
         if self._closed:
             raise ClosedError("the producer is closed")
         async with self._starting:
             if self._keys is None:
-                # In a thread: it asks the resolver for this host's address, which may take its time.
+                # In a thread, since it asks the resolver for this host's address, which may take seconds.
                 keys = await asyncio.to_thread(UniqueKeys)
                 await self._client.start()
                 if self._closed:
@@ -193,15 +193,15 @@ class Producer(Changing):
                 self._loop, self._keys = asyncio.get_running_loop(), keys
 
     async def flush(self) -> None:
-        """Wait until no send is on its way, those that begin meanwhile included. Does not raise: what became of a send
-        is told where it was called."""
+        """Wait until no send is in flight, sends that begin in the meantime included. Never raises: the caller of each
+        send gets its outcome."""
         await self._window.empty()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Wait for the sends on their way, take no more, and close the connections. Does not raise.
+        """Accept no more sends, wait for those in flight, and close the connections. Never raises.
 
-        `timeout`: how long to wait for them, in seconds, by default as long as for a send; what is not over then fails
-        with ConnectionLostError.
+        `timeout`: time limit of the wait, in seconds, by default that of a send. Sends that are still in flight after
+        it fail with ConnectionLostError.
         """
         if self._closed:
             return
@@ -211,7 +211,7 @@ class Producer(Changing):
                 async with asyncio.timeout(self._timeout if timeout is None else timeout):
                     await self._window.empty()
             except TimeoutError:
-                log.warning("the producer is closed with %d sends on their way", self._window.count)
+                log.warning("the producer is closed with %d sends in flight", self._window.count)
             header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
             for address in self._client.broker_addresses:
                 try:
@@ -268,43 +268,44 @@ class Producer(Changing):
     ) -> SendResult:
         """Send a message and wait until the broker has stored it: `send(Message(...))` or `send(topic, body, ...)`.
 
-        `body`: not empty; text is sent as UTF-8. `tags`: one tag, by which consumers may filter. `keys`: under which
-        the broker indexes the message. `properties`: the caller's own, for consumers to read.
+        `body`: must not be empty; text is sent as UTF-8. `tags`: one tag, by which consumers may filter. `keys`: the
+        keys under which the broker indexes the message. `properties`: the application's own, for consumers to read.
 
-        When it is delivered: at once, or with one of
-        `delay`: so long after the call: seconds, a timedelta, or text such as "1h30m". To the millisecond, by the
-        broker's clock, whatever this machine's says;
-        `deliver_at`: at that time: a datetime with a time zone, or seconds since the epoch. To the millisecond, by the
-        broker's clock; a time that has passed means at once;
-        `level`: after the delay of that level of the topic, or of the broker where the topic has no levels of its own
-        (1: 1 s, 2: 5 s, 3: 10 s ... by default).
-        The broker is asked what delays it has. Those with timers (duemq, RocketMQ from 5.0 on) keep any. With an older
-        one, a delay that equals a level is sent as that level, and for any other DelayError is raised, since the broker
-        would deliver the message at once. RocketMQ's timers have a precision of a second: up to that, it is late.
+        Without a delay the message is delivered immediately. A delay is one of
+        `delay`: the time from this call to the delivery: seconds, a timedelta, or text such as "1h30m". Exact to the
+        millisecond by the broker's clock, even if this machine's clock is wrong;
+        `deliver_at`: the time of delivery: a datetime with a time zone, or seconds since the epoch. Exact to the
+        millisecond by the broker's clock; a time in the past means immediately;
+        `level`: the delay of that level of the topic, or of the broker if the topic has no levels of its own (1: 1 s,
+        2: 5 s, 3: 10 s ... by default).
+        The producer asks the broker which delays it supports. Brokers with timers (duemq, RocketMQ from 5.0 on) support
+        any. For an older broker, a delay that equals a level is sent as that level, and any other raises DelayError,
+        since that broker would deliver the message immediately. RocketMQ's timers have a precision of one second: they
+        deliver up to a second late.
 
-        The result of a delayed send has a `handle`, with which to `cancel` or `reschedule` the message, or to
-        `deliver_now`.
+        The result of a delayed send has a `handle` for `cancel`, `reschedule` and `deliver_now`.
 
-        `replace`: the message takes the place of the one that waits with this option for the same topic and key, of
-        which `keys` has to have exactly one: only the last one is delivered, at its own time. So a deadline moves, or
-        a burst of changes becomes one message. One that is delivered already stays so. Needs a duemq broker, and goes
-        to the same queue for the same key, unless another one is chosen; the others must use that one, too.
+        `replace`: the message replaces the waiting message that was sent with this option to the same topic with the
+        same key (`keys` must have exactly one), so that only the last one is delivered, at its own time: a deadline
+        that moves, or a burst of changes that becomes one message. A message that has already been delivered is not
+        affected. Needs a duemq broker. Messages with the same key go to the same queue unless `queue` names another;
+        then all of them must name that one.
 
-        Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
-        Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
-        Messages of one queue are stored in the order of their sends, if each send waits for the one before, or by
-        `send_many`.
+        The queues take turns by default. With `sharding_key` the same key always goes to the same queue (by RocketMQ's
+        hash, so a Java producer chooses the same queue); `queue` names the queue itself, and a retry then goes to no
+        other. Messages of one queue are stored in the order of their sends if each send waits for the previous one,
+        or by `send_many`.
 
-        `message_id`: from `new_message_id`, for one who notes it before the send: with `stored` it is found out later
-        whether a send that failed was stored all the same. None: a new one. `retries`: for this send; 0 for one that
-        must not be stored twice.
+        `message_id`: an id from `new_message_id`, for applications that record the id before the send: `stored` then
+        tells whether a send that failed was stored after all. None: a new id. `retries`: for this send; 0 for a message
+        that must not be stored twice.
 
-        `timeout`: with all tries, in seconds, and with the wait for its turn where `max_in_flight` sends are on their
-        way.
+        `timeout`: time limit in seconds for all attempts, including the wait for a turn when `max_in_flight` sends are
+        in flight.
 
-        Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; NotSupportedError
-        for `replace` at a broker that is no duemq; the last try's BrokerError, ConnectError, ConnectionLostError or
-        RequestTimeoutError. `maybe_stored` of the error tells whether the message may be stored all the same.
+        Raises ArgumentError, ClosedError; NoRouteError if no broker has the topic or creates it; NotSupportedError for
+        `replace` at a broker other than duemq; the last attempt's BrokerError, ConnectError, ConnectionLostError or
+        RequestTimeoutError. The error's `maybe_stored` tells whether the message may have been stored.
         """
         if isinstance(topic, Message):
             _check_alone(
@@ -374,9 +375,10 @@ class Producer(Changing):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Send a message without waiting for the broker: whether it is stored remains unknown. Returns the message id.
+        """Send a message without waiting for the broker's answer, so that it is unknown whether the message was stored.
+        Return the message id.
 
-        Arguments and errors as of `send`; there is one try only.
+        Arguments and errors are those of `send`; there is a single attempt.
         """
         if isinstance(topic, Message):
             _check_alone(body, tags, keys, properties, level, delay, deliver_at, replace, sharding_key, queue, None)
@@ -414,23 +416,24 @@ class Producer(Changing):
         retries: int | None = None,
         timeout: float | None = None,
     ) -> list[SendResult]:
-        """Send messages of any topics, and return their results in the same order.
+        """Send messages to any topics, and return their results in the same order.
 
-        They go in batches, per topic and queue, several on their way at once, with at most `max_in_flight` messages and
-        `max_in_flight_bytes` taken from the source ahead of the broker. Delayed messages, and those that are to be
-        compressed, are sends of their own. Messages with the same `sharding_key`, or for the same `queue`, are stored
-        in the order given, unless they have delays.
+        They are sent in batches by topic and queue, several batches at a time; at most `max_in_flight` messages and
+        `max_in_flight_bytes` are taken from the source before the broker has stored them. Delayed messages, and those
+        that are to be compressed, are sent one by one. Messages with the same `sharding_key`, or for the same `queue`,
+        are stored in the given order, unless they have delays.
 
-        If all messages are stored, their results are returned. Otherwise SendManyError is raised when nothing is on its
-        way any more; it tells which are stored, which are not, and of which that is not known. A message that is
-        refused for itself (ArgumentError, MessageRejectedError, NotSupportedError) does not keep others from being
-        sent. After any other failure no more messages are taken from the source: those behind are not sent, and not
-        among the error's outcomes. What the source raises is raised when the messages before are sent.
+        If all messages are stored, their results are returned. Otherwise SendManyError is raised once nothing is in
+        flight; it lists the messages that were stored, those that were not, and those of which that is unknown. A
+        message that is refused for its own sake (ArgumentError, MessageRejectedError, NotSupportedError) does not keep
+        others from being sent. After any other failure no more messages are taken from the source; the rest are not
+        sent and not among the error's outcomes. An exception of the source is raised after the messages before it have
+        been sent.
 
-        The results are kept until the end, some 400 bytes each. For a source without an end use `send_each`.
+        The results are kept until the end, about 400 bytes each. For an endless source use `send_each`.
 
-        `retries`, `timeout`: of each message, or of its batch, as of `send`. Raises SendManyError, ClosedError;
-        ArgumentError if the source gives something that is no Message.
+        `retries`, `timeout`: for each message or its batch, as in `send`. Raises SendManyError, ClosedError;
+        ArgumentError if the source yields anything but a Message.
         """
         return await self._many(retries, timeout, gives_up=True).collect(messages)
 
@@ -441,14 +444,14 @@ class Producer(Changing):
         retries: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[SendOutcome, None]:
-        """Send messages as `send_many` does, and yield what became of each, in the same order.
+        """Send messages as `send_many` does, and yield the outcome of each, in the same order.
 
             async for outcome in producer.send_each(messages()):
                 if outcome.error is not None: ...
 
-        A failure ends nothing. To end early, leave the loop or close the generator: then no more messages are taken,
-        and it remains unknown which of those on their way were stored. At most `max_in_flight` messages are taken
-        ahead of the loop, so a source may have no end. Raises as `send_many`, but no SendManyError.
+        It goes on after a failure. To end early, leave the loop or close the generator: then no more messages are taken
+        from the source, and it is unknown which of those in flight were stored. At most `max_in_flight` messages are
+        taken ahead of the loop, so the source may be endless. Raises the errors of `send_many`, except SendManyError.
         """
         async with aclosing(self._many(retries, timeout, gives_up=False).each(messages)) as outcomes:
             async for outcome in outcomes:
@@ -471,25 +474,25 @@ class Producer(Changing):
         retries: int | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Have the broker deliver a message again and again, until it is removed. It takes the place of the one of this
-        topic that has the same name, so a program may say at each start what it wants.
+        """Have the broker deliver a message again and again until it is removed. It replaces the topic's recurring
+        message of the same name, so a program may call this at each start.
 
             await producer.schedule("reports", b"nightly", name="nightly", cron="0 3 * * *", zone="Europe/Paris")
 
-        `name`: a text without blanks, the key of each delivered message. One of
-        `every`: a time of at least 1 s: seconds, a timedelta, or text such as "1h30m". The first delivery is at
-        `start`, or after that time;
-        `cron`: five fields, minute to day of the week, or six with the seconds in front, in the time zone `zone`: a
+        `name`: text without blanks; it is the key of each delivered message. Give either
+        `every`: the interval, at least 1 s: seconds, a timedelta, or text such as "1h30m". The first delivery is at
+        `start`, or one interval from now; or
+        `cron`: five fields, minute to day of the week, or six that begin with the seconds, in the time zone `zone`: a
         name such as "Europe/Paris" or a ZoneInfo; UTC by default.
-        `start`, `end`: nothing is delivered before the one and after the other: each a datetime with a time zone, or
-        seconds since the epoch. `count`: the number of deliveries.
+        `start`, `end`: nothing is delivered before `start` or after `end`: each a datetime with a time zone, or seconds
+        since the epoch. `count`: the number of deliveries.
 
-        Each delivery is a message of its own, once, whatever happens to the broker. After an outage the topic's policy
-        for catching up decides about missed ones. `Admin.recurring` lists them; `Admin.pause_recurring`,
-        `resume_recurring` and `remove_recurring` change them.
+        Each delivery is a message of its own and comes exactly once, even if the broker crashes. After an outage the
+        topic's catch-up policy decides about missed deliveries. `Admin.recurring` lists recurring messages;
+        `Admin.pause_recurring`, `resume_recurring` and `remove_recurring` change them.
 
-        Needs a duemq broker. `tags`, `properties`, `retries`, `timeout` and errors as of `send`; MessageRejectedError
-        for a cron expression or a zone that the broker cannot read.
+        Needs a duemq broker. `tags`, `properties`, `retries`, `timeout` and errors are those of `send`;
+        MessageRejectedError is raised for a cron expression or a zone that the broker cannot read.
         """
         if (every is None) == (cron is None):
             raise ArgumentError("give one of `every` and `cron`")
@@ -523,11 +526,11 @@ class Producer(Changing):
         retries: int | None = None,
         timeout: float | None = None,
     ) -> list[SendResult]:
-        """Send messages of one topic in one request; they are stored all or none, one after the other in one queue.
+        """Send messages of one topic in one request: either all are stored, one after the other in one queue, or none.
 
-        Together they must not exceed `max_body_bytes`; they are neither compressed nor delayed, since brokers read a
-        batch in no other form. Without `queue` all have the same sharding key, or none. `queue`, `retries`, `timeout`
-        and errors as of `send`. To have messages batched without these conditions, use `send_many`.
+        Together they must not exceed `max_body_bytes`. They are neither compressed nor delayed, since brokers accept
+        neither in a batch. Without `queue`, all must have the same sharding key, or none. `queue`, `retries`, `timeout`
+        and errors are those of `send`. `send_many` makes batches without these conditions.
         """
         given = list(messages)
         hooks = self._hooks
@@ -553,19 +556,19 @@ class Producer(Changing):
     ) -> list[SendResult]:
         begun = asyncio.get_running_loop().time()
         if any(each.level is not None or each.delay is not None or each.deliver_at is not None for each in given):
-            raise ArgumentError("a message of a batch cannot be delayed; send_many takes delayed ones, too")
+            raise ArgumentError("a message of a batch cannot be delayed; send_many accepts delayed messages")
         if any(each.replace for each in given):
             raise ArgumentError("a message of a batch cannot replace another")
         prepared = [self._prepare(each) for each in given]
         if len({message.topic for message in prepared}) != 1:
-            raise ArgumentError("a batch has at least one message, and all are of one topic")
+            raise ArgumentError("a batch needs at least one message, and all its messages must have the same topic")
         bound = {each.queue for each in given} - {None}
         if queue is None and len(bound) == 1 and all(each.queue is not None for each in given):
             (queue,) = bound
         elif bound - {queue}:
-            raise ArgumentError("a batch lies in one queue, and its messages have several")
+            raise ArgumentError("a batch goes to one queue, and its messages name several")
         if queue is None and len({each.sharding_key for each in given}) != 1:
-            raise ArgumentError("a batch lies in one queue: give messages with one sharding key, or `queue`")
+            raise ArgumentError("a batch goes to one queue: give its messages the same sharding key, or give `queue`")
         topic = prepared[0].topic
         choose = self._sender.chooser(topic, given[0].sharding_key if queue is None else None, queue)
         body = batch.encode((0, message.body, message.property_text({})) for message in prepared)
@@ -581,24 +584,24 @@ class Producer(Changing):
     # --- what was stored ------------------------------------------------------------------------------------------
 
     def new_message_id(self) -> str:
-        """A message id for a send that is still to come. Raises ClosedError."""
+        """Return a message id for a later send. Raises ClosedError."""
         return self._check_open().make()
 
     async def choose_queue(self, topic: str, sharding_key: str | None = None) -> MessageQueue:
-        """The queue that a send to the topic would choose, for one who notes it before the send. Raises ClosedError,
-        NoRouteError, ConnectError, ConnectionLostError and RequestTimeoutError."""
+        """Return the queue that a send to the topic would choose, for applications that record it before the send.
+        Raises ClosedError, NoRouteError, ConnectError, ConnectionLostError and RequestTimeoutError."""
         self._check_open()
         choose = self._sender.chooser(topic, sharding_key, None)
         return choose(await self._client.routes.find_to_send(topic), None)
 
     async def end_offset(self, queue: MessageQueue) -> int:
-        """The offset that the queue's next message will get; 0 for a topic that its broker does not have yet. Raises as
-        `choose_queue` does, and BrokerError."""
+        """Return the offset that the queue's next message will get; 0 for a topic that the queue's broker does not have
+        yet. Raises the errors of `choose_queue`, and BrokerError."""
         self._check_open()
         try:
             return await self._reading.end_offset(queue)
         except NoRouteError as error:
-            # A name server forgets the topics of a broker that is away. Only the broker can say that there is none.
+            # A name server forgets the topics of a broker that is down. Only the broker itself knows that it has none.
             address = primary(await self._client.routes.find_to_send(queue.topic), queue)
             header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
             try:
@@ -610,11 +613,12 @@ class Producer(Changing):
             return 0
 
     async def stored(self, message_ids: Iterable[str], queue: MessageQueue, from_offset: int) -> dict[str, int]:
-        """Which messages with these ids lie in the queue at `from_offset` or behind it, with their offsets there.
+        """Find the messages with these ids in a queue, at `from_offset` or later; return their queue offsets by id.
 
-        It is asked over the connection by which this producer sends, and brokers answer that in order: what is not
-        found was not stored by a send of this producer that is over, and will not be. A message that waits for its time
-        is not in its queue yet: `Admin.pending` finds it by its id. Raises as `end_offset` does.
+        The request uses the connection over which this producer sends, and brokers answer a connection's requests in
+        order. So no finished send of this producer has stored a message that is not found here, nor will it. A message
+        that waits for its delivery is not in its queue yet: `Admin.pending` finds it by its id. Raises the errors of
+        `end_offset`.
         """
         self._check_open()
         wanted, found = set(message_ids), dict[str, int]()
@@ -629,29 +633,30 @@ class Producer(Changing):
                 if message_id in wanted:
                     found.setdefault(message_id, message.queue_offset)
             if pulled.next_offset <= offset:
-                raise PeerError(self._client.broker_addresses[0], f"it gives nothing of {queue} at offset {offset}")
+                raise PeerError(self._client.broker_addresses[0], f"it returned nothing of {queue} at offset {offset}")
             offset = pulled.next_offset
         return found
 
     # --- messages that wait: see `Changing` ---------------------------------------------------------------------------
 
     async def recall(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
-        """RocketMQ's own request: cancel a message with a timer by the recall handle that its broker gave; gives its
-        message id. `cancel` does so, too, and tells more. Once more is no error with a duemq broker. With RocketMQ's
-        from 5.3 on, which does not look whether there is such a message; with its recallMessageEnable=true.
+        """Cancel a message with a timer by RocketMQ's own request, with the recall handle that its broker returned.
+        Return the message id. `cancel` does the same and reports more.
 
-        Raises IllegalOperationError where the message is delivered already or not known, ArgumentError for what is no
-        handle of the topic, and what `send` raises; there is one try only.
+        A duemq broker accepts a second recall of the same message. RocketMQ's brokers from 5.3 on need
+        recallMessageEnable=true, and do not check whether the message exists. Raises IllegalOperationError if the
+        message has been delivered or is unknown, ArgumentError for a handle that is not one of the topic's, and the
+        errors of `send`; there is a single attempt.
         """
         self._check_open()
         if not isinstance(recall_handle, str):
-            raise ArgumentError(f"recall_handle={recall_handle!r}: only a send to a broker with recall gives a handle")
+            raise ArgumentError(f"recall_handle={recall_handle!r}: only a send to a broker with recalls returns one")
         try:
             handle = recall_handles.decode(recall_handle)
         except RemoteProtocolError:
-            raise ArgumentError(f"{recall_handle!r} is no recall handle") from None
+            raise ArgumentError(f"{recall_handle!r} is not a recall handle") from None
         if handle.topic != topic:
-            raise ArgumentError(f"the recall handle is of the topic {handle.topic}, not of {topic}")
+            raise ArgumentError(f"the recall handle belongs to the topic {handle.topic}, not to {topic}")
         route = await self._client.routes.find_to_send(topic)
         address = primary(route, MessageQueue(topic, handle.broker_name, 0))
         header = RecallMessage(topic, recall_handle, self.group)
@@ -663,7 +668,7 @@ class Producer(Changing):
     def _pending_changes(self) -> PendingChanges:
         self._check_open()
         if self._changes is None:
-            # Most producers only send, and need neither these modules nor those of `_reading`.
+            # Imported late: most producers only send, and need neither these modules nor those of `_reading`.
             from duemq._producing.changes import PendingChanges
 
             self._changes = PendingChanges(self._client, self.group, self._timeout)
@@ -712,7 +717,7 @@ class Producer(Changing):
         message_id: str | None,
         timeout: float | None,
     ) -> _Send:
-        """Check a send. Raises ArgumentError, ClosedError."""
+        """Check the arguments of a send. Raises ArgumentError, ClosedError."""
         unique_keys = self._check_open()
         begun = asyncio.get_running_loop().time()
         if level is None and delay is None and deliver_at is None and not replace:
@@ -782,7 +787,7 @@ class Producer(Changing):
         message = job.outgoing
         if job.is_compressed:
             message = await compressed(message, self._compress_from_bytes)
-        # The wait for a place in the window is none of the message's own time.
+        # The wait for a place in the window does not count against the message's time-out.
         deadline = asyncio.get_running_loop().time() + timeout
         return await self._sender.send(message, job.choose, job.spec, job.begun, deadline, timeout, retries)
 
@@ -804,7 +809,8 @@ class Producer(Changing):
         return self._timeout if timeout is None else checks.check_timeout(timeout)
 
     def _check_open(self) -> UniqueKeys:
-        """Return the maker of ids. Raises ClosedError, and ArgumentError in another event loop than that of `start`."""
+        """Return the maker of message ids. Raises ClosedError, and ArgumentError in an event loop other than that of
+        `start`."""
         if self._closed or self._keys is None:
             raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
         if asyncio.get_running_loop() is not self._loop:
@@ -816,9 +822,9 @@ class Producer(Changing):
 
 
 def _check_alone(*others: object) -> None:
-    """Raise ArgumentError unless a Message is the only one that says what to send."""
+    """Raise ArgumentError if a Message came with other arguments that describe a message."""
     if any(each is not None and each is not False and each != () for each in others):
-        raise ArgumentError("a Message goes alone: it has body, delay and all else itself")
+        raise ArgumentError("give a Message alone: it has its own body, delay and other fields")
 
 
 def _message_of(

@@ -109,7 +109,7 @@ async def test_handles_texts_and_ids_go_together_and_results_are_in_their_order(
         (Y, ChangeResult.RESCHEDULED),
     ]
     assert changes.done == 2
-    with pytest.raises(ValueError, match="3 messages, and not one"):
+    with pytest.raises(ValueError, match="3 messages, not one"):
         _ = changes.result
     by_id = {"action": "reschedule", "delayMs": "7200000", "msgId": Z}
     for broker, message_id in ((first, X), (second, Y)):
@@ -279,5 +279,5 @@ def test_a_recall_handle_survives_as_the_broker_gave_it(
     "text", ["", "duemq1", X, "duemq1." + X, f"duemq1.YQ.{X}", f"duemq1.é.{X}", f"duemq2.YSBiIGM.{X}", f"duemq1._w.{X}"]
 )
 def test_what_is_no_handle_is_refused(text: str) -> None:
-    with pytest.raises(ArgumentError, match="is no handle"):
+    with pytest.raises(ArgumentError, match="is not a message handle"):
         MessageHandle.parse(text)

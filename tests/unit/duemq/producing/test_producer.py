@@ -440,7 +440,7 @@ async def test_a_producer_belongs_to_its_event_loop(broker: FakeBroker, producer
 
 
 async def test_without_a_handle_there_is_nothing_to_recall(producer: Producer) -> None:
-    with pytest.raises(ArgumentError, match="only a send to a broker with recall"):
+    with pytest.raises(ArgumentError, match="only a send to a broker with recalls"):
         await producer.recall("demo", None)  # type: ignore[arg-type]
 
 
@@ -780,7 +780,7 @@ async def test_a_batch_goes_by_its_sharding_key(broker: FakeBroker, producer: Pr
     queue = await producer.choose_queue("demo", "key")
     results = await producer.send_batch([Message("demo", each, sharding_key="key") for each in "ab"])
     assert {each.queue for each in results} == {queue}
-    with pytest.raises(ArgumentError, match="one sharding key"):
+    with pytest.raises(ArgumentError, match="the same sharding key"):
         await producer.send_batch([Message("demo", each, sharding_key=each) for each in "ab"])
     results = await producer.send_batch([Message("demo", each, sharding_key=each) for each in "ab"], queue=queue)
     assert {each.queue for each in results} == {queue}

@@ -38,7 +38,7 @@ def test_the_retriable_codes_are_those_that_rocketmq_retries() -> None:
 
 
 def test_a_code_cannot_belong_to_two_errors() -> None:
-    with pytest.raises(TypeError, match="the code 13 belongs to MessageRejectedError already"):
+    with pytest.raises(TypeError, match="the code 13 already belongs to MessageRejectedError"):
         type("Second", (BrokerError,), {"codes": (13,)})
 
 
