@@ -35,11 +35,12 @@ class AuthAdmin:
             await admin.create_user("orders", secret)
             await admin.set_policy("orders", ["Topic:orders"], ["Pub"])
 
-    Arguments: as of `Admin`. Brokers do not copy users from each other: one that is down, or is added later, has to be
-    told again (`mqadmin copyUser`, `copyAcl`). If a change fails at one broker, it may have been made at others.
+    The arguments are those of `Admin`. Brokers do not copy users from each other: for a broker that is down, or is
+    added later, the changes must be repeated (`mqadmin copyUser`, `copyAcl`). If a change fails at one broker, it may
+    have been made at others.
 
-    Methods raise ArgumentError, ClosedError, BrokerError (AccessDeniedError for what is refused, NotSupportedError
-    where a broker has no ACL 2.0), ConnectError, ConnectionLostError and RequestTimeoutError.
+    Methods raise ArgumentError, ClosedError, BrokerError (AccessDeniedError for a refused request, NotSupportedError
+    if a broker has no ACL 2.0), ConnectError, ConnectionLostError and RequestTimeoutError.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class AuthAdmin:
         return await self._of_all(ask)
 
     async def create_user(self, name: str, password: str, user_type: UserType = "Normal") -> None:
-        """Make a user. Its clients sign with its name as access key and its password as secret key."""
+        """Create a user. Clients sign with the user's name as access key and its password as secret key."""
         await self._change_user(RequestCode.AUTH_CREATE_USER, name, UserInfo(password, None, user_type, name))
 
     async def update_user(
@@ -100,12 +101,12 @@ class AuthAdmin:
         user_type: UserType | None = None,
         is_enabled: bool | None = None,
     ) -> None:
-        """Change what is given. A user that is not enabled may do nothing."""
+        """Change the given attributes of a user. A user that is not enabled has no permissions."""
         status = None if is_enabled is None else "enable" if is_enabled else "disable"
         await self._change_user(RequestCode.AUTH_UPDATE_USER, name, UserInfo(password, status, user_type, name))
 
     async def delete_user(self, name: str) -> None:
-        """Remove a user and its policies; nothing happens if there is none."""
+        """Remove a user and its policies. Does nothing if the user does not exist."""
         await self._change(RequestCode.AUTH_DELETE_USER, headers.Username(_named(name)))
 
     async def _change_user(self, code: RequestCode, name: str, info: UserInfo) -> None:
@@ -114,7 +115,7 @@ class AuthAdmin:
     # --- policies
 
     async def policies(self, name: str | None = None) -> dict[str, list[AclInfo]]:
-        """Return the policies of all users, or of one, of each broker, by its address."""
+        """Return the policies of all users, or of one, for each broker by its address."""
 
         async def ask(address: str) -> list[AclInfo]:
             answer = await self._client.call(
@@ -135,9 +136,9 @@ class AuthAdmin:
         source_ips: Sequence[str] = (),
         policy_type: PolicyType = "Custom",
     ) -> None:
-        """Say what a user may do, or may not, with resources: `Topic:orders`, `Group:orders*`, `Cluster:*` or `*`.
-        It counts in place of what was said of these resources before. `actions`: some of ACTIONS; `source_ips`:
-        addresses and networks to which it is limited."""
+        """Allow or deny a user actions on resources: `Topic:orders`, `Group:orders*`, `Cluster:*` or `*`. The policy
+        replaces the user's earlier ones for these resources. `actions`: some of ACTIONS; `source_ips`: the addresses
+        and networks to which the policy is limited."""
         wanted = list(actions)
         info = AclInfo(
             [
@@ -151,7 +152,7 @@ class AuthAdmin:
         await self._change(RequestCode.AUTH_UPDATE_ACL, headers.Subject(f"User:{name}"), msgspec.json.encode(info))
 
     async def delete_policy(self, name: str, resource: str | None = None, policy_type: PolicyType = "Custom") -> None:
-        """Remove what is said of a resource, or all policies of a user."""
+        """Remove a user's policy for a resource, or all policies of the user."""
         await self._change(
             RequestCode.AUTH_DELETE_ACL, headers.DeleteAcl(f"User:{_named(name)}", policy_type, resource)
         )
@@ -180,5 +181,5 @@ class AuthAdmin:
 
 def _named(name: str) -> str:
     if not name.strip():
-        raise ArgumentError("a user has a name")
+        raise ArgumentError("the name of a user must not be blank")
     return name

@@ -42,8 +42,8 @@ class Sending:
     result: SendResult | None = None
     """The result, if the message is stored. After `send_oneway` both this and `error` are None."""
     error: BaseException | None = None
-    """Why the message is not stored or, for a DueMQError with `maybe_stored`, why that is unknown; CancelledError if the
-    send was cancelled."""
+    """Why the message is not stored or, for a DueMQError with `maybe_stored`, why that is unknown; CancelledError if
+    the send was cancelled."""
     notes: dict[object, Any] = field(default_factory=dict)
     """State that interceptors keep; each uses itself as its key."""
 

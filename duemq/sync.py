@@ -1,4 +1,4 @@
-"""The client without async, for scripts, threads and notebooks: the same classes, whose methods wait.
+"""The client without async, for scripts, threads and notebooks: the same classes with blocking methods.
 
     from duemq import sync
 
@@ -11,12 +11,11 @@
             print(message.body)
             message.ack()
 
-Any thread may call any method. The work is done by an event loop in a thread of its own, which all objects of this
-module share; it begins with the first call, in each process anew. Arguments, results and errors are those of the
-classes of the same names in `duemq`.
+Any thread may call any method. All objects of this module share one event loop, which runs in a thread of its own; the
+first call in a process starts it. Arguments, results and errors are those of the classes of the same names in `duemq`.
 
-An object belongs to the process that started it: in a process that was forked, its `close` does nothing and its other
-methods raise ArgumentError. When the main thread ends, consumers that have a handler are closed.
+An object belongs to the process that started it: in a forked process its `close` does nothing and its other methods
+raise ArgumentError. When the main thread ends, consumers with a handler are closed.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _MOST_TAKEN = 2048
-"""Messages that `send_many` and `send_each` take ahead from a source."""
+"""The most messages that `send_many` and `send_each` take from a source before the event loop has taken them."""
 
 log = logging.getLogger("duemq.sync")
 
@@ -70,8 +69,8 @@ log = logging.getLogger("duemq.sync")
 class _Call(Generic[T]):
     """A coroutine that the event loop runs for another thread.
 
-    A concurrent.futures.Future has a lock that is Python code: the event loop would wait for ever for a thread that had
-    that lock when Ctrl-C interrupted it.
+    It has no concurrent.futures.Future, whose lock is taken in Python code: if Ctrl-C interrupted a thread that held
+    the lock, the event loop would wait for the lock for ever.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
@@ -82,7 +81,8 @@ class _Call(Generic[T]):
         loop.call_soon_threadsafe(self._start)
 
     def result(self) -> T:
-        """Wait for the coroutine, and return its result. Raises what it raises, CancelledError if it was cancelled."""
+        """Wait for the coroutine and return its result. Raises the coroutine's exception, or CancelledError if it was
+        cancelled."""
         task = self._ended.get()
         if task.cancelled():
             raise CancelledError
@@ -102,7 +102,7 @@ class _Call(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # nobody may be there any more to be told of it
+            task.exception()  # otherwise asyncio logs it if the waiting thread was interrupted
         self._ended.put(task)
 
 
@@ -119,19 +119,20 @@ class _Worker:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread runs in this process: one that was forked has the objects of its parent's threads only."""
-        # Thread.is_alive would take the thread for ended once Ctrl-C has interrupted it.
+        """Whether the thread runs in this process: a forked process has only copies of its parent's thread objects."""
+        # Thread.is_alive may report a running thread as ended after Ctrl-C has interrupted the call.
         return self._process_id == os.getpid()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> _Call[T]:
         """Begin to run a coroutine."""
         if threading.current_thread() is self.thread:
             work.close()
-            raise ArgumentError("call methods of duemq.sync from another thread than the one that runs callbacks")
+            raise ArgumentError("call methods of duemq.sync from a thread other than the one that runs callbacks")
         return _Call(self.loop, work)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine, and return its result. It is cancelled if the wait is interrupted, as by Ctrl-C."""
+        """Run a coroutine and return its result. The coroutine is cancelled if Ctrl-C or another exception interrupts
+        the wait."""
         call = self.begin(work)
         try:
             return call.result()
@@ -145,8 +146,8 @@ class _Worker:
             try:
                 self.loop.run_forever()
             except BaseException:
-                # Asyncio passes on a SystemExit of any callback, which would end this thread only, and silently.
-                log.exception("a callback tried to end the event loop of duemq.sync, which goes on")
+                # run_forever raises the SystemExit of any callback, which would silently end only this thread.
+                log.exception("a callback raised SystemExit or the like; the event loop of duemq.sync continues")
 
 
 class _Process:
@@ -157,7 +158,7 @@ class _Process:
         self._worker: _Worker | None = None
 
     def worker(self) -> _Worker:
-        """The worker, which begins with the first call."""
+        """Return the worker; the first call starts it."""
         worker = self._worker
         if worker is not None and worker.is_of_this_process:
             return worker
@@ -167,12 +168,12 @@ class _Process:
             return self._worker
 
     def forked(self) -> None:
-        """Begin anew in a process that was forked, perhaps while another thread held the lock."""
+        """Replace the lock in a forked process, since another thread may have held it at the fork."""
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """Close the consumers that have a handler: Python runs nothing in threads of pools any more when the main
-        thread has ended, so that each message would fail."""
+        """Close the consumers that have a handler: once the main thread has ended, Python runs nothing more in thread
+        pools, so every message would fail."""
         worker = self._worker
         if worker is None or not worker.is_of_this_process or not worker.handling:
             return
@@ -196,7 +197,7 @@ class _Facade(Generic[A_co]):
 
     _inner: A_co
     _home: _Worker | None = None
-    """Where it was started."""
+    """The worker that ran `start`."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -214,8 +215,8 @@ class _Facade(Generic[A_co]):
         self._home = worker
 
     def close(self) -> None:
-        """See `close` of the class of the same name in `duemq`. Does nothing in a process that was forked since the
-        start."""
+        """See `close` of the class of the same name in `duemq`. Does nothing in a process that was forked after
+        `start`."""
         self._close(self._inner.close)  # type: ignore[attr-defined]
 
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -224,7 +225,8 @@ class _Facade(Generic[A_co]):
             worker.run(close())
 
     def _worker(self) -> _Worker:
-        """Where to call the client's methods. Raises ArgumentError in another process than that of the start."""
+        """Return the worker to call the client's methods in. Raises ArgumentError in a process other than that of
+        `start`."""
         return _at_home(self._home)
 
     def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -239,12 +241,12 @@ class _Facade(Generic[A_co]):
 def _at_home(home: _Worker | None) -> _Worker:
     worker = _process.worker()
     if home is not None and home is not worker:
-        raise ArgumentError("it was started before this process was forked: make a new one in this process")
+        raise ArgumentError("the object was started before this process was forked: make a new one in this process")
     return worker
 
 
 def _constructor(make: Callable[P, object]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Decorates a constructor: it has the arguments of the client's class."""
+    """Decorate a constructor that takes the arguments of the client's class."""
 
     def decorate(_: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -259,7 +261,7 @@ def _constructor(make: Callable[P, object]) -> Callable[[Callable[..., None]], C
 def _waiting(
     method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Facade[A_co], P], T]:
-    """A method that waits for the result of the client's method."""
+    """Return a method that calls the client's method and waits for its result."""
 
     def call(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._worker().run(method(self._inner, *args, **kwargs))
@@ -271,7 +273,7 @@ def _waiting(
 def _iterating(
     method: Callable[Concatenate[A_co, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[_Facade[A_co], P], Iterator[T]]:
-    """A method that iterates over what the client's method gives."""
+    """Return a method that iterates over the items of the client's method."""
 
     def call(self: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = method(self._inner, *args, **kwargs)
@@ -287,13 +289,13 @@ def _iterating(
 
 
 class _Source:
-    """Messages that one thread gives and the event loop takes, at most `_MOST_TAKEN` of them ahead."""
+    """A bounded queue of messages from one thread to the event loop, of at most `_MOST_TAKEN` messages."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._given: deque[_messages.Message] = deque()
-        # One item for each message that may be given. Ctrl-C may interrupt the giving thread at any line, also where a
-        # threading.Semaphore, which is Python code, has its lock: the event loop would wait for that for ever.
+        # One item for each free place. A threading.Semaphore, which is Python code, would not do: Ctrl-C may interrupt
+        # the thread while it holds the semaphore's lock, and the event loop would wait for the lock for ever.
         self._room: SimpleQueue[None] = SimpleQueue()
         deque(map(self._room.put, repeat(None, _MOST_TAKEN)), maxlen=0)
         self._news = asyncio.Event()
@@ -302,14 +304,14 @@ class _Source:
         self._is_stopped = False
 
     def give_all(self, messages: Iterable[_messages.Message]) -> None:
-        """Give messages until all are given, or no more are wanted. Raises what the source raises."""
+        """Put messages into the queue until the source ends or no more are wanted. Raises the source's exception."""
         for message in messages:
             if not self.give(message):
                 break
         self.end()
 
     def give(self, message: _messages.Message) -> bool:
-        """Give a message; return whether more are wanted."""
+        """Put a message into the queue; return whether more are wanted."""
         self._room.get()
         if self._is_stopped:
             self._room.put(None)
@@ -319,13 +321,13 @@ class _Source:
         return True
 
     def end(self) -> None:
-        """There are no more messages."""
+        """Mark the end of the messages."""
         self._is_over = True
         self._is_told = False
         self._tell()
 
     def stop(self) -> None:
-        """No more messages are wanted. Called in the event loop."""
+        """Ask for no more messages. Called in the event loop."""
         self._is_stopped = True
         self._room.put(None)
 
@@ -357,7 +359,7 @@ class _Changing(_Facade[C_co]):
 
 
 class Producer(_Changing[_producer.Producer]):
-    """Sends messages; see `duemq.Producer`, whose arguments and methods it has."""
+    """Sends messages, with the arguments and methods of `duemq.Producer`."""
 
     @_constructor(_producer.Producer)
     def __init__(self) -> None:
@@ -366,7 +368,7 @@ class Producer(_Changing[_producer.Producer]):
     flush = _waiting(_producer.Producer.flush)
 
     def close(self, timeout: float | None = None) -> None:
-        """See `duemq.Producer.close`. Does nothing in a process that was forked since the start."""
+        """See `duemq.Producer.close`. Does nothing in a process that was forked after `start`."""
         self._close(lambda: self._inner.close(timeout))
 
     if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The methods with which one changes one's mind about messages that wait: those of `Producer` and `Admin` alike."""
+"""The methods of `Producer` and `Admin` that change waiting messages."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
 
 
 class Changing:
-    """Cancels, reschedules and delivers messages that wait for a time or a delay level.
+    """Cancels, reschedules and delivers messages that wait for a timer or a delay level.
 
-    Which messages, in each of the methods: either `which`, one of these or several: the handle of a message
-    (`SendResult.handle`), its text, or the id that the broker gave (`offset_message_id`). Or a selection: a `topic` and
-    at least one of `key` (one of the keys of a message, or its message id), `begin` and `end`: messages that are due
-    from `begin` on and before `end`, each a datetime with a time zone or seconds since the epoch.
+    Each method takes either `which`: one or several of a message's handle (`SendResult.handle`), the text of a handle,
+    and the broker's id (`offset_message_id`); or a selection: a `topic` and at least one of `key` (one of a message's
+    keys, or its message id), `begin` and `end`: messages that are due at `begin` or later, and before `end`, each a
+    datetime with a time zone or seconds since the epoch.
 
-    What brokers can do: duemq's all of it. RocketMQ's from 5.3 on cancel a message with a timer, by its handle, with
-    recallMessageEnable=true; they do not look whether it still waits, or whether it was cancelled before. For anything
-    else NotSupportedError is raised.
+    duemq's brokers support all of this. RocketMQ's from 5.3 on, with recallMessageEnable=true, support only the
+    cancellation of a message with a timer by its handle, and do not check whether the message still waits or was
+    cancelled before. Anything else raises NotSupportedError.
 
-    With access control, duemq's brokers take changes by handle from whoever may send to the topic, and all others from
-    accounts that may operate.
+    With access control, duemq's brokers accept a change by handle from accounts that may send to the topic, and any
+    other change from accounts that may operate the broker.
 
-    `timeout`: for each request to a broker, in seconds; by default as of the object. A broker goes on with a change
-    that it did not answer in time.
+    `timeout`: time limit of each request to a broker, in seconds; by default that of the producer or admin. A broker
+    completes a change even if the request timed out.
 
-    Raises ArgumentError; ClosedError; NotSupportedError; AccessDeniedError; NoPermissionError where
+    Raises ArgumentError; ClosedError; NotSupportedError; AccessDeniedError; NoPermissionError if
     recallMessageEnable=false; MessageRejectedError for a time beyond timerMaxDelaySec; BrokerError, ConnectError,
-    ConnectionLostError, RequestTimeoutError. Other messages of the same call may have been changed then.
+    ConnectionLostError, RequestTimeoutError. Other messages of the same call may have been changed in spite of an
+    error.
     """
 
     def _pending_changes(self) -> PendingChanges:
@@ -49,7 +50,7 @@ class Changing:
         end: Time | None = None,
         timeout: float | None = None,
     ) -> Changes:
-        """Cancel messages that wait: they are not delivered. Returns what became of each.
+        """Cancel waiting messages, so that they are not delivered. Return the result for each.
 
             changes = await producer.cancel(result.handle)
             if changes.result is ChangeResult.ALREADY_DELIVERED: ...
@@ -70,9 +71,9 @@ class Changing:
         end: Time | None = None,
         timeout: float | None = None,
     ) -> Changes:
-        """Give messages that wait another time, with one of `delay`, which counts from when the broker is asked, by its
-        clock, and `deliver_at`; a time that has passed means at once. Their ids and handles stay. Returns what became
-        of each.
+        """Reschedule waiting messages, either to `deliver_at`, or to `delay` after the broker's receipt of the request,
+        by the broker's clock; a time in the past means immediately. Their ids and handles stay valid. Return the result
+        for each.
 
         Which messages, `timeout` and errors: see `Changing`.
         """
@@ -88,7 +89,7 @@ class Changing:
         end: Time | None = None,
         timeout: float | None = None,
     ) -> Changes:
-        """Deliver messages that wait at once. Returns what became of each.
+        """Deliver waiting messages immediately. Return the result for each.
 
         Which messages, `timeout` and errors: see `Changing`.
         """

@@ -13,7 +13,7 @@ import pytest
 
 from tests.interop.at_once import alone
 from tests.interop.environment import LEVEL_MS, BrokerFactory, MqAdmins
-from tests.interop.support import eventually, not_on, waiting_record
+from tests.interop.support import eventually, make_topic, not_on, waiting_record
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
@@ -29,11 +29,7 @@ BACKLOG = 1000
 
 
 async def _topic(broker: Broker, java: JavaClient) -> str:
-    admin = java.admin(broker.nameserver)
-    topic = unique("topic")
-    await admin.create_topic(broker.address, topic, QUEUES)
-    await eventually(partial(admin.route, topic))
-    return topic
+    return await make_topic(java.admin(broker.nameserver), broker, QUEUES)
 
 
 async def _stored(broker: Broker, java: JavaClient, topic: str) -> list[list[Received]]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tests.interop.environment import ClientPool
-from tests.interop.support import numbered, stored_offset
+from tests.interop.support import make_topic, numbered, stored_offset
 from tests.peers.broker import Broker
 from tests.peers.capabilities import CLIENTS
 from tests.peers.clients import Client, PushConsumer, unique
@@ -27,7 +27,7 @@ class Witness:
 
     client: Client
     broker: Broker
-    topic: str = field(default_factory=lambda: unique("topic"))
+    topic: str
     steady_group: str = field(default_factory=lambda: unique("steady"))
     paused_group: str = field(default_factory=lambda: unique("paused"))
     acknowledged: list[bytes] = field(default_factory=list)
@@ -105,9 +105,7 @@ async def restart(broker: Broker, clients: ClientPool, how: str) -> dict[str, Wi
     witness to whom something went wrong has the reason."""
     await broker.start()
     admin = (await clients.java("4.9.7")).admin(broker.nameserver)
-    witnesses = [Witness(await clients.get(name), broker) for name in CLIENTS]
-    for witness in witnesses:
-        await admin.create_topic(broker.address, witness.topic, 4)
+    witnesses = [Witness(await clients.get(name), broker, await make_topic(admin, broker)) for name in CLIENTS]
     able = await _each(witnesses, Witness.prepare)
     sending = [asyncio.create_task(witness.keep_sending()) for witness in able]
     try:

@@ -18,9 +18,9 @@ from duemq.storage.queues.consume_queue import UNIT
 from duemq.storage.store import MessageStore, StoreConfig
 from duemq.testing import TestClock
 from tests.interop.environment import BrokerFactory, ClientPool, SharedBroker
-from tests.interop.support import eventually
+from tests.interop.support import eventually, make_topic
 from tests.peers.broker import Broker
-from tests.peers.clients import JavaClient, unique
+from tests.peers.clients import JavaClient
 from tests.peers.messages import Outgoing
 from tests.support.copies import copy_tree
 
@@ -100,8 +100,7 @@ async def filled(
     factory = BrokerFactory(target, tmp_path_factory.mktemp("filled"))
     writer = factory.make(APACHE, ON)
     await writer.start()
-    topic = unique("topic")
-    await java.admin(writer.nameserver).create_topic(writer.address, topic, 1)
+    topic = await make_topic(java.admin(writer.nameserver), writer, 1)
     await fill(writer, java, topic, "old")
     await writer.stop()
     yield Filled(writer.store, topic)
@@ -208,8 +207,7 @@ async def test_rocketmq_goes_on_with_a_store_that_has_extensions(
 ) -> None:
     writer = brokers.make(target, ON)
     await writer.start()
-    topic = unique("topic")
-    await java.admin(writer.nameserver).create_topic(writer.address, topic, 1)
+    topic = await make_topic(java.admin(writer.nameserver), writer, 1)
     await fill(writer, java, topic, "old")
     async with await java.producer(writer.nameserver) as producer:
         await producer.send(topic, [Outgoing(b"soon", tags="soon", level=3)])

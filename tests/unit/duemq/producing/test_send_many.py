@@ -157,9 +157,7 @@ async def test_a_queue_may_be_named(broker: FakeBroker, producer: Producer) -> N
 
 async def test_a_message_that_is_refused_keeps_no_other_from_being_sent(broker: FakeBroker, producer: Producer) -> None:
     given = [Message("demo", b"a"), Message("demo", b""), Message("demo", b"c", delay="7s"), Message("demo", b"d")]
-    with pytest.raises(
-        SendManyError, match="of 4 messages 2 are stored, 2 are not, and 0 may be"
-    ) as caught:
+    with pytest.raises(SendManyError, match="of 4 messages 2 are stored, 2 are not, and 0 may be") as caught:
         await producer.send_many(given)
     error = caught.value
     assert [each.message for each in error.refused] == given[1:3]
