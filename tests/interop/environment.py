@@ -1,6 +1,7 @@
 """The brokers and clients that the fixtures hand out."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 
@@ -150,16 +151,19 @@ class ClientPool:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._clients: dict[str, Client] = {}
+        self._started = Counter[str]()
         self._starting = asyncio.Lock()
 
     async def get(self, name: str) -> Client:
-        """Return a client by its name, started if necessary."""
+        """Return a client by its name, started if it does not run."""
         async with self._starting:
-            if name not in self._clients:
-                client = make_client(name, self._directory / name)
+            client = self._clients.get(name)
+            if client is None or client.has_aborted_in_a_stop:
+                self._started[name] += 1
+                client = make_client(name, self._directory / f"{name}-{self._started[name]}")
                 await client.start()
                 self._clients[name] = client
-            return self._clients[name]
+            return client
 
     async def java(self, version: str) -> JavaClient:
         """Return the Java client of a version."""
