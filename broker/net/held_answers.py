@@ -4,8 +4,8 @@ With SYNC_FLUSH the answers to sends wait here; all answers that one flush relea
 connection (group commit). With ASYNC_FLUSH nothing waits.
 
 The number of waiting messages is bounded: beyond `capacity` messages the send handler refuses (`is_full`). A wait
-longer than syncFlushTimeout is answered FLUSH_DISK_TIMEOUT, as in RocketMQ: the message is stored, its durability
-unknown.
+longer than syncFlushTimeout is answered FLUSH_DISK_TIMEOUT, as in RocketMQ: the message is stored, but its durability
+is unknown.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class HeldAnswers:
             connection.write_many(frames)
 
     def give_up(self) -> None:
-        """Nothing will be released any more: answer all held and all future answers as if they had timed out."""
+        """Nothing more will be released: send all held and all future answers as if they had timed out."""
         self._is_over = True
         held, self._held = self._held, deque()
         self._count(-self._messages)

@@ -1,5 +1,5 @@
 """The sends that no fast path of `send` takes: batches, retries, dead letters, messages that replace others, and levels
-and times that need a closer look. The path is right for every message, only slower."""
+and times that need a closer look. This path is right for every message but slower."""
 
 from __future__ import annotations
 
