@@ -1,4 +1,4 @@
-"""What the checks find."""
+"""The findings of the checks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Level(Enum):
     WARNING = "warning"
     """The broker works, but not as safely or as well as it could."""
     ERROR = "error"
-    """The broker does not start, or is open to everybody."""
+    """The broker does not start, or is open to everyone."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `about`: what was looked at, in one or two words. `text`: what is so, a sentence. `help`: what to
-    do, empty if nothing is to be done."""
+    """One finding. `about`: what was checked, in one or two words. `text`: the finding, in a sentence. `help`: what to
+    do, empty if there is nothing to do."""
 
     level: Level
     about: str
