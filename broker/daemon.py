@@ -614,7 +614,7 @@ class Broker:
         self._durability_work.wake()
 
     def _clock_moved(self) -> None:
-        """The messages' clock was moved: wake the work that waits by it, since its timers run by another clock."""
+        """Wake the work that waits by the messages' clock, which was moved: its timers run by another clock."""
         self._levels_work.wake()
         self._timers_work.wake()
 
@@ -651,7 +651,7 @@ class Broker:
             self.failed.set_result(reason)
 
     def stopped(self, error: Exception | None) -> None:
-        """The store has been stopped; `error` is the reason if it may not be durable."""
+        """Note that the store has stopped. `error`: why it may not be durable; None if it is."""
         if self._stopped_store is not None and not self._stopped_store.done():
             self._stopped_store.set_result(error)
 
@@ -712,7 +712,7 @@ class Broker:
     # --- stop
 
     async def stop(self) -> str | None:
-        """Stop. Return None if everything acknowledged is durable, otherwise why it may not be."""
+        """Stop the broker. Return None if everything acknowledged is durable, otherwise why it may not be."""
         for server in self._servers:
             server.close()
         if self.registration is not None:

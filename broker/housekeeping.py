@@ -12,7 +12,7 @@ log = structlog.get_logger(__name__)
 
 
 class Chore(NamedTuple):
-    """Work that is repeated."""
+    """A piece of work that is repeated at an interval."""
 
     name: str
     seconds: Callable[[], float]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 MAX_WAITING: Final = 1 << 20
-"""Characters of lines that may wait."""
+"""Maximum number of characters in lines that wait."""
 CLOSE_S: Final = 2.0
 """Seconds that an ending process waits for its last lines."""
 

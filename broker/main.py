@@ -122,7 +122,7 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, stopped.set)
     await broker.start()
-    # All objects that exist now stay, so the collector need not look at them again. It rarely finds anything later.
+    # All objects that exist now stay, so the collector need not look at them again. Later it rarely finds anything.
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

@@ -71,7 +71,7 @@ PERMISSIONS: Final = {
 }
 _ROLES: Final = {"none": Role.NONE, "look": Role.LOOK, "operate": Role.OPERATE}
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The safe loader, where PyYAML has it in its C version, which is ten times as fast."""
+"""The safe loader; where PyYAML has it, its version in C, which is ten times as fast."""
 _TEXT: Final = "tag:yaml.org,2002:str"
 _NUMBER: Final = "tag:yaml.org,2002:int"
 _TRUTH: Final = "tag:yaml.org,2002:bool"

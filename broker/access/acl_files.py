@@ -145,7 +145,7 @@ class AclFiles:
             log.warning("accounts_doubtful", reason=warning)
 
     def _stamps(self) -> Stamps:
-        """Look at the files. Raises OSError."""
+        """Return the stamps of all files as they are now. Raises OSError."""
         stamps = {}
         for path in self._paths():
             found = os.stat(path)

@@ -57,11 +57,11 @@ class Account(Protocol):
         """Check one action on one topic: the fast path for requests that need nothing else."""
 
     def check_record(self, code: int, topic: str, host: str) -> None:
-        """Check that the account may have a record of a topic."""
+        """Check that the account may read a record of a topic."""
 
 
 class Authority(Protocol):
-    """Knows the accounts."""
+    """Authenticates requests by the accounts that it knows."""
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
         """Return the account that signed a request; None if it needs no account. If the peer needs none because of its

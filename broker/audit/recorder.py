@@ -52,9 +52,10 @@ _MAX_NAMES: Final = 100
 _MAX_REGISTRATIONS: Final = 2000
 MAX_REFUSALS_A_SECOND: Final = 20
 MAX_REFUSAL_BYTES_A_MINUTE: Final = 16 * 1024
-"""At this rate, the ten files of 64 MiB last for four weeks."""
+"""Maximum number of bytes of entries about refusals in a minute. At this rate, the ten files of 64 MiB last for four
+weeks."""
 _OF_STRANGERS: Final = ("account", "signature")
-"""The kinds of refusals that need no account."""
+"""The kinds of refusals that a client without an account can cause."""
 _HEAD: Final = ("time", "action", "code", "account", "peer")
 """The fields of entries about strangers, apart from the result."""
 _RESOURCES: Final = (("topic", "topic"), ("consumer_group", "group"), ("group_name", "group"), ("group", "group"))

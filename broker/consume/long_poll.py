@@ -1,7 +1,7 @@
 """Pulls that wait for messages. The append itself wakes them, once for all messages of one turn of the event loop;
 nothing polls.
 
-A held pull costs about a kilobyte. Their number is bounded; a pull beyond it is answered immediately. A client that
+A held pull costs about a kilobyte. Their number is bounded, and a pull beyond it is answered immediately. A client that
 does not read its responses gets no messages pushed into its buffer: its pulls stay held until it reads again or their
 time is up.
 

@@ -107,7 +107,7 @@ class OffsetHandlers:
         return response(ResponseCode.SUCCESS, None, OffsetResponse(offset))
 
     def earliest(self, _: Connection, request: Request[QueueOfTopic]) -> Answer:
-        """Return the store time of a queue's oldest message; -1 if there is none."""
+        """Return the store time of a queue's oldest message, in ms since the epoch; -1 if there is none."""
         queue = self._store.queue(request.header.topic, request.header.queue_id)
         timestamp = self._store.store_timestamp_of(queue, queue.min_offset) if queue is not None else -1
         return response(ResponseCode.SUCCESS, None, TimestampResponse(timestamp))

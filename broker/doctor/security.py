@@ -291,7 +291,7 @@ def _permissions(about: str, path: str, *, reads: bool = True) -> Iterator[Findi
     try:
         mode = os.stat(path).st_mode
     except OSError as failure:
-        yield error(about, f"{path}: {failure.strerror}", "give the file to the broker's user")
+        yield error(about, f"{path}: {failure.strerror}", "make the file readable for the broker's user")
         return
     if mode & stat.S_IWOTH:
         yield error(about, f"every user of this machine may write {path}", f"chmod 600 {path}")

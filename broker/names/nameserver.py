@@ -52,9 +52,9 @@ log = structlog.get_logger(__name__)
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 EXPIRE_MS: Final = 120_000
 _BROKER_BYTES: Final = 1024
-"""The size that a registration without topics counts as."""
+"""The number of bytes that a registration without topics counts as."""
 _MAX_MISSED: Final = 100
-"""The number of topics without a route that are remembered for a connection."""
+"""Maximum number of topics without a route that are remembered for a connection."""
 PRIMARY: Final = 0
 
 
@@ -309,7 +309,7 @@ class NameServer:
     # --- key-value configuration
 
     async def put_value(self, _: Connection, request: Request[KVEntry]) -> Answer:
-        """Set a value."""
+        """Set a value; it is durable when this is answered."""
         header = request.header
         old = self._kv.get(header.namespace, {}).get(header.key)
         limits = self._limits
@@ -347,7 +347,7 @@ class NameServer:
         return answer
 
     async def delete_value(self, _: Connection, request: Request[KVKey]) -> Answer:
-        """Remove a value."""
+        """Remove a value; that is durable when this is answered."""
         if self._remove_value(request.header.namespace, request.header.key):
             await self._kv_saved.saved()
         return response(ResponseCode.SUCCESS)

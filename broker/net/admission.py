@@ -71,7 +71,7 @@ class Admission:
         self._schedule()
 
     def lost(self, guest: Guest) -> None:
-        """A connection is gone, and hands over no more requests; those under way still end with `end`."""
+        """Forget a lost connection. It hands over no more requests; those under way still end with `end`."""
         self._full.discard(guest)
 
     def _schedule(self) -> None:

@@ -43,14 +43,15 @@ log = structlog.get_logger(__name__)
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
 LARGE_RESPONSE_BYTES: Final = 64 * 1024
-"""A response of this size or more is written in one piece, and stays in memory as a whole until its last byte is sent.
-Until then its client counts as stalled, however little is left."""
+"""What one write of this size or more passes to the transport stays in memory as a whole until its last byte is sent.
+Until then the client counts as stalled, however little is left."""
 READ_BYTES: Final = 256 * 1024
 """The maximum number of bytes of one read."""
 SHORT_READ_BYTES: Final = 64 * 1024
 """The maximum number of bytes of one read while many connections send large frames."""
 LARGE_FRAME_BYTES: Final = 64 * 1024
-"""Connections with smaller frames neither wait for those with large frames, nor are closed because of their memory."""
+"""The size from which on a frame is large. Connections with smaller frames neither wait for those with large frames,
+nor are closed because of their memory."""
 READERS: Final = 8
 """How many connections may send large frames without waiting for each other. If there are more, this many of those that
 wait continue to read in one turn."""
@@ -73,10 +74,10 @@ class FrameHandler(Protocol):
         if the connection cannot take more responses, or, after at least one frame, if `is_over` returns True."""
 
     def connection_made(self, connection: Connection) -> None:
-        """A client connected."""
+        """Called when a client has connected."""
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Called when a connection is lost."""
 
     def complain(self, event: str, connection: Connection, reason: str) -> None:
         """Log a client's error, unless there are too many such lines."""
@@ -372,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
             return -1
 
     def write(self, data: bytes) -> None:
-        """Send bytes of whole frames."""
+        """Send the bytes of one or several whole frames."""
         transport = self._transport
         if transport is None:
             return
@@ -419,13 +420,13 @@ class Connection(asyncio.BufferedProtocol):
         self._loop.call_later(timeout, self._expire)
 
     def take_response(self, command: Command) -> None:
-        """Take a client's response."""
+        """Pass a client's response to the function that waits for it, if there still is one."""
         waiter = self._in_flight.take(command.opaque) if self._in_flight is not None else None
         if waiter is not None:
             waiter(command)
 
     def stop_reading(self) -> None:
-        """Take no more requests; outstanding answers are still sent."""
+        """Accept no more requests; outstanding answers are still sent."""
         self._drop_backlog()
         self._is_over = True
         if self._transport is not None and not self._transport.is_closing():
@@ -466,7 +467,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take(data)
 
     def end_of_stream(self) -> None:
-        """The client has ended its stream."""
+        """Close the connection, since the client has ended its stream."""
         if self._transport is not None and not self._transport.is_closing():
             self.eof_received()
             self._transport.close()

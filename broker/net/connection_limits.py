@@ -32,7 +32,7 @@ _LOOKED_AT: Final = 1000
 
 
 class ConnectionLimits:
-    """Counts the connections and requests of one broker that are limited. Belongs to the event loop."""
+    """Counts the connections and requests of one broker, and applies their limits. Belongs to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, descriptors: int) -> None:
         """`descriptors`: how many connections the process has descriptors for, in addition to those for files."""
@@ -75,7 +75,7 @@ class ConnectionLimits:
         return None
 
     def left(self, connection: Connection) -> None:
-        """A connection that was admitted, or refused, is gone."""
+        """Stop counting a connection that is gone, whether it was admitted or refused."""
         self._count -= 1
         self._by_host[connection.host] -= 1
         if not self._by_host[connection.host]:
@@ -84,7 +84,7 @@ class ConnectionLimits:
         self._of_connection.drop(connection)
 
     def made_request(self, connection: Connection) -> None:
-        """A request of the connection was handled: the connection is no longer new."""
+        """Note that a request of the connection was handled: the connection is no longer new."""
         connection.is_new = False
         self._new.pop(connection, None)
 

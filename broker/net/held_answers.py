@@ -83,7 +83,7 @@ class HeldAnswers:
         self._want(position)
 
     def released(self, position: int) -> None:
-        """Everything before a physical offset is durable: send the answers whose messages lie before it."""
+        """Send the answers whose messages lie before a physical offset, since everything before it is durable."""
         by_connection: dict[Connection, list[bytes]] = {}
         held = self._held
         while held and held[0].position <= position:
@@ -98,7 +98,7 @@ class HeldAnswers:
             connection.write_many(frames)
 
     def give_up(self) -> None:
-        """Nothing more will be released: send all held and all future answers as if they had timed out."""
+        """Send all held and all future answers as if they had timed out, since nothing more will be released."""
         self._is_over = True
         held, self._held = self._held, deque()
         self._count(-self._messages)

@@ -97,7 +97,7 @@ class OutputBudget:
             )
 
     def release(self, holder: Holder) -> None:
-        """A connection is no longer stalled, or is gone."""
+        """Stop counting a connection, since it is no longer stalled or is gone."""
         account = self._accounts.pop(holder, None)
         if account is not None:
             self.used -= account.held

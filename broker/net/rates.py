@@ -1,4 +1,4 @@
-"""Limits on the requests per second of each connection, address or account; here, a name.
+"""Limits on requests per second, for each connection, address or account. Here each of these is a name.
 
 Each name may make the requests of one second in one burst, and regains them at the rate. One number is kept for each
 name: the time at which it has regained all of them (the generic cell rate algorithm, which allows the same requests as
@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 N = TypeVar("N", bound=Hashable)
 
 _FEW: Final = 1000
-"""Up to this many names, none of them are checked for whether they can be forgotten."""
+"""With at most this many names, none is checked for whether it can be forgotten."""
 _ROUNDING: Final = 1e-3
 """The fraction of a request that may be missing only because times are floating-point numbers."""
 

@@ -21,7 +21,7 @@ from duemq.storage.clock import Moment
 ARRIVAL_SECONDS: Final = 0.002
 """How long a turn handles new requests; the rest of them then wait."""
 LANE_SECONDS: Final = 0.001
-"""One share of a lane."""
+"""The length of one share of a lane."""
 
 IsOver = Callable[[], bool]
 """Called after each piece of work; returns whether to leave the rest for later."""
@@ -54,7 +54,7 @@ class RequestBudget(Protocol):
 
 
 class RequestTime:
-    """A budget in seconds of `now`."""
+    """Implements RequestBudget by time, in seconds of the clock `now`."""
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ class ConnectionListener(Protocol):
     """A component that is notified of lost connections."""
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Called when a connection is lost."""
 
 
 class Router:
@@ -225,7 +225,7 @@ class Router:
     # --- connections
 
     def connection_made(self, connection: Connection) -> None:
-        """A client connected."""
+        """Admit a connection, or close it if a limit is reached or the broker is stopping."""
         self.connections.add(connection)
         reason = self._connection_limits.admit(connection)
         if reason is not None:
@@ -235,7 +235,7 @@ class Router:
             connection.close()
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Forget a lost connection, and notify the components that listen for that."""
         self.connections.discard(connection)
         self._connection_limits.left(connection)
         self._admission.lost(connection)
@@ -504,7 +504,7 @@ class Router:
         return response(code, remark[:_MAX_REMARK])
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
-        """Log a client's error, one line each, up to a number of lines per second and event."""
+        """Log one line about a client's error, unless the event has had too many lines in this second."""
         if event in _ENDS:
             self.ended[_ENDS[event]] += 1
         second = int(self._clock.monotonic())
@@ -586,7 +586,7 @@ class Router:
             self._admission.end(connection, size)
 
     def stop_taking(self) -> None:
-        """Accept no more requests, from present or new connections; outstanding answers are still sent."""
+        """Accept no more requests, from existing or new connections; outstanding answers are still sent."""
         self._takes_requests = False
         for connection in list(self.connections):
             connection.stop_reading()

@@ -10,7 +10,7 @@ socket is read and what happens if the client does not read. The buffers in memo
 that went through them, so pieces are small: an idle connection holds some ten kilobytes.
 
 Handshakes take turns with the requests of other clients (`RequestTurns`): each step of one may take a millisecond, and
-after a restart thousands of clients come at once.
+after a restart thousands of clients connect at the same time.
 
 Keeps invariants 10 and 11 of ARCHITECTURE.md.
 """
@@ -70,7 +70,7 @@ class Owner(Protocol):
         """Take decrypted bytes; called only outside of `TlsEnd.receive`."""
 
     def end_of_stream(self) -> None:
-        """The client has ended its stream, and the connection is closed."""
+        """Close the connection, since the client has ended its stream."""
 
     def refuse_tls(self, reason: str) -> None:
         """Close with one log line, since the handshake or a record is wrong."""
@@ -203,7 +203,7 @@ class TlsEnd:
                 self._owner.decrypted(data)
 
     def _decrypt(self, data: bytes) -> bytes:
-        """Return what the bytes of a read, and those before, decrypt to."""
+        """Decrypt the bytes of a read, and those before that are not decrypted yet."""
         assert self._ssl is not None
         read, pending, incoming = self._ssl.read, self._ssl.pending, self._incoming
         decrypted: list[bytes] = []
@@ -308,7 +308,7 @@ class TlsTransport(asyncio.Transport):
 
 def check_first_byte(data: bytes, mode: TlsMode) -> bool:
     """Return whether a connection whose first bytes are `data` begins with TLS. Raises TlsRefused if the mode does not
-    allow that it does, or that it does not."""
+    allow a connection with TLS, or without."""
     if data[0] == HANDSHAKE:
         if mode is TlsMode.DISABLED:
             raise TlsRefused("it begins with TLS, but tls.server.mode=disabled")

@@ -24,7 +24,7 @@ _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 
 
 class DelayRequest(NamedTuple):
-    """The requests in a message's properties."""
+    """What the sender of a message requests by its properties."""
 
     level: int = 0
     """The delay level as sent: it may be beyond the table. 0 or less: none."""

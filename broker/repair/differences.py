@@ -107,7 +107,7 @@ class _Queue:
         return first[0] // UNIT_SIZE, (last[0] + last[1]) // UNIT_SIZE
 
     def units(self, start: int, end: int) -> NDArray[Any]:
-        """Return the units from a queue offset on, up to another one; zeros where there is no file."""
+        """Return the units from queue offset `start` up to, but without, `end`; zeros where there is no file."""
         result = bytearray((end - start) * UNIT_SIZE)
         low, high = start * UNIT_SIZE, end * UNIT_SIZE
         for base, size, path in self._files:

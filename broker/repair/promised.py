@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOOK_UNITS: Final = 100
 """Number of units at the end of each file in which the newest delay is looked for."""
 _DELAYED: Final = np.dtype([("stored", np.int64), ("delay_ms", np.int64)])
-"""A store time, ms since the epoch, and a delay."""
+"""A store time, in ms since the epoch, and a delay in ms."""
 
 
 class _Run(NamedTuple):

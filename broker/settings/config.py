@@ -34,7 +34,8 @@ _MIB: Final = 1024 * 1024
 MAX_QUEUES: Final = 65536
 """Maximum number of queues of one topic, whatever the settings say."""
 MAX_DELAY_LEVELS: Final = 1000
-"""The checkpoint's note takes 28 bytes per level, and each level has a queue with files; nobody needs more levels."""
+"""Maximum number of delay levels. The checkpoint's note takes 28 bytes per level, and each level has a queue with
+files; nobody needs more levels."""
 _TIMER_PRECISION_MS: Final = 1000
 _MAX_REPEATED: Final = 100
 DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
@@ -78,7 +79,10 @@ class BrokerConfig:
         "namesrvAddr", "", "host:port;host:port of external name servers; if set, the embedded one does not start"
     )
     register_period_ms: int = _setting(
-        "registerNameServerPeriod", 30_000, "time between registrations with them", limits=(1000, 60_000)
+        "registerNameServerPeriod",
+        30_000,
+        "time between registrations with external name servers",
+        limits=(1000, 60_000),
     )
     broker_permission: int = _setting(
         "brokerPermission", 6, "what the broker allows: the sum of 2 (write) and 4 (read)", limits=(0, 7), live=True
@@ -167,12 +171,16 @@ class BrokerConfig:
     disk_clean_forcibly_ratio: float = _setting(
         "diskSpaceCleanForciblyRatio",
         0.85,
-        "on a fuller disk, the oldest files are removed, expired or not",
+        "a fraction; on a fuller disk, the oldest files are removed, expired or not",
         limits=(0, 1),
         live=True,
     )
     disk_warning_ratio: float = _setting(
-        "diskSpaceWarningLevelRatio", 0.90, "on a fuller disk, messages are refused", limits=(0, 1), live=True
+        "diskSpaceWarningLevelRatio",
+        0.90,
+        "a fraction; on a fuller disk, messages are refused",
+        limits=(0, 1),
+        live=True,
     )
     clean_files_forcibly: bool = _setting(
         "cleanFileForciblyEnable",
@@ -210,14 +218,14 @@ class BrokerConfig:
     async_delivery_pending: int = _setting(
         "scheduleAsyncDeliverMaxPendingLimit",
         2000,
-        "if so, how many deliveries of a level may wait to be durable",
+        "with enableScheduleAsyncDeliver: how many deliveries of a level may wait to be durable",
         limits=(1, 10_000_000),
         live=True,
     )
     async_delivery_resends: int = _setting(
         "scheduleAsyncDeliverMaxResendNum2Blocked",
         3,
-        "if so, a delivery that failed this many times holds its level up",
+        "with enableScheduleAsyncDeliver: a delivery that failed this many times holds its level up",
         limits=(1, 1000),
         live=True,
     )
@@ -246,7 +254,7 @@ class BrokerConfig:
     timer_precision_ms: int = _setting(
         "timerPrecisionMs",
         _TIMER_PRECISION_MS,
-        "1000, the width of a slot of the timer wheel; delivery is exact to the millisecond nevertheless",
+        "1000, the width of a slot of the timer wheel; delivery is exact to the millisecond anyway",
         limits=(1, 2**31 - 1),
     )
     timer_roll_window: int = _setting(
@@ -431,7 +439,7 @@ class BrokerConfig:
     max_kv_bytes: int = _setting(
         "maxKVConfigBytes",
         4 * _MIB,
-        "duemq's own: total size of these key-value configurations",
+        "duemq's own: total size of the key-value configurations that the name server keeps",
         limits=(0, 1 << 30),
         live=True,
     )
@@ -533,7 +541,7 @@ class BrokerConfig:
     audit_files: int = _setting(
         "auditLogFileNumber",
         10,
-        "duemq's own: how many files of the audit log are kept; the oldest one is then removed",
+        "duemq's own: how many files of the audit log are kept; older ones are removed",
         limits=(1, 10_000),
         live=True,
     )
@@ -553,7 +561,7 @@ class BrokerConfig:
     tls_config_file: str = _setting(
         "tls.config.file",
         DEFAULT_TLS_FILE,
-        "file with the tls.* settings below, which win over those here; it is read again when it changes",
+        "file with tls.* settings, which override those of the broker; it is read again when it changes",
     )
     tls_test_mode: bool = _setting(
         "tls.test.mode.enable", True, "without a certificate: whether to make one when the first client uses TLS"
@@ -561,7 +569,7 @@ class BrokerConfig:
     tls_server_certificate: str = _setting(
         "tls.server.certPath", "", "the broker's certificate chain, in PEM; read again on changes, as all these files"
     )
-    tls_server_key: str = _setting("tls.server.keyPath", "", "its key, in PEM")
+    tls_server_key: str = _setting("tls.server.keyPath", "", "the key of the broker's certificate, in PEM")
     tls_server_key_password: str = _setting("tls.server.keyPassword", "", "the password of the key", secret=True)
     tls_server_trust: str = _setting(
         "tls.server.trustCertPath", "", "authorities that must sign clients' certificates; default: the machine's"
@@ -580,7 +588,7 @@ class BrokerConfig:
         choices=("auto", "true", "false"),
     )
     tls_client_certificate: str = _setting("tls.client.certPath", "", "the certificate to show to name servers, in PEM")
-    tls_client_key: str = _setting("tls.client.keyPath", "", "its key, in PEM")
+    tls_client_key: str = _setting("tls.client.keyPath", "", "the key of that certificate, in PEM")
     tls_client_key_password: str = _setting("tls.client.keyPassword", "", "the password of the key", secret=True)
     tls_client_trust: str = _setting(
         "tls.client.trustCertPath", "", "authorities that must sign name servers' certificates; default: the machine's"
@@ -771,7 +779,7 @@ def check_exposure(config: BrokerConfig) -> None:
 
 
 def limits_of(name: str) -> tuple[int, int]:
-    """Return the smallest and the largest value of a numeric setting that has limits."""
+    """Return the smallest and the largest allowed value of a numeric setting that has limits."""
     low, high = FIELDS[name].metadata[_RANGE]
     return low, high
 

@@ -17,7 +17,8 @@ from duemq.storage.config_file import ConfigFile
 
 SEPARATOR: Final = "@"
 MAX_OFFSET: Final = (2**63 - 1) // 20
-"""Consume queue files are named by a 63-bit position in the queue, which has 20 bytes per message."""
+"""The largest queue offset: consume queue files are named by a 63-bit position in the queue, which has 20 bytes per
+message."""
 _NO_OFFSET: Final = -1
 """An offset that stands for "none" in RocketMQ's table."""
 

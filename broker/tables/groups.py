@@ -37,7 +37,7 @@ _FIELDS: Final = {field.encode_name for field in msgspec.structs.fields(Subscrip
 
 
 class Groups:
-    """All consumer groups."""
+    """The settings of all consumer groups of one broker."""
 
     def __init__(
         self,

@@ -16,11 +16,11 @@ from duemq.storage.clock import Clock
 EXPIRE_SECONDS: Final = 60.0
 
 HeldLock = tuple[tuple[str, MessageQueue], tuple[str, float]]
-"""The group and the queue of a lock; its owner and renewal time."""
+"""The group and the queue of a lock; its owner (a client id) and renewal time (seconds, monotonic)."""
 
 
 class QueueLocks:
-    """All locks."""
+    """All locks on queues of one broker."""
 
     def __init__(self, clock: Clock, limits: Limits) -> None:
         self._clock = clock

@@ -29,7 +29,7 @@ Written = Callable[[OSError | None], None]
 
 
 class Persister:
-    """All tables; they are written one at a time."""
+    """Writes all tables of one broker, one at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, workers: Workers) -> None:
         self.loop = loop

@@ -151,7 +151,7 @@ def timer_policy_of(config: TopicConfig) -> TimerPolicy | None:
 
 
 class Topics:
-    """All topics."""
+    """All topics of one broker."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class Topics:
         return self.table.get(name)
 
     def is_own(self, name: str) -> bool:
-        """Return whether the broker makes this topic for itself."""
+        """Return whether the broker creates this topic for itself."""
         return is_own_topic(name, self._settings.config)
 
     def own_names(self) -> list[str]:
@@ -459,7 +459,7 @@ class Topics:
 
 
 def is_own_topic(name: str, config: BrokerConfig) -> bool:
-    """Return whether the broker makes this topic for itself."""
+    """Return whether a broker with these settings creates this topic for itself."""
     return (
         name in _SYSTEM
         or name.startswith(_SYSTEM_PREFIX)

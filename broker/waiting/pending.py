@@ -59,7 +59,7 @@ MAX_QUEUED: Final = 64
 _CHANGE_UNITS: Final = 256
 """How many messages of a selection are found at a time and then changed."""
 _MAX_MS: Final = 2**53
-"""Numbers of ms beyond this are not times."""
+"""The largest number of ms that is accepted as a time or a delay."""
 
 _CANCEL: Final = "cancel"
 _RESCHEDULE: Final = "reschedule"

@@ -162,7 +162,7 @@ class Entry(_Stored, frozen=True, kw_only=True):
 
 
 class Policy(_Stored, frozen=True, kw_only=True):
-    """The entries of one type."""
+    """A policy of a user: its entries of one type, custom or default."""
 
     entries: tuple[Entry, ...]
     policy_type: PolicyType
@@ -176,7 +176,7 @@ class Policy(_Stored, frozen=True, kw_only=True):
 
 
 class Named(_Stored, frozen=True, kw_only=True):
-    """The subject of policies."""
+    """The subject of policies: a user, by its name."""
 
     subject_type: int = 1
     username: str

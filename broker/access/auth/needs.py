@@ -66,7 +66,7 @@ def of_group(name: str, actions: int) -> NeededActions:
 
 
 class Needs:
-    """Tells which actions requests need on which resources of one cluster."""
+    """Determines which actions requests need on which resources of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster

@@ -131,7 +131,7 @@ class _Database:
         self._synced.sync = True
         self._opened: Rdict | None = None
         self._has_no_space = False
-        """Whether it has to be opened again before the next change."""
+        """Whether the disk was full, so that the database has to be opened again before the next change."""
         self._open()
 
     def items(self) -> Iterator[tuple[object, object]]:

@@ -67,7 +67,7 @@ class Authorization:
 
 
 class Subject:
-    """A user with its policies, as of its last change. See `guard.Account`."""
+    """A user with its policies; a change of either replaces the object. See `guard.Account`."""
 
     __slots__ = ("_allowed", "_authorization", "_rules", "acl", "key", "may_all", "user")
 
@@ -175,7 +175,7 @@ class Users:
     # --- changes. They raise Refused, in RocketMQ's words, and AuthStoreError.
 
     def add_at_start(self, users: Iterable[User], acls: Iterable[Acl]) -> list[str]:
-        """Before any request comes, create those of these users that do not exist yet, with their policies. Return the
+        """Create the users among these that do not exist yet, with their policies, before any request comes. Return the
         names of the new users. Raises AuthStoreError."""
         table = {acl.subject.username: acl for acl in acls}
         added = []
@@ -288,7 +288,7 @@ class Users:
             raise
 
     def _use(self, user: User) -> None:
-        """Make a user that is on the disk known to requests; for the start."""
+        """At the start, make a user known that is already on the disk."""
         name = user.username
         self.by_name[name] = Subject(user, self.acls.get(name, empty_acl(name)), self._authorization)
 
