@@ -1,6 +1,6 @@
 """The broker assembled: the one place where configuration, store, scheduler, handlers and servers meet.
 
-Start: bind the ports, inspect the store and read the tables, recover, listen. Stop: take no more connections and
+Start: bind the ports, inspect the store and read the tables, recover, listen. Stop: accept no more connections or
 requests, finish requests in progress, answer held requests, save the tables, flush, make a last checkpoint."""
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ STOP_SECONDS: Final = 5.0
 CLEAN_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 1.0
 AUDIT_SECONDS: Final = 5.0
-"""Time between two attempts to write the audit log, where it cannot be written."""
+"""The interval between attempts to write the audit log while it cannot be written."""
 _NEW_ROUTES_SECONDS: Final = 0.5
-"""The interval at which consumers that have just learned of a topic are told to take its queues. RocketMQ's clients ask
-for routes every 30 s; without this they take the queues up to 20 s after that."""
+"""The interval at which consumers that have just learned of a topic are notified to rebalance. RocketMQ's clients ask
+for routes every 30 s; without the notification they take the topic's queues up to 20 s after that."""
 _SAVE_OFFSETS: Final = "offsets"
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set, so it is read at least this often while a message waits."""
@@ -160,7 +160,7 @@ class Broker:
         open_auth_store: Callable[[str], AuthStore] | None = None,
     ) -> None:
         """`clock`, `files`, `workers`, `budget` and `request_budget` default to the machine's; a simulation passes its
-        own. `open_auth_store`: opens the users and policies of ACL 2.0 in a directory, by default RocksStore."""
+        own. `open_auth_store` opens the users and policies of ACL 2.0 in a directory; the default is RocksStore."""
         self._open_auth_store = open_auth_store
         self._request_budget = request_budget or RequestTime()
         self.config = config
@@ -191,7 +191,7 @@ class Broker:
         began = time.monotonic()
         self._loop = loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[str] = loop.create_future()
-        """Resolved with the reason once the store takes nothing any more: the broker must then be stopped and
+        """Resolved with the reason once the store accepts nothing more: the broker must then be stopped and
         restarted."""
         self._workers = self._make_workers(loop)
         try:
@@ -273,11 +273,11 @@ class Broker:
         for port in ports:
             self._sockets.append(_listening_socket(config.host, port))
 
-    # The modules of access control, and YAML with them, are imported where it is on: without them a start takes a tenth
-    # less time.
+    # The modules of access control, and YAML with them, are imported only if access control is on: a start without them
+    # takes a tenth less time.
 
     def _read_accounts(self) -> AclFiles | None:
-        """Read the accounts, with access control. Raises ConfigError."""
+        """Read the accounts if aclEnable is on; otherwise return None. Raises ConfigError."""
         if not self.config.acl:
             return None
         from duemq.broker.access.acl_files import AclFiles
@@ -285,7 +285,7 @@ class Broker:
         directory = self._plain_directory()
         if directory is None:
             raise ConfigError(
-                "aclEnable=true: say where the accounts are. With rocketmqHome=DIRECTORY, it is in "
+                "aclEnable=true: say where the accounts are. With rocketmqHome=DIRECTORY, they are in "
                 "DIRECTORY/conf/plain_acl.yml"
             )
         return AclFiles(directory, self._files, self._workers)
@@ -309,7 +309,7 @@ class Broker:
         return topic_of_message(message) if message is not None else None
 
     def _is_account(self, name: str) -> bool:
-        """Whether there is an account or a user of a name."""
+        """Whether an account or a user with this name exists."""
         files, auth = self._acl_files, self._auth
         return (files is not None and name in files.accounts.by_key) or (
             auth is not None and name in auth.users.by_name
@@ -614,7 +614,7 @@ class Broker:
         self._durability_work.wake()
 
     def _clock_moved(self) -> None:
-        """The messages' clock was moved: wake the work that waits by it, since its timers run by another clock."""
+        """Wake the work that waits by the messages' clock, which was moved: its timers run by another clock."""
         self._levels_work.wake()
         self._timers_work.wake()
 
@@ -633,8 +633,8 @@ class Broker:
                 waiter.set_result(None)
 
     async def _levels_noted(self) -> bool:
-        """Wait for a checkpoint with the current table of levels; return whether there was one within the time
-        limit."""
+        """Wait for a checkpoint with the current table of levels, at most syncFlushTimeout. Return whether there is
+        one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.sync_flush_timeout_ms / 1000):
                 while not self.levels.is_noted(self.store.checkpoint):
@@ -651,7 +651,7 @@ class Broker:
             self.failed.set_result(reason)
 
     def stopped(self, error: Exception | None) -> None:
-        """The store has been stopped; `error` is the reason if it may not be durable."""
+        """Note that the store has stopped. `error`: why it may not be durable; None if it is."""
         if self._stopped_store is not None and not self._stopped_store.done():
             self._stopped_store.set_result(error)
 
@@ -681,10 +681,11 @@ class Broker:
     def _close_idle(self) -> None:
         close_idle(self.router.connections, self._loop.time() - self.config.idle_seconds)
 
-    # --- what waits for the disk
+    # --- work that waits for the disk
 
     def _read_cold(self, job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
-        """Read in a thread. The caller then reads again, and finds the records in memory, or the error."""
+        """Run a read in a thread, then call `done`, also after an error. The caller then reads again, and finds the
+        records in memory, or meets the error itself."""
         self._workers.start(Background.READS, job.run, lambda error: done())
 
     def _connect(self) -> Connection:
@@ -711,7 +712,7 @@ class Broker:
     # --- stop
 
     async def stop(self) -> str | None:
-        """Stop. Return None if everything acknowledged is durable, otherwise why it may not be."""
+        """Stop the broker. Return None if everything acknowledged is durable, otherwise why it may not be."""
         for server in self._servers:
             server.close()
         if self.registration is not None:
@@ -747,8 +748,8 @@ class Broker:
             await self._audit.stop()
 
     async def _hand_over(self) -> None:
-        """Leave the files of levels and timers so that Apache's broker can continue with them. duemq itself does not
-        need this, except for a clock that was set and that no turn has seen since."""
+        """Leave the files of levels and timers in a state from which Apache's broker can continue. duemq itself needs
+        only the look at the clock, in case the clock was set after the last turn."""
         done: asyncio.Future[None] = self._loop.create_future()
         parts = deque((self.levels.hand_over_some, self.timers.hand_over_some))
 

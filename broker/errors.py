@@ -2,11 +2,11 @@
 
 BrokerError
 ├── ChangeRefused      accounts are not changed: there is no such account or file
-├── RepairError        a store cannot be repaired as asked: one line, exit code 2
+├── RepairError        a store cannot be repaired as requested: one line, exit code 2
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
 │   ├── AclFileError   a file of accounts is wrong: the same at a start; later the old accounts stay
 │   └── AuthStoreError users and policies cannot be read or written: the same
-├── TlsRefused         a connection begins with TLS, or without, and may not
+├── TlsRefused         a connection begins with or without TLS, which the mode does not allow
 ├── Refused            a request ends with this response code and remark
 │   ├── AccessRefused  because its sender may not do what it asks for
 │   └── LimitReached   because of a limit on what clients can make the broker keep or do
@@ -33,7 +33,7 @@ class AuthStoreError(ConfigError):
 
 
 class TlsRefused(BrokerError):
-    """A connection does not begin as the TLS mode wants."""
+    """A connection does not begin as the TLS mode requires."""
 
 
 class RepairError(BrokerError):
@@ -54,8 +54,8 @@ class Refused(BrokerError):
 
 
 class LimitReached(Refused):
-    """A request beyond a limit. `limit`: the property that is the limit. `reason`: what the log says of it; None: it
-    is only counted."""
+    """A request beyond a limit. `limit`: the property that sets the limit. `reason`: the text for the log; if None, the
+    request is only counted."""
 
     def __init__(self, limit: str, code: int, remark: str, reason: str | None = None) -> None:
         super().__init__(code, remark)
@@ -64,8 +64,8 @@ class LimitReached(Refused):
 
 
 class AccessRefused(Refused):
-    """A request whose sender is not known or may not do what it asks for. `reason`: the same for the log, without
-    what a peer that is not known has sent. `kind`: what it is counted as."""
+    """A request whose sender is not known or may not do what it asks for. `reason`: the text for the log, without what
+    an unknown peer has sent. `kind`: the name under which it is counted."""
 
     def __init__(self, code: int, remark: str, kind: str, reason: str) -> None:
         super().__init__(code, remark)

@@ -1,4 +1,4 @@
-"""Work that is done periodically, outside the turns: what takes a moment and may fail."""
+"""Periodic work outside the turns: each piece is short, and may fail."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ log = structlog.get_logger(__name__)
 
 
 class Chore(NamedTuple):
-    """Work that is repeated."""
+    """A piece of work that is repeated at an interval."""
 
     name: str
     seconds: Callable[[], float]
-    """Returns the interval; read anew before each wait."""
+    """Returns the interval in seconds; called before each wait."""
     work: Callable[[], None]
 
 
@@ -41,7 +41,7 @@ class Housekeeping:
             self._wait(self._chores[name])
 
     def stop(self) -> None:
-        """Run nothing any more."""
+        """Run no more chores."""
         self._is_stopped = True
         for timer in self._timers.values():
             timer.cancel()

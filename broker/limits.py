@@ -12,15 +12,15 @@ from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import ResponseCode
 
 MAX_NAME_LENGTH: Final = 255
-"""Length of the name of a topic, a group or a broker that the broker keeps because a client names it, in
-characters."""
+"""Maximum length, in characters, of the name of a topic, a group or a broker that the broker keeps because a client
+names it."""
 MAX_CLIENT_ID_LENGTH: Final = 1024
 MAX_EXPRESSION_LENGTH: Final = 65_536
-"""Length of a subscription's tag expression, in characters."""
+"""Maximum length of a subscription's tag expression, in characters."""
 MAX_ATTRIBUTES: Final = 100
-"""Number of attributes of one topic."""
+"""Maximum number of attributes of one topic."""
 MAX_ATTRIBUTES_LENGTH: Final = 32_768
-"""Length of all attributes of one topic together, in characters."""
+"""Maximum length of all attributes of one topic together, in characters."""
 
 PROPERTIES: Final = {
     "maxGroupsPerConnection": "groups_per_connection",
@@ -74,7 +74,7 @@ class Limits:
 
     def __init__(self, settings: LiveSettings) -> None:
         self.reached: Counter[str] = Counter()
-        """How often each limit kept something away since the start, by its property."""
+        """How often each limit was reached since the start, by its property."""
         self.reached.update(dict.fromkeys(PROPERTIES, 0))
         self._follow(settings.config)
         settings.on_change(PROPERTIES, self._follow)
@@ -85,9 +85,9 @@ class Limits:
 
 
 def too_many_requests(limit: str, rate: int, who: str, of_each: str) -> LimitReached:
-    """Return the refusal of a request that is one too many in its second: SYSTEM_BUSY, as RocketMQ's brokers answer
-    when they have too much to do; consumers pull again 3 s later then (with FLOW_CONTROL 20 ms later). `who`: who has
-    made too many, for the log. `of_each`: what the limit is for."""
+    """Return the refusal of a request beyond a limit per second. The code is SYSTEM_BUSY, which RocketMQ's brokers
+    answer when they have too much to do: consumers then pull again after 3 s (with FLOW_CONTROL after 20 ms). `who`:
+    the sender that made too many, for the log. `of_each`: what the limit is for."""
     setting = f"{limit}={rate}"
     return LimitReached(
         limit,

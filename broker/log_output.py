@@ -1,7 +1,7 @@
 """The output of log lines. A log that cannot be written must not change the broker's behaviour: its disk may be full,
 its reader slow, stopped, or gone. So lines are handed over to a thread, and only that thread waits for writes. A line
-that exceeds the room for waiting lines, or cannot be written, is left out and counted; as soon as a line can be written
-again, an extra line tells how many were left out."""
+for which there is no room among the waiting lines, or that cannot be written, is left out and counted. As soon as a
+line can be written again, an extra line says how many were left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 MAX_WAITING: Final = 1 << 20
-"""Characters of lines that may wait."""
+"""Maximum number of characters in lines that wait."""
 CLOSE_S: Final = 2.0
 """Seconds that an ending process waits for its last lines."""
 
@@ -33,7 +33,7 @@ class LogOutput:
     def __init__(
         self, descriptor: int, describe_lost: DescribeLost, *, max_waiting: int = MAX_WAITING, write: Write = os.write
     ) -> None:
-        """`write` is called like os.write. Starts the thread; raises RuntimeError if there can be none."""
+        """`write` is called like os.write. Starts the thread; raises RuntimeError if it cannot be created."""
         self._descriptor = descriptor
         self._describe_lost = describe_lost
         self._max_waiting = max_waiting
@@ -108,7 +108,7 @@ class LogOutput:
 
 
 def write_last(data: bytes, descriptor: int = 2) -> None:
-    """Write the last line of a process, unless it could not be written at once."""
+    """Write the last line of a process, unless the write would have to wait."""
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
@@ -125,4 +125,4 @@ def keep_standard_descriptors() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # the system takes the lowest descriptor that is free

@@ -17,8 +17,8 @@ STANDARD_ERROR: Final = 2
 
 @contextmanager
 def logging_to(descriptor: int, log_format: str) -> Iterator[None]:
-    """Have a thread write all log lines to a descriptor; `log_format` is "json" or "console". On exit, waits a moment
-    for the last lines."""
+    """Write all log lines to a descriptor, by a thread; `log_format` is "json" or "console". On exit, waits at most
+    CLOSE_S seconds for the last lines."""
     processors = _processors(log_format, colors=os.isatty(descriptor))
 
     def describe_lost(lost: int, why: str) -> str:
@@ -36,7 +36,7 @@ def logging_to(descriptor: int, log_format: str) -> Iterator[None]:
             try:
                 super()._proxy_to_logger(method_name, event, **values)
             except Exception as error:
-                output.lose(f"{event} could not be told: {type(error).__name__}")
+                output.lose(f"{event} could not be logged: {type(error).__name__}")
 
     structlog.configure(
         processors=processors,
@@ -65,6 +65,6 @@ def _processors(log_format: str, *, colors: bool) -> list[Any]:
     ]
     if log_format == "json":
         return [*processors, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # Not by rich: it imports modules when it prints, which fails if no descriptors are left.
+    # Tracebacks are not formatted by rich: it imports modules when it prints, which fails if no descriptors are left.
     plain = structlog.dev.plain_traceback
     return [*processors, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]

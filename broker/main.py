@@ -24,7 +24,7 @@ from duemq.storage.errors import StoreError
 EXIT_CONFIG = 2
 EXIT_STORE = 3
 
-_NO_MEMORY: Final = b"duemq: memory ran out; the next start recovers: give the broker more memory\n"
+_NO_MEMORY: Final = b"duemq: memory ran out; the next start recovers the store. Give the broker more memory\n"
 """Encoded in advance: once memory has run out, building it may fail."""
 
 
@@ -39,9 +39,9 @@ def serve(
 ) -> int:
     """Run a broker until SIGTERM, SIGINT or SIGHUP (its terminal was closed), and return the exit code.
 
-    The code is 0 after a clean stop; 2 if the broker cannot start; 3 if the store stopped taking messages, could not be
-    stopped cleanly, or memory ran out, so that the next start has to find out what the disk holds. If the code is not
-    0, one line on standard error gives the reason."""
+    The code is 0 after a clean stop, 2 if the broker cannot start, and 3 if the store stopped accepting messages, could
+    not be stopped cleanly, or memory ran out. After a 3, the next start recovers the store from what is on the disk. If
+    the code is not 0, one line on standard error gives the reason."""
     keep_standard_descriptors()
     try:
         with logs.logging_to(logs.STANDARD_ERROR, log_format):
@@ -83,7 +83,7 @@ def _serve(
         log.warning(
             "insecure",
             address=config.host,
-            help="everybody who can reach the ports may read, change and delete everything: aclEnable=true ends that",
+            help="anyone who can reach the ports may read, change and delete everything; set aclEnable=true",
         )
     if config.host.startswith("127.") and not config.advertised_host.startswith("127."):
         log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
@@ -103,8 +103,8 @@ def on_loop_error(
     """The event loop's handler for errors of callbacks.
 
     After a MemoryError the event loop either drops the callback or retries it forever (uvloop allocates 64 KiB to read
-    a signal), so the broker would run on with parts missing. The process therefore ends as if by kill -9; the next
-    start recovers, and a supervisor restarts it. An error of a single connection ends only that connection."""
+    a signal), so the broker would continue with parts missing. The process therefore ends as if by kill -9, for a
+    supervisor to restart it, and the next start recovers. An error of a single connection ends only that connection."""
     if isinstance(context.get("exception"), MemoryError) and "protocol" not in context:
         write_last(_NO_MEMORY)
         end(EXIT_STORE)
@@ -122,7 +122,7 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, stopped.set)
     await broker.start()
-    # All objects that exist now stay: the collector need not look at them again, and rarely finds anything.
+    # All objects that exist now stay, so the collector need not look at them again. Later it rarely finds anything.
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
@@ -136,10 +136,10 @@ async def _run(config: BrokerConfig, origin: Origin, log_format: str) -> str | N
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     failure = broker.failed.result() if broker.failed.done() else None
-    notify("STOPPING=1" if failure is None else f"STATUS=the store takes nothing any more: {failure}\nSTOPPING=1")
+    notify("STOPPING=1" if failure is None else f"STATUS=the store accepts nothing more: {failure}\nSTOPPING=1")
     if bridge is not None:
         await bridge.stop()
     unclean = await broker.stop()
     if broker.failed.done():
-        return f"stopped, for the store takes nothing any more: {broker.failed.result()}"
+        return f"stopped, because the store accepts nothing more: {broker.failed.result()}"
     return f"stopped, but not cleanly; the next start recovers: {unclean}" if unclean is not None else None

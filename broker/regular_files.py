@@ -12,8 +12,8 @@ import stat
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """Open a regular file, and return its descriptor. `flags`, `mode`: as of os.open. Raises OSError, also for what is
-    no regular file, with the path and the reason."""
+    """Open a regular file, and return its descriptor. `flags`, `mode`: as for os.open. Raises OSError, with the path
+    and the reason, also if the path is not a regular file."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Work in slices: work that takes longer than a few ms is done a slice per turn of the event loop. All slices of a turn
 share one budget, so that five kinds of work delay clients no more than one does.
 
-A kind of work is a step: it is given the time and a budget, and returns when it wants to be called again. Nothing below
-the broker reads a clock: the time of a turn is read here."""
+A kind of work is a step: a function that receives the time and a budget, and returns how long to wait before its next
+call. Nothing below the broker reads a clock: the time of a turn is read here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATER_SECONDS: Final = 0.01
 """How long deferrable work is gathered before its step runs."""
 
 Step = Callable[[Moment, Budget], float | None]
-"""Does part of the work; returns the seconds until there is more: 0 for "in the next turn", None for "when woken"."""
+"""Does part of the work; returns the seconds until the next call: 0 for "in the next turn", None for "when woken"."""
 
 
 class TimeBudget:
@@ -55,10 +55,10 @@ class SlicedWork:
         self._step: Step | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
-        """When the timer fires, by the loop's clock; uvloop's handles do not tell."""
+        """When the timer fires, by the loop's clock. uvloop's handles do not expose it."""
 
     def start(self, step: Step) -> None:
-        """Let `step` have the turns from now on; `wake` asks for the first one."""
+        """Run `step` in this work's turns from now on; `wake` asks for the first one."""
         self._step = step
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class SlicedWork:
 
     @property
     def step(self) -> Step | None:
-        """The step that has the turns; None before the start and after the stop."""
+        """The step that runs in this work's turns; None before the start and after the stop."""
         return self._step
 
     def wake(self) -> None:
@@ -93,7 +93,7 @@ class SlicedWork:
         self._turns.ready(self)
 
     def cancel_timer(self) -> None:
-        """Drop the turn that was asked for."""
+        """Cancel the turn that `wake_in` asked for."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -108,7 +108,7 @@ class Turns:
         clock: Clock,
         budget: Callable[[float], Budget] = TimeBudget,
     ) -> None:
-        """`clock` is the clock whose time steps are given. `budget` makes a budget from a number of seconds."""
+        """`clock`: each step receives its time. `budget` makes a budget from a number of seconds."""
         self.loop = loop
         self._clock = clock
         self._budget = budget
@@ -142,11 +142,11 @@ class Turns:
                 waiting.set_result(self._budget(SHARE_SECONDS) if len(sharing) > 1 else budget)
 
     def open(self) -> None:
-        """Begin a turn with requests that just arrived: the time they take is missing for the turn's other work."""
+        """Begin a turn with requests that just arrived: the time they take is deducted from the turn's other work."""
         self._end = time.perf_counter() + TURN_SECONDS
 
     def start(self) -> None:
-        """Begin with one step of each kind of work."""
+        """Begin to give turns, with one step of each kind of work that was started."""
         self._is_running = True
         for work in self._kinds:
             self.ready(work)
@@ -170,8 +170,8 @@ class Turns:
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Give each ready kind of work one slice, in the order in which the kinds were made: an equal part of the
-        remaining budget."""
+        """Give each ready kind of work one slice, in the order in which the kinds were made. Each slice is an equal
+        part of the budget that is left."""
         self._is_called = False
         ready = [work for work in self._kinds if work in self._ready]
         self._ready = {}
@@ -181,7 +181,7 @@ class Turns:
         for work in ready:
             share = max(SHARE_SECONDS, (end - time.perf_counter()) / left)
             left -= 1
-            # The clock is read for each: records that one step appends must not be older than those of the step before.
+            # The clock is read for each step: the records it appends must not be older than those of the step before.
             self._give_turn(work, look(self._clock), self._budget(share))
 
     def _give_turn(self, work: SlicedWork, now: Moment, budget: Budget) -> None:

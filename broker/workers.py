@@ -32,8 +32,8 @@ class Background(Enum):
     TABLES = auto()
     """Writes of the JSON tables."""
     ACCESS = auto()
-    """Reads and writes of files that are not in the store: accounts, certificates. They may be on a mount that hangs,
-    so nothing else waits for this lane, nor does the end of the process for long."""
+    """Reads and writes of files that are not in the store: accounts, certificates. They may be on a mount that hangs.
+    So nothing else waits for this lane, and a stop waits for it only a few seconds."""
 
 
 _THREADS: Final[dict[Lane | Background, int]] = {
@@ -58,21 +58,22 @@ class Workers(Protocol):
         """See `storage.durability.jobs.JobWorkers`."""
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `work` in a lane; the future holds its result, or the error that kept it from running."""
+        """Run `work` in a lane; the future holds its result, or the error that it raised or that kept it from
+        running."""
 
     def stop(self) -> None:
-        """Wait until all started work is done, that of the lane ACCESS only for a while; nothing may be started
+        """Wait until all started work is done, but only a few seconds for the lane ACCESS. Nothing may be started
         afterwards."""
 
 
 class ThreadWorkers:
     """Implements `storage.durability.jobs.JobWorkers`, and runs work that coroutines await. Belongs to an event loop.
 
-    All threads are started at once: the system may have none to give later (the pids limit of a container, `ulimit
-    -u`), and that must not make work fail that other components depend on."""
+    All threads are started by the constructor. Later the system may refuse to create one (the pids limit of a
+    container, `ulimit -u`), and work that other components depend on must not fail because of that."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises ConfigError if the system does not give enough threads."""
+        """Raises ConfigError if the system cannot create enough threads."""
         self._loop = loop
         self._lanes: dict[Lane | Background, ThreadPoolExecutor] = {
             lane: ThreadPoolExecutor(count, thread_name_prefix=lane.name.lower())
@@ -87,7 +88,7 @@ class ThreadWorkers:
         except RuntimeError as error:
             self.stop()
             raise ConfigError(
-                f"{error}: the broker needs {sum(_THREADS.values())}; raise the limit (ulimit -u, TasksMax "
+                f"{error}: the broker needs {sum(_THREADS.values())} threads; raise the limit (ulimit -u, TasksMax "
                 "of a systemd unit, the pids limit of a container)"
             ) from None
 
@@ -124,19 +125,19 @@ class ThreadWorkers:
 
 
 class _Abandonable:
-    """One thread that runs work in its order, and that the process need not wait for when it ends, unlike those of a
-    ThreadPoolExecutor."""
+    """A thread that runs work in the order of submission. Unlike the threads of a ThreadPoolExecutor, it does not keep
+    the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], object]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError if the system gives none."""
+        """Start the thread. Raises RuntimeError if the system cannot create it."""
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have work done, unless its future is cancelled before it begins, or the process ends."""
+        """Queue work. It is not done if its future is cancelled before it begins, or if the process ends first."""
         future: Future[T] = Future()
         self._work.put((future, work))
         return future
@@ -155,7 +156,7 @@ class _Abandonable:
                 continue
             try:
                 result = work()
-            except BaseException as error:  # its place is with whoever awaits the work
+            except BaseException as error:  # it belongs to the caller that awaits the work
                 set_outcome = partial(future.set_exception, error)
             else:
                 set_outcome = partial(future.set_result, result)
@@ -164,7 +165,7 @@ class _Abandonable:
 
 
 def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:
-    """Make a pool start all its threads. Raises RuntimeError if the system does not give enough."""
+    """Make a pool start all its threads. Raises RuntimeError if the system cannot create enough."""
     together = threading.Barrier(count)
     try:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Accounts: who they are, and what they may do. They never change: a changed file makes new ones."""
+"""The accounts of plain_acl.yml, and what they may do. These objects never change: a changed file leads to new ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from duemq.scheduler.delivery.targets import HALF_TOPIC
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
-"""Every account may send to it, as in RocketMQ: clients send traces of their messages there."""
+"""Every account may send to this topic, as in RocketMQ: clients send traces of their messages there."""
 _OF_ALL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC})
-"""They have messages of all topics, so what an account may do by default does not count for them."""
+"""Topics with messages for all topics. An account's default permissions therefore do not apply to them."""
 _EXCEPTION: Final = "org.apache.rocketmq.acl.common.AclException: "
 """How the remark of a refusal begins, at RocketMQ's brokers and here, since clients and scripts look for it."""
 REFUSALS: Final = ("account", "signature", "role", "permission")
@@ -31,8 +31,9 @@ _MAX_NAME: Final = 255
 
 
 def refused(kind: str, why: str, reason: str | None = None, *, code: int | None = None) -> AccessRefused:
-    """Return a refusal as RocketMQ's brokers answer it: `why` in their words. `reason`: what the log has instead.
-    `code`: for ACL 2.0, which has codes for it; 4.9 has the name of an exception."""
+    """Return a refusal as RocketMQ's brokers answer it. `kind`: one of REFUSALS. `why`: the remark, in their words.
+    `reason`: the text for the log, if it differs. `code`: the response code of ACL 2.0; None for plain_acl.yml, whose
+    remark has the name of an exception instead."""
     if code is not None:
         return AccessRefused(code, why, kind, reason or why)
     return AccessRefused(ResponseCode.SYSTEM_ERROR, f"{_EXCEPTION}{why}", kind, reason or why)
@@ -85,7 +86,7 @@ class PlainAccount:
         """See `guard.Account`."""
         permissions = self.permissions
         if permissions is not None:
-            # Of a topic that stands for a group, other actions count.
+            # For a topic that stands for a group (its name begins with %), other actions count.
             if not permissions.get(topic, 0) & action or topic[:1] == "%":
                 self.check_access(ResourceAccess(topic, PlainAction(action)))
         elif not self.is_admin:
@@ -113,7 +114,7 @@ class PlainAccount:
         elif name.startswith(DLQ_PREFIX) and owned is None:
             group = name.removeprefix(DLQ_PREFIX)
         if group is not None:
-            # Consumers send to the retry topic of their group, and for them it is part of consuming.
+            # Consumers send to the retry topic of their group, so sending there is part of consuming.
             needed = action if is_group or action is PlainAction.ANY else PlainAction.SUB
             owned = listed.get(f"{RETRY_PREFIX}{group}", self.default_group)
         elif owned is None:
@@ -125,7 +126,7 @@ class PlainAccount:
 
 
 def topic_of_message(message: StoredMessage) -> str:
-    """Return the topic that a message is for, also while it waits among those of other topics."""
+    """Return the topic that a message is for, even while it waits among the messages of other topics."""
     if message.topic in _OF_ALL_TOPICS:
         return message.get_property(properties.REAL_TOPIC) or message.topic
     return message.topic

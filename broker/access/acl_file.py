@@ -3,7 +3,7 @@
     globalWhiteRemoteAddresses:          patterns of addresses that need no account, see `addresses`
     - 10.10.103.*
     accounts:
-    - accessKey: RocketMQ                more than 6 characters, as secretKey
+    - accessKey: RocketMQ                more than 6 characters, like secretKey
       secretKey: 12345678
       whiteRemoteAddress: 192.168.0.*    from there the account needs no signature
       admin: false
@@ -18,8 +18,8 @@
     - counter: 1
       timestamp: 1700000000000
 
-It is read by PyYAML's safe loader, which makes nothing but texts, numbers, lists and tables. Aliases are refused, since
-they make a small file large. Errors name the line; they repeat names, and never the value of a secret.
+It is read by PyYAML's safe loader, which creates nothing but texts, numbers, lists and tables. Aliases are refused,
+since they can make a small file large. Errors name the line; they may repeat names, but never the value of a secret.
 
 Source: apache/rocketmq acl/plain/PlainPermissionManager.java, acl/common/{Permission,AclConstants}.java at 4.9.7.
 """
@@ -42,7 +42,7 @@ from duemq.protocol.requests.bodies import DataVersion
 from duemq.protocol.requests.signature import SecretKey
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Largest file: some 50,000 accounts."""
+"""Size of the largest file, in bytes: some 50,000 accounts."""
 SHORTEST_KEY: Final = 7
 """Shortest access key and secret key, in characters."""
 _MAX_TOLD: Final = 100
@@ -71,7 +71,7 @@ PERMISSIONS: Final = {
 }
 _ROLES: Final = {"none": Role.NONE, "look": Role.LOOK, "operate": Role.OPERATE}
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The same loader in C, which is ten times as fast, where PyYAML has it."""
+"""The safe loader; where PyYAML has it, its version in C, which is ten times as fast."""
 _TEXT: Final = "tag:yaml.org,2002:str"
 _NUMBER: Final = "tag:yaml.org,2002:int"
 _TRUTH: Final = "tag:yaml.org,2002:bool"
@@ -85,7 +85,7 @@ Table = dict[str, Any]
 
 
 class Warned(NamedTuple):
-    """Something in a file that has no effect, or another than its author may think."""
+    """Something in a file that has no effect, or not the effect that its author may expect."""
 
     line: int
     text: str
@@ -112,7 +112,7 @@ def dump(table: Table) -> bytes:
     """Return a file's text, in the form that RocketMQ's brokers write."""
     form: dict[str, Any] = {"default_flow_style": False, "sort_keys": False, "width": 2**31 - 1}
     text: str = yaml.safe_dump(table, allow_unicode=True, **form)
-    if _OTHER_BREAKS.search(text):  # which the library would read again as other ones
+    if _OTHER_BREAKS.search(text):  # the library would read these characters back as other line breaks
         text = yaml.safe_dump(table, **form)
     return text.encode()
 
@@ -125,7 +125,7 @@ class _Reader:
 
     def read(self, text: bytes) -> AclFile:
         if len(text) > MAX_BYTES:
-            raise AclFileError(f"{self._source} has more than {MAX_BYTES} bytes, which is the most")
+            raise AclFileError(f"{self._source} has more than {MAX_BYTES} bytes, which is the maximum")
         loader = None
         try:
             loader = _Loader(text.decode())
@@ -142,7 +142,7 @@ class _Reader:
             # The problem in the library's words, without the text of the line, which may have a secret in it.
             raise AclFileError(f"{self._source}{where}: {_problem(error)}") from None
         except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise AclFileError(f"{self._source}: this is no YAML ({type(error).__name__})") from None
+            raise AclFileError(f"{self._source}: this is not YAML ({type(error).__name__})") from None
         finally:
             if loader is not None:
                 loader.dispose()
@@ -171,11 +171,11 @@ class _Reader:
         fields = dict(self._entries(node, "an account", _FIELDS))
         access_key, secret_key = (self._text(fields.get(name), name) for name in ("accessKey", "secretKey"))
         if access_key is None or secret_key is None or min(len(access_key), len(secret_key)) < SHORTEST_KEY:
-            self._refuse(node, f"accessKey and secretKey have {SHORTEST_KEY} characters or more")
+            self._refuse(node, f"accessKey and secretKey must have {SHORTEST_KEY} characters or more")
         is_admin = self._truth(fields.get("admin"), "admin")
         role_name = self._text(fields.get("role"), "role")
         if role_name is not None and role_name not in _ROLES:
-            self._refuse(fields["role"], f"role is one of {', '.join(_ROLES)}; admin: true makes an administrator")
+            self._refuse(fields["role"], f"role must be one of {', '.join(_ROLES)}; admin: true makes an administrator")
         role = _ROLES[role_name] if role_name is not None else Role.LOOK
         permissions: dict[str, int] = {}
         for name, prefix in (("groupPerms", RETRY_PREFIX), ("topicPerms", "")):
@@ -201,7 +201,7 @@ class _Reader:
     def _resource(self, node: yaml.Node, name: str) -> tuple[str, int]:
         parts = [part for part in (self._text(node, name) or "").split("=") if part]
         if len(parts) != 2:
-            self._refuse(node, f"an entry of {name} is written as NAME=PUB, NAME=SUB, NAME=PUB|SUB or NAME=DENY")
+            self._refuse(node, f"write an entry of {name} as NAME=PUB, NAME=SUB, NAME=PUB|SUB or NAME=DENY")
         return parts[0].strip(), int(self._action(parts[1], node, name))
 
     def _action(self, text: str, node: yaml.Node, name: str) -> PlainAction:
@@ -222,7 +222,7 @@ class _Reader:
         numbers = {}
         for key, value in self._entries(node, VERSION, ("counter", "timestamp", "stateVersion")):
             if value.tag != _NUMBER or not value.value.isdecimal() or len(value.value) > 18:
-                self._refuse(value, f"{key} is a number")
+                self._refuse(value, f"{key} must be a number")
             numbers[key] = int(value.value)
         return DataVersion(numbers.get("timestamp", 0), numbers.get("counter", 0), numbers.get("stateVersion", 0))
 
@@ -231,24 +231,25 @@ class _Reader:
         if node is None or text is None:
             return False
         if node.tag != _TRUTH and text.lower() not in ("true", "false"):
-            self._refuse(node, f"{name} is true or false")
+            self._refuse(node, f"{name} must be true or false")
         return text.lower() in _TRUE
 
     def _text(self, node: yaml.Node | None, name: str) -> str | None:
-        """Return a value as text, None for null. A number is the text as it is written, if Java reads it so too."""
+        """Return a value as text, None for null. A number counts as the text that is written, if Java would read it the
+        same way."""
         if node is None or node.tag == _NULL:
             return None
         if not isinstance(node, yaml.ScalarNode):
-            self._refuse(node, f"{name} is a text")
+            self._refuse(node, f"{name} must be a text")
         if node.tag not in (_TEXT, _TRUTH) and not (node.tag == _NUMBER and str(_int(node.value)) == node.value):
-            self._refuse(node, f"put the value of {name} into quotes, it would be read as something else than text")
+            self._refuse(node, f"put the value of {name} into quotes: without them it is not read as text")
         return str(node.value)
 
     def _items(self, node: yaml.Node | None, name: str) -> list[yaml.Node]:
         if node is None or node.tag == _NULL:
             return []
         if not isinstance(node, yaml.SequenceNode):
-            self._refuse(node, f"{name} is a list, each entry a line that begins with -")
+            self._refuse(node, f"{name} must be a list, each entry a line that begins with -")
         self._once(node)
         items: list[yaml.Node] = node.value
         return items
@@ -256,14 +257,14 @@ class _Reader:
     def _entries(self, node: yaml.Node, what: str, names: tuple[str, ...]) -> Iterator[tuple[str, yaml.Node]]:
         """Yield the entries of a table that have one of these names."""
         if not isinstance(node, yaml.MappingNode):
-            self._refuse(node, f"{what} is a table, with {names[0]} and so on")
+            self._refuse(node, f"{what} must be a table, with {names[0]} and so on")
         self._once(node)
         found = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse(key, f"{what} has a name that is not text")
             if key.value in found:
-                self._refuse(key, f"{_told(key.value)} is there twice")
+                self._refuse(key, f"{_told(key.value)} occurs twice")
             found.add(key.value)
             if key.value in names:
                 yield key.value, value
@@ -271,7 +272,7 @@ class _Reader:
                 self._warn(key, f"{what} has no {_told(key.value)}, only {', '.join(names)}")
 
     def _plain(self, node: yaml.Node) -> Any:
-        """Return a node as what YAML makes of it."""
+        """Return the value of a node as YAML reads it."""
         self._once(node)
         if isinstance(node, yaml.MappingNode):
             return {key.value: self._plain(value) for key, value in node.value}
@@ -284,7 +285,7 @@ class _Reader:
         return _int(node.value) if node.tag == _NUMBER and str(_int(node.value)) == node.value else node.value
 
     def _once(self, node: yaml.Node) -> None:
-        """Refuse a node that was there before, by an alias."""
+        """Refuse a node that occurs again, through an alias."""
         if id(node) in self._seen:
             self._refuse(node, "aliases (*name) are not supported, write it out")
         self._seen.add(id(node))
@@ -297,9 +298,9 @@ class _Reader:
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong with a file's form. The library repeats at most a character or the name of a tag or an
-    alias."""
-    return " ".join(part for part in (error.context, error.problem) if part)[:_MAX_TOLD] or "this is no YAML"
+    """Return what is wrong with a file's form. Of the file, the library repeats at most a character, or the name of a
+    tag or an alias."""
+    return " ".join(part for part in (error.context, error.problem) if part)[:_MAX_TOLD] or "this is not YAML"
 
 
 def _int(text: str) -> int | None:
@@ -309,5 +310,6 @@ def _int(text: str) -> int | None:
 
 
 def _told(name: str) -> str:
-    """Return a name for a message. Where a blank is forgotten behind a colon, the value is part of the name."""
+    """Return a name for a message, or "such a name": if the blank behind a colon is missing, the value, which may be a
+    secret, is part of the name."""
     return name if _PLAIN_NAME.fullmatch(name) else "such a name"

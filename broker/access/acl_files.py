@@ -1,13 +1,14 @@
 """The files of accounts: conf/plain_acl.yml and all .yml and .yaml files below conf/acl/, as RocketMQ 4.9.3 and later
 have them.
 
-The files are the truth. They are looked at every few seconds, by size and modification time, and read as a whole when
-one has changed: either all accounts are new, or, if a file is wrong, all stay as they are. The codes 50, 51 and 53
-change a file and then read all of them again. All of this happens in one thread, so no change is lost to another.
+The files are authoritative. Every few seconds their sizes and modification times are looked at, and all files are read
+again if one has changed. Either all accounts are replaced, or, if a file is wrong, all stay as they are. The codes 50,
+51 and 53 change a file and then read all of them again. All of this happens in one thread, so no change is lost to
+another.
 
-An account that several files have counts in the first: those of conf/acl/ in the order of their names, then
-conf/plain_acl.yml. Files and directories whose names begin with a dot are left out (Kubernetes keeps editions of
-mounted files in such ones), and tools.yml, which has the keys of mqadmin.
+If several files have an account, the entry in the first one counts: the files of conf/acl/ in the order of their names,
+then conf/plain_acl.yml. Files and directories whose names begin with a dot are left out (Kubernetes keeps editions of
+mounted files in such directories), and so is tools.yml, which has the keys of mqadmin.
 
 Source: apache/rocketmq acl/plain/PlainPermissionManager.java, srvutil/AclFileWatchService.java at 4.9.7.
 
@@ -38,7 +39,7 @@ from duemq.storage.files import Files
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-"""Time between two looks at the files, as in RocketMQ."""
+"""The interval between looks at the files, as in RocketMQ."""
 _DEFAULT: Final = "plain_acl.yml"
 _DIRECTORY: Final = "acl"
 _TOOLS: Final = "tools.yml"
@@ -63,7 +64,7 @@ class AclFiles:
     """The accounts and their files. Belongs to the event loop; files are read and written by a thread."""
 
     def __init__(self, directory: str, files: Files, workers: Workers) -> None:
-        """Read the files, at once: a broker without accounts does not start. `directory`: RocketMQ's conf. Raises
+        """Read the files now: a broker without accounts does not start. `directory`: RocketMQ's conf. Raises
         AclFileError."""
         self.directory = os.path.abspath(directory)
         self.default_file = os.path.join(self.directory, _DEFAULT)
@@ -72,7 +73,7 @@ class AclFiles:
         self._failed: Stamps | None = None
         """The files that could not be read: they are not read again until one has changed."""
         self._why = ""
-        """Why the files could not be read or looked at, so that this is told only once."""
+        """Why the files could not be read or looked at, so that this is logged only once."""
         self._is_looking = False
         self._on_change: list[Callable[[], None]] = []
         try:
@@ -80,7 +81,7 @@ class AclFiles:
             if not stamps:
                 raise AclFileError(
                     f"aclEnable=true, but there is neither {self.default_file} nor a file in "
-                    f"{os.path.join(self.directory, _DIRECTORY)}: docs/security.md shows one"
+                    f"{os.path.join(self.directory, _DIRECTORY)}: docs/security.md shows such a file"
                 )
             self._use(self._read(stamps), "accounts_read")
         except OSError as error:
@@ -88,7 +89,7 @@ class AclFiles:
         self._told = self.accounts
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back, in the event loop, after each change of the accounts."""
+        """Call `callback` in the event loop after each change of the accounts."""
         self._on_change.append(callback)
 
     def _tell_of_change(self) -> None:
@@ -105,7 +106,7 @@ class AclFiles:
     # --- looking
 
     def look(self) -> None:
-        """Have the files looked at, and read again if one has changed."""
+        """Look at the files, in a thread, and read them again if one has changed."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -120,7 +121,7 @@ class AclFiles:
         if self._stamps() == stamps:
             self._use(state, "accounts_changed")
         else:
-            self._failed = None  # a file is being written: it counts when it is whole, from the next look on
+            self._failed = None  # a file is being written; the next look tries again
 
     def _looked(self, error: BaseException | None) -> None:
         self._is_looking = False
@@ -144,7 +145,7 @@ class AclFiles:
             log.warning("accounts_doubtful", reason=warning)
 
     def _stamps(self) -> Stamps:
-        """Look at the files. Raises OSError."""
+        """Return the stamps of all files as they are now. Raises OSError."""
         stamps = {}
         for path in self._paths():
             found = os.stat(path)
@@ -162,7 +163,7 @@ class AclFiles:
         for path, (modified_ns, _, _) in stamps.items():
             content = parsed(path)
             if os.stat(path).st_mode & _FOR_OTHERS:
-                warnings.append(f"{path} has secrets, and every user of this machine may read or write it: chmod o= it")
+                warnings.append(f"{path} has secrets, but every user of this machine may read or write it: chmod o= it")
             warnings += [f"{path}, line {line}: {text}" for line, text in content.warnings]
             white_lists += content.white_lists
             for account, line in zip(content.accounts, content.lines, strict=True):
@@ -176,16 +177,16 @@ class AclFiles:
     # --- changing
 
     async def update_account(self, access_key: str, fields: Table) -> None:
-        """Make an account, or change those of its entries that are in `fields`. Raises ChangeRefused, AclFileError,
+        """Create an account, or change those of its entries that are in `fields`. Raises ChangeRefused, AclFileError,
         OSError."""
         await self._change(partial(self._update_account, access_key, fields))
 
     async def delete_account(self, access_key: str) -> None:
-        """Remove an account. Raises as `update_account`."""
+        """Remove an account. Raises the same errors as `update_account`."""
         await self._change(partial(self._delete_account, access_key))
 
     async def set_white_list(self, patterns: list[str], path: str) -> None:
-        """Replace the white list of a file. Raises as `update_account`."""
+        """Replace the white list of a file. Raises the same errors as `update_account`."""
         await self._change(partial(self._set_white_list, patterns, path))
 
     async def tables(self) -> list[Table]:
@@ -234,7 +235,7 @@ class AclFiles:
         return parsed(self.default_file).table if os.path.exists(self.default_file) else {}
 
     def _write(self, path: str, table: Table) -> None:
-        """Write a changed file, unless that would be wrong. Raises AclFileError, OSError."""
+        """Write a changed file, unless its new text would be invalid. Raises AclFileError, OSError."""
         versions = table.get(acl_file.VERSION) or [{}]
         counter = int(versions[0].get("counter") or 0) + 1
         table.pop(acl_file.VERSION, None)
@@ -270,6 +271,6 @@ def parsed(path: str) -> AclFile:
 
 
 def _position(table: Table, access_key: str) -> int:
-    """Return the index of an account in a file's list, -1 if it is not there."""
+    """Return the index of an account in a file's list, -1 if the list does not have it."""
     accounts: list[dict[str, Any]] = table.get(acl_file.ACCOUNTS) or []
     return next((at for at, account in enumerate(accounts) if str(account.get("accessKey")) == access_key), -1)

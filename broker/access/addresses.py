@@ -9,8 +9,9 @@
     2001:db8::5:1-ff:*         the last part may be *, and the last, or the one before *, a range (hexadecimal)
     2001:db8:*                 without :: and with fewer than eight parts: what comes behind may be anything
 
-An empty pattern matches nothing. It differs from RocketMQ where that takes more than is written: it ignores the parts
-behind a range (192.168.1-9.5 lets in all of 192.168.1.0 and so on), and it takes 1::* for all that begins with 1:0.
+An empty pattern matches nothing. duemq differs from RocketMQ where RocketMQ lets in more addresses than the pattern
+says: RocketMQ ignores the parts behind a range (192.168.1-9.5 lets in all of 192.168.1.0 and so on), and takes 1::* to
+mean all addresses that begin with 1:0.
 
 Source: apache/rocketmq acl/plain/RemoteAddressStrategyFactory.java, acl/common/AclUtils.java at 4.9.7.
 """
@@ -23,14 +24,14 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 _EVERYTHING: Final = ("*", "*.*.*.*", "*:*:*:*:*:*:*:*")
-# Texts, which are compiled at their first use: most brokers have no such pattern.
+# These are texts, which are compiled at their first use: most brokers have no such pattern.
 _DECIMAL: Final = r"(0|[1-9][0-9]{0,2})(?:-(0|[1-9][0-9]{0,2}))?"
 _HEX: Final = r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?"
 _V4_PARTS: Final = 4
 _V6_PARTS: Final = 8
 
 Parts = tuple[int, ...]
-"""An address: four numbers, or eight of IPv6."""
+"""An address: the four numbers of IPv4, or the eight of IPv6."""
 
 
 class _Range(NamedTuple):
@@ -48,14 +49,15 @@ class AddressPattern:
         self._boxes = () if self.matches_all or not text.strip() else tuple(_boxes(text))
 
     def matches(self, address: Parts | None) -> bool:
-        """Whether an address is among them; None, for none that is known, is not, unless all are."""
+        """Whether the pattern matches an address. None, an unknown address, is matched only by a pattern for every
+        address."""
         if self.matches_all:
             return True
         return address is not None and any(_is_in(address, box) for box in self._boxes)
 
 
 def parts_of(host: str) -> Parts | None:
-    """Return an address as numbers, None if it is none. An IPv4 address that came over IPv6 is an IPv4 address."""
+    """Return an address as numbers, None if the text is not an address. An IPv4-mapped IPv6 address counts as IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
 """Lets requests through or refuses them: the signature of the account, and what the account may do.
 
-A guarded route decodes requests with their fields as they came, since those are what is signed. The account is looked
-up anew for each request, so a change counts from the next request on. `Authority` says who sent a request: the accounts
-of plain_acl.yml (`plain`), or the users of ACL 2.0 (`auth`).
+A guarded route decodes requests with their fields as they came, since the signature is of those. The account is looked
+up again for each request, so a change counts from the next request on. An `Authority` determines who sent a request, by
+the accounts of plain_acl.yml (`plain`) or by the users of ACL 2.0 (`auth`).
 
 Keeps invariant 31 of ARCHITECTURE.md.
 """
@@ -32,20 +32,20 @@ Handler = Callable[[Connection, Request[Any]], Any]
 
 
 class SignedRequest(Request[H]):
-    """A request with its fields as they came (see `signature.Fields`), until they have been checked: then None, and
-    what keeps the request, such as a held pull, does not keep them. `account`: who sent it, once that is known; None if
-    no account is needed."""
+    """A request with its fields as they came (see `signature.Fields`). Once they have been checked, `fields` is None,
+    so that a request that is kept, such as a held pull, does not keep them. `account`: the sender, once it is known;
+    None if no account is needed."""
 
     fields: Any = None
     account: Any = None
 
 
 class Account(Protocol):
-    """Who sent a request, and what it may do. The checks raise AccessRefused. `host`: the address of the peer."""
+    """The sender of a request, and what it may do. The checks raise AccessRefused. `host`: the address of the peer."""
 
     @property
     def name(self) -> str:
-        """The access key, or the name of the user: the same after a change."""
+        """The access key, or the name of the user. It stays the same when the account changes."""
 
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
         """Check what a request needs, except for a record's topic. Raises ProtocolError too."""
@@ -54,18 +54,18 @@ class Account(Protocol):
         """Check what requests of a code need, whatever they are about."""
 
     def check_topic(self, code: int, topic: str, action: int, host: str) -> None:
-        """Check one action on one topic: the quick way for requests that need nothing else."""
+        """Check one action on one topic: the fast path for requests that need nothing else."""
 
     def check_record(self, code: int, topic: str, host: str) -> None:
-        """Check that the account may have a record of a topic."""
+        """Check that the account may read a record of a topic."""
 
 
 class Authority(Protocol):
-    """Knows the accounts."""
+    """Authenticates requests by the accounts that it knows."""
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
-        """Return the account that signed a request; None if it needs no account. A peer that needs none for its address
-        is no stranger, which is noted at its connection. `fields`: as of SignedRequest. Raises AccessRefused."""
+        """Return the account that signed a request; None if it needs no account. If the peer needs none because of its
+        address, its connection is marked as no stranger. `fields`: see SignedRequest. Raises AccessRefused."""
 
     def recheck(self, connection: Connection, permission: Permission, request: Request[Any], account: Any) -> None:
         """Check again a request that was let in and still waits. `account`: what `authenticate` returned for it.
@@ -84,9 +84,9 @@ class SignedDecoder(RequestDecoder[H]):
 
         def decode_json(header: bytes) -> Request[H]:
             request = decode(header)
-            # Fails, so that the slow way looks, for other fields and for values that are no texts.
+            # This fails for other fields and for values that are not texts: the slow path then looks at the request.
             request.fields = decode_fields(header)
-            request.account = None  # whatever the header has of that name
+            request.account = None  # even if the header has a field of that name
             return request
 
         return decode_json
@@ -161,7 +161,7 @@ class Guard:
         return guarded
 
     def _guarded_topic(self, name: str, action: PlainAction, handler: Handler) -> Handler:
-        """As `guarded`, for requests that need one action on one topic: the sends."""
+        """Like `guarded`, for requests that need one action on one topic: the sends."""
         authenticate, needed, limits = self._authority.authenticate, int(action), self._limits
 
         def guarded(connection: Connection, request: Any) -> Any:
@@ -194,7 +194,7 @@ class Guard:
         return True
 
     def recheck(self, connection: Connection, permission: Permission, request: Any) -> None:
-        """Check a request that was let in and still waits again, since the accounts have changed. Raises AccessRefused,
+        """Check again a request that was let in and still waits, since the accounts have changed. Raises AccessRefused,
         ProtocolError."""
         try:
             self._authority.recheck(connection, permission, request, request.account)
@@ -202,8 +202,8 @@ class Guard:
             raise self._counted(error) from None
 
     def check_unread(self, connection: Connection, command: Command, permission: Permission) -> None:
-        """Check what can be checked of a request that does not decode, or has an unknown code: a client that is not
-        let in does not learn which requests exist or which fields they have. Raises AccessRefused, LimitReached."""
+        """Check what can be checked of a request that does not decode or has an unknown code: a client that is not let
+        in must not learn which requests exist or which fields they have. Raises AccessRefused, LimitReached."""
         if permission.is_open:
             return
         try:
@@ -227,8 +227,8 @@ class Guard:
         return account
 
     def _authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Account | None:
-        """Return the account that signed a request, see `Authority`, which may make one more. Raises AccessRefused,
-        LimitReached."""
+        """Return the account that signed a request, see `Authority`, and count the request as one of the account's.
+        Raises AccessRefused, LimitReached."""
         account = self._authority.authenticate(connection, code, fields, body)
         if account is not None:
             connection.is_stranger = False
@@ -237,7 +237,7 @@ class Guard:
         return account
 
     def _count(self, account: Account) -> None:
-        """Take a request of an account into account. Raises LimitReached."""
+        """Count a request of an account. Raises LimitReached."""
         rate, name = self._limits.requests_per_second_per_account, account.name
         if not self._rates.take(name, 1, rate, self._loop_time()):
             raise too_many_requests("maxRequestsPerSecondPerAccount", rate, name, "account")

@@ -1,8 +1,8 @@
 """The accounts by request: UPDATE_AND_CREATE_ACL_CONFIG (50), DELETE_ACL_CONFIG (51), GET_BROKER_CLUSTER_ACL_INFO (52),
 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53), GET_BROKER_CLUSTER_ACL_CONFIG (54).
 
-Answers after apache/rocketmq broker/processor/AdminBrokerProcessor.java at 4.9.7; they never repeat a secret, which
-Apache's do in a refusal. 5.x has none of these codes.
+Answers after apache/rocketmq broker/processor/AdminBrokerProcessor.java at 4.9.7; they never repeat a secret, as
+Apache's brokers do in a refusal. 5.x has none of these codes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AclHandlers:
     """Returns and changes the accounts."""
 
     def __init__(self, files: AclFiles, cluster: str, broker: str, address: str) -> None:
-        """`cluster`, `broker` and `address`: what tools are told of this broker."""
+        """`cluster`, `broker` and `address`: how answers to tools name this broker."""
         self._files = files
         self._cluster = cluster
         self._broker = broker
@@ -77,12 +77,12 @@ class AclHandlers:
         add(RequestCode.DELETE_ACL_CONFIG, DeleteAccessConfig, ADMINISTER, self.delete)
         add(RequestCode.GET_BROKER_CLUSTER_ACL_INFO, NoFields, LOOK, self.versions)
         add(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, UpdateGlobalWhiteAddrs, ADMINISTER, self.set_white_list)
-        # With secrets, so not for everybody who may look.
+        # The answer has secrets, so the role look is not enough.
         add(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, NoFields, ADMINISTER, self.accounts)
 
     async def update(self, connection: Connection, request: Request[CreateAccessConfig]) -> Command:
-        """Make or change an account: entries that the request does not name stay as they are. It counts from the next
-        request on."""
+        """Create or change an account. Entries that the request does not name stay as they are. The change counts from
+        the next request on."""
         header = request.header
         failed = ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
         fields = _fields(header)

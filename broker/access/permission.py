@@ -35,11 +35,11 @@ class PlainAction(IntEnum):
     PUB = 4
     SUB = 8
     ANY = PUB | SUB
-    """As what a request needs: one of the two will do. As what an account has: both, PUB|SUB in the file."""
+    """As a need of a request: one of the two will do. As a permission of an account: both, PUB|SUB in the file."""
 
 
 class Role(IntEnum):
-    """The rights of an account beside sending and receiving. Each role includes those before it."""
+    """The rights of an account in addition to sending and receiving. Each role includes those before it."""
 
     NONE = 0
     LOOK = 1
@@ -65,8 +65,8 @@ parse."""
 
 @dataclass(frozen=True)
 class ResourceNeed:
-    """A kind of resource that requests of a code are about. `text` says which it is and where a request names it.
-    `topic`: the attribute of the header, if all that it needs is one action on one topic."""
+    """A need of requests of a code for the resources that they are about. `text` says what is needed and where a
+    request names the resource. `topic`: the attribute of the header, if the need is one action on the topic in it."""
 
     text: str
     find: Find = field(compare=False)
@@ -78,7 +78,7 @@ class ResourceNeed:
 class Permission:
     """What requests of one code need. `record`: the attribute of the header with the physical offset of a record, for
     whose topic SUB is needed. `is_open`: nothing is needed, not even a signature. `instead_of_role`: an account that
-    has this needs no role."""
+    meets this need does not need the role."""
 
     role: Role = Role.NONE
     needs: tuple[ResourceNeed, ...] = ()
@@ -117,7 +117,7 @@ def needs(*wanted: ResourceNeed, role: Role = Role.NONE, record: str | None = No
 
 
 def topic(action: PlainAction, name: str = "topic") -> ResourceNeed:
-    """An action on the topic that the header names in its attribute `name`."""
+    """Return the need of an action on the topic that the header names in its attribute `name`."""
     return ResourceNeed(
         f"{action.name} for the topic in {name}",
         lambda request: (ResourceAccess(getattr(request.header, name), action),),
@@ -127,7 +127,7 @@ def topic(action: PlainAction, name: str = "topic") -> ResourceNeed:
 
 
 def topic_or_all(action: PlainAction, name: str = "topic") -> ResourceNeed:
-    """As `topic`, but a request that names none is about all topics: what the account may do by default counts."""
+    """Like `topic`, but a request that names none is about all topics: the account's default permission counts."""
     return ResourceNeed(
         f"{action.name} for the topic in {name}, or by default for all",
         lambda request: (ResourceAccess(getattr(request.header, name) or "", action),),
@@ -136,7 +136,7 @@ def topic_or_all(action: PlainAction, name: str = "topic") -> ResourceNeed:
 
 
 def group(action: PlainAction, name: str = "consumer_group") -> ResourceNeed:
-    """An action on the group that the header names in its attribute `name`, if it names one."""
+    """Return the need of an action on the group that the header names in its attribute `name`, if it names one."""
     return ResourceNeed(
         f"{action.name} for the group in {name}",
         lambda request: (ResourceAccess(getattr(request.header, name), action, is_group=True),),
@@ -159,9 +159,9 @@ def _of_locks(request: Request[Any]) -> Iterable[ResourceAccess]:
 
 
 OPEN: Final = Permission(is_open=True)
-"""Anybody may. Only for routes, as at RocketMQ's name server, which checks nothing."""
+"""Anyone may make the request. Only for routes, as in RocketMQ's name server, which checks nothing."""
 ACCOUNT: Final = Permission()
-"""Every account may."""
+"""Every account may make the request."""
 LOOK: Final = Permission(Role.LOOK)
 OPERATE: Final = Permission(Role.OPERATE)
 ADMINISTER: Final = Permission(Role.ADMINISTER)
@@ -170,7 +170,8 @@ SEND: Final = needs(topic(PlainAction.PUB))
 CONSUME: Final = needs(topic(PlainAction.SUB), group(PlainAction.SUB))
 ASK_TOPIC: Final = needs(topic(PlainAction.ANY))
 SEE_TOPIC: Final = Permission(Role.LOOK, instead_of_role=topic(PlainAction.ANY))
-"""Who may send to a topic may see its settings: a producer has to know the delay levels of the topic."""
+"""An account that may send to a topic, or consume from it, may see its settings: a producer has to know the delay
+levels of the topic."""
 HEARTBEAT: Final = needs(
     ResourceNeed("SUB for the consumer groups in the body and their topics", _of_heartbeat, PlainAction.SUB)
 )

@@ -1,7 +1,7 @@
 """Authenticates requests for the guard by the accounts of plain_acl.yml.
 
 The checks have RocketMQ's order: addresses that need no account, the account, addresses from which it needs no
-signature, the signature. Who is let in by address may do everything, as in RocketMQ.
+signature, the signature. A client that is let in because of its address may do everything, as in RocketMQ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PlainAuthority:
         is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
         if is_free:
             return
-        if account is None:  # it was let in by address
+        if account is None:  # the request was let in because of its address
             if not keys_without_signature:
                 raise refused("account", f"No white list has {connection.host} any more")
             return

@@ -44,16 +44,16 @@ class Bridges:
         try:
             figures = _decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON object of whole numbers: {error}") from None
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is not a JSON object of integers: {error}") from None
         if len(figures) > MAX_FIGURES or not all(map(_NAME.fullmatch, figures)):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"at most {MAX_FIGURES} figures are taken, and their names are 1 to 64 letters, digits and % _ -",
+                f"at most {MAX_FIGURES} figures are accepted, and their names are 1 to 64 letters, digits and % _ -",
             )
         if not all(-_LIMIT <= number < _LIMIT for number in figures.values()):
             raise Refused(ResponseCode.SYSTEM_ERROR, "a figure has more than 64 bits")
         if connection not in self._figures and len(self._figures) >= MAX_BRIDGES:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_BRIDGES} bridges report already")
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_BRIDGES} bridges are already reporting")
         self._figures[connection] = (name, figures)
         return response(ResponseCode.SUCCESS)
 

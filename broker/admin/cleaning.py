@@ -1,5 +1,5 @@
-"""Requests to remove what nobody needs: expired files, and queues without a topic. The broker does so by itself; an
-administrator may not want to wait."""
+"""Requests to remove what is no longer needed: expired files, and queues without a topic. The broker removes expired
+files by itself; an administrator may not want to wait for that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duemq.storage.store import MessageStore
 
 
 class CleaningHandlers:
-    """Has files removed."""
+    """Handles requests to remove files."""
 
     def __init__(self, store: MessageStore, topics: Topics, durability: Durability) -> None:
         self._store = store
@@ -28,17 +28,17 @@ class CleaningHandlers:
         router.add(RequestCode.CLEAN_UNUSED_TOPIC, NoFields, ADMINISTER, self.clean_topics)
 
     def clean_queues(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Look now for files that may go."""
+        """Look now for files that may be removed."""
         self._durability.expire_now(at_any_hour=False)
         return response(ResponseCode.SUCCESS)
 
     def delete_commitlog(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Delete expired commitlog files now, at whatever hour (deleteWhen)."""
+        """Delete expired commitlog files now, whatever the hours in deleteWhen."""
         self._durability.expire_now(at_any_hour=True)
         return response(ResponseCode.SUCCESS)
 
     def clean_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Remove the queues of topics that do not exist any more, as a store copied from another broker may have."""
+        """Remove the queues of topics that no longer exist, which a store copied from another broker may have."""
         for name in [name for name in self._store.queues if name not in self._topics.table]:
             self._durability.remove_topic(name, lambda _: None)
         return response(ResponseCode.SUCCESS)

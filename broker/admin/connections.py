@@ -1,4 +1,4 @@
-"""Requests of administrators for connected clients: lists of them, and requests that are relayed to one of them."""
+"""Requests of administrators about connected clients: lists of clients, and requests that are relayed to a client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RELAY_SECONDS: Final = 10.0
 
 
 class ConnectionHandlers:
-    """Answers what RocketMQ's admin API asks of connected clients."""
+    """Handles the requests of RocketMQ's admin API about connected clients."""
 
     def __init__(self, settings: LiveSettings, store: MessageStore, clients: Clients, reads: ColdReads) -> None:
         self._settings = settings

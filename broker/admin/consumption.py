@@ -30,9 +30,9 @@ from duemq.storage.queues.consume_queue import UNIT
 from duemq.storage.store import MessageStore
 
 MAX_UNITS: Final = 1000
-"""Units of a consume queue in one answer, at most."""
+"""Maximum number of units of a consume queue in one answer."""
 _NEVER: Final = 2**63 - 1
-"""RocketMQ's correction of a group that is ahead of the others: no offset."""
+"""RocketMQ's correction where the other groups are ahead of the compared one: no offset."""
 
 _Look = Callable[[], tuple[dict[str, Any], dict[str, int]]]
 
@@ -117,7 +117,8 @@ class ConsumptionHandlers:
         return response(ResponseCode.SUCCESS, body=body)
 
     def _consumed(self, group: str, names: Iterable[str]) -> Iterable[Topic]:
-        """Return the topics of these names that exist, without those that the group, if it is online, has given up."""
+        """Yield the topics of these names that exist, without those to which the group, if it is online, no longer
+        subscribes."""
         online = self._clients.consumers.get(group)
         for name in names:
             topic = self._topics.get(name)
@@ -208,8 +209,8 @@ class ConsumptionHandlers:
     # --- offsets
 
     def corrections(self, _: Connection, request: Request[headers.QueryCorrectionOffset]) -> Answer:
-        """Return for each queue the smallest offset of all groups but some, or 2^63 - 1 where that is larger than the
-        offset of the group that is compared."""
+        """Return for each queue the smallest offset of all groups except those to ignore, or 2^63 - 1 where that is
+        larger than the offset of the group that is compared."""
         header = request.header
         ignored = set((header.filter_groups or "").split(","))
         smallest: dict[int, int] = {}
@@ -223,7 +224,7 @@ class ConsumptionHandlers:
         return response(ResponseCode.SUCCESS, body=b'{"correctionOffsets":%b}' % fastjson.dumps(smallest))
 
     async def clone_offsets(self, _: Connection, request: Request[headers.CloneGroupOffset]) -> Answer:
-        """Give a group the offsets of another one, for one topic or for all that have some."""
+        """Copy the offsets of a group to another group, for one topic or for all topics in which it has offsets."""
         header = request.header
         if self._groups.get(header.dest_group) is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.dest_group} not exist!")
@@ -242,8 +243,8 @@ class ConsumptionHandlers:
     # --- units
 
     async def units(self, _: Connection, request: Request[headers.QueryConsumeQueue]) -> Answer:
-        """Return some units of a consume queue: the physical offset and size of a record, and the tags code. At most
-        MAX_UNITS."""
+        """Return at most MAX_UNITS units of a consume queue, each with the physical offset and size of a record, and
+        the tags code."""
         header = request.header
         queue = self._store.queue(header.topic, header.queue_id)
         if queue is None:

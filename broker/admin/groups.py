@@ -1,4 +1,4 @@
-"""Requests of administrators for consumer groups: to create, change, delete and list them."""
+"""Requests of administrators about consumer groups: to create, change, delete and list them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duemq.protocol.requests.headers import NoFields, Request, response
 
 
 class GroupHandlers:
-    """Answers what RocketMQ's admin API asks of consumer groups."""
+    """Handles the requests of RocketMQ's admin API about consumer groups."""
 
     def __init__(self, groups: Groups, offsets: ConsumerOffsets, limits: Limits) -> None:
         self._groups = groups
@@ -54,10 +54,10 @@ class GroupHandlers:
         return response(ResponseCode.SUCCESS)
 
     def _check_group(self, group: SubscriptionGroupConfig, changes: bodies.GroupAttributes) -> None:
-        """Raise Refused for a group that may not be created so."""
+        """Raise Refused for a group that may not be created with these properties."""
         check_name(group.group_name)
         for name in changes.attributes or {}:
-            # Neither this broker nor RocketMQ's 5.3 has any for groups.
+            # Neither this broker nor RocketMQ 5.3 has attributes of groups.
             raise Refused(ResponseCode.SYSTEM_ERROR, f"unsupported key: {name[1:] or name}")
         most = self._limits.queues_per_topic
         if group.retry_queue_nums > most:

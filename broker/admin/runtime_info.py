@@ -57,7 +57,7 @@ class Sources:
 
 
 class RuntimeInfoHandlers:
-    """Answers what RocketMQ's admin API asks of the broker itself: its figures, and its counts of messages."""
+    """Handles the requests of RocketMQ's admin API about the broker itself: its figures, and its counts of messages."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -147,7 +147,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "timerDequeueTps": float(timers.dequeue_tps),
     }
     table |= sources.bridges.status()
-    # duemq's own: connections, what ended some of them, and how often each limit kept something away.
+    # duemq's own: connections, what ended some of them, and how often each limit was reached.
     connections = sources.router.connections
     table["connections"] = len(connections)
     table["connectionsWithTls"] = sum(connection.has_tls for connection in connections)
@@ -162,7 +162,7 @@ def collect(sources: Sources) -> dict[str, str]:
         table |= {f"accessRefused_{kind}": sources.guard.refusals[kind] for kind in REFUSALS}
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
-        # duemq's own: backlog and lateness of the level, which an operator asks for next.
+        # duemq's own: backlog and lateness of the level, which an operator looks at next.
         table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level, now_ms)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
 

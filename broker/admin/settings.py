@@ -28,8 +28,8 @@ _FOR_PRODUCERS: Final = ("maxMessageSize", "messageDelayLevel", "timerMaxDelaySe
 
 
 _FIXED: Final = {"filterServerNums": "0", "slaveReadEnable": "false", "useTLS": "false"}
-"""RocketMQ's properties that this broker does not have, with the values that stand for what it does: tools of RocketMQ
-(mqadmin exportConfigs of 4.9.7) read these properties and end with an error without them."""
+"""Properties of RocketMQ that this broker does not have, with the values that describe how it behaves. RocketMQ's tools
+(mqadmin exportConfigs of 4.9.7) read these properties and fail without them."""
 
 
 class SettingsHandlers:
@@ -55,7 +55,8 @@ class SettingsHandlers:
         router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, ADMINISTER, self.update)
 
     def get(self, connection: Connection, request: Request[NoFields]) -> Answer:
-        """Return the settings as properties text: to accounts without the role look, those that producers need."""
+        """Return the settings as properties text; an account without the role look gets only those that producers
+        need."""
         settings = self._settings
         sees_all = self._guard is None or self._guard.has_role(connection, LOOK, request)
         values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
@@ -85,8 +86,8 @@ class SettingsHandlers:
             log.warning("properties_ignored", properties=ignored, peer=connection.peer)
         why_not_kept, is_noted = "", True
         if any(change.name == "messageDelayLevel" for change in changes):
-            # The checkpoint first: if only the file had the table, after a kill all waiting messages would go by the
-            # new one.
+            # The checkpoint is written first. If only the file had the new table, then after a kill all waiting
+            # messages would go by it.
             is_noted = await self._levels_noted()
         if changes:
             why_not_kept = await self._save(changes)
@@ -106,13 +107,13 @@ class SettingsHandlers:
         if not is_noted:
             raise Refused(
                 ResponseCode.FLUSH_DISK_TIMEOUT,
-                "messageDelayLevel is changed, but the disk did not confirm that in time: after a crash now messages "
-                "that wait might go by the new one",
+                "messageDelayLevel is changed, but the disk did not confirm that in time: after a crash now, messages "
+                "that already wait might go by the new table",
             )
         if why_not_kept:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                "the settings are changed, but until the next start only: the configuration file could not be "
+                "the settings are changed, but only until the next start: the configuration file could not be "
                 f"written ({why_not_kept})",
             )
         return response(ResponseCode.SUCCESS)

@@ -146,7 +146,7 @@ class CountTable:
         for window in self._windows:
             past = 0
             if row is not None:
-                # What a shorter window's current period has is in the longer ones only when that period has ended.
+                # The counts of a shorter window's current period reach the longer windows only when that period ends.
                 current = current + self._counts[row, window.current]
                 past = self._counts[row, window.past].sum(axis=0)
             found.append(((current + past).tolist(), now - window.begins[0]))
@@ -171,7 +171,7 @@ class StatsItems:
         self._broker_put = CountTable(now)
         self._broker_got = CountTable(now)
         self._tables = (self._put, self._got, self._sent_back, self._broker_put, self._broker_got)
-        # Of the counts of a key, the number of the one that is shown.
+        # By name: the table, and which of the counts of a key in it is shown.
         self._named = {
             TOPIC_PUT_NUMS: (self._put, 0),
             TOPIC_PUT_SIZE: (self._put, 1),
@@ -215,7 +215,7 @@ class StatsItems:
             return messages * self._appender.appended_bytes // max(1, self._appender.appended)
 
     def remove_topic(self, topic: str, groups: Iterable[str]) -> None:
-        """Forget a topic that is about to be deleted, and what groups have read of it."""
+        """Forget the counts of a topic that is about to be deleted, and those of the groups that have read it."""
         self._uncounted += self._appender.take_uncounted()
         self._uncounted = [(queue, start) for queue, start in self._uncounted if queue.topic != topic]
         self._put.remove(topic)

@@ -1,4 +1,4 @@
-"""Requests of administrators for topics: to create, change, delete and list them, and to see their offsets."""
+"""Requests of administrators about topics: to create, change, delete and list them, and to see their offsets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from duemq.storage.store import MessageStore
 
 
 class TopicHandlers:
-    """Answers what RocketMQ's admin API asks of topics."""
+    """Handles the requests of RocketMQ's admin API about topics."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class TopicHandlers:
         reads: ColdReads,
         on_topics_changed: Callable[[], asyncio.Future[None] | None],
     ) -> None:
-        """`on_topics_changed`: has the name servers told of the topics; the result, if there is one, is done when they
-        know."""
+        """`on_topics_changed`: registers the topics with external name servers; the future that it returns is done when
+        each of them has answered or failed. None without external name servers."""
         self._settings = settings
         self._store = store
         self._topics = topics
@@ -96,11 +96,11 @@ class TopicHandlers:
             if value < 0:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: a topic has 0 queues or more")
         if not 0 <= header.perm <= 7:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: allowed are 0 to 7")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: it must be 0 to 7")
         if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"topicFilterType={header.topic_filter_type}: there are SINGLE_TAG and MULTI_TAG",
+                f"topicFilterType={header.topic_filter_type}: it must be SINGLE_TAG or MULTI_TAG",
             )
         old = self._topics.get(header.topic)
         attributes = _attributes(old.config.attributes if old is not None else None, header.attributes)
@@ -150,8 +150,8 @@ class TopicHandlers:
         if error is not None:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"the topic[{name}] is deleted, but its files are not yet: {error}. It is tried again; until then they "
-                "take their space",
+                f"the topic[{name}] is deleted, but its files are not yet: {error}. Their removal is tried again; they "
+                "take up space until then",
             )
         return response(ResponseCode.SUCCESS)
 
@@ -214,8 +214,8 @@ one of duemq's prefixes is refused: it would have no effect, and nobody would no
 
 
 def _create_header(config: TopicConfig) -> headers.CreateTopic:
-    """Return what the request for one topic has, for a topic of a list. Attributes are changes there too: +name or
-    -name, with values."""
+    """Return the header of a request for one topic, made from an entry of a list of topics. There too, attributes are
+    changes: +name or -name, with values."""
     changes = [name if name.startswith("-") else f"{name}={value}" for name, value in (config.attributes or {}).items()]
     return headers.CreateTopic(
         config.topic_name,
@@ -232,12 +232,12 @@ def _create_header(config: TopicConfig) -> headers.CreateTopic:
 
 def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:
     """Return 5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
-    # More than all attributes that a topic may have, including the characters that make each of them a change.
+    # Room for all attributes that a topic may have, twice, with the characters that make each of them a change.
     if len(changes or "") > 2 * (MAX_ATTRIBUTES_LENGTH + 3 * MAX_ATTRIBUTES):
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"attributes of {len(changes or '')} characters: a topic has at most {MAX_ATTRIBUTES} of together "
-            f"{MAX_ATTRIBUTES_LENGTH}",
+            f"attributes of {len(changes or '')} characters: a topic has at most {MAX_ATTRIBUTES} attributes, with "
+            f"{MAX_ATTRIBUTES_LENGTH} characters in all",
         )
     result = dict(old or {})
     for change in filter(None, (part.strip() for part in (changes or "").split(","))):
@@ -245,7 +245,7 @@ def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, st
         if change[0] == "+" and separator and name:
             if name.startswith(_OWN_PREFIXES) and name not in _OWN_ATTRIBUTES:
                 raise Refused(
-                    ResponseCode.SYSTEM_ERROR, f"unsupported key: {name}, there are {', '.join(_OWN_ATTRIBUTES)}"
+                    ResponseCode.SYSTEM_ERROR, f"unsupported key: {name}, supported are {', '.join(_OWN_ATTRIBUTES)}"
                 )
             result[name] = value
         elif change[0] == "-" and name:
@@ -261,6 +261,6 @@ def _check_attributes(attributes: dict[str, str]) -> None:
     if len(attributes) > MAX_ATTRIBUTES or length > MAX_ATTRIBUTES_LENGTH:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"{len(attributes)} attributes of {length} characters: a topic has at most {MAX_ATTRIBUTES} of together "
-            f"{MAX_ATTRIBUTES_LENGTH}. Take some away (-name) with what you add",
+            f"{len(attributes)} attributes with {length} characters: a topic has at most {MAX_ATTRIBUTES}, with "
+            f"{MAX_ATTRIBUTES_LENGTH} characters in all. Remove some (-name) in the same change",
         )

@@ -1,13 +1,13 @@
 """The files of the audit log.
 
     audit/audit.log       the newest entries, a line of JSON each
-    audit/audit.log.1     the ones before, and so on up to the number that the settings allow
+    audit/audit.log.1     the entries before those, and so on up to the number of files that the settings allow
 
-Lines are written in the order of the entries, by a thread, all that have come since the last write at once. A file that
-has reached its size gets a number, and the oldest is removed. Only the broker's user may read them.
+A thread writes the lines in the order of the entries; each write has all entries that came since the last one. A file
+that has reached its size gets a number, and the oldest file is removed. Only the broker's user may read the files.
 
-While the files cannot be written, entries are kept; beyond a number of them nothing is changed any more that would have
-to be recorded (`is_full`), since a change without an entry is what the log is there to prevent.
+While the files cannot be written, entries are kept in memory. Once MAX_KEPT entries wait (`is_full`), requests whose
+changes would have to be recorded are refused: the log exists to prevent changes without an entry.
 
 Keeps invariant 33 of ARCHITECTURE.md.
 """
@@ -29,7 +29,7 @@ from duemq.protocol.frames import fastjson
 log = structlog.get_logger(__name__)
 
 MAX_KEPT: Final = 10_000
-"""Most entries that wait to be written."""
+"""Maximum number of entries that wait to be written."""
 _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
@@ -40,16 +40,16 @@ class AuditLog:
     """The audit log of one broker. Belongs to the event loop; a thread writes."""
 
     def __init__(self, settings: LiveSettings, path: str, workers: Workers) -> None:
-        """`path`: of the newest file; its directory is made with the first entry."""
+        """`path`: the path of the newest file; its directory is created with the first entry."""
         self.path = path
         self._settings = settings
         self._workers = workers
         self._lines: list[bytes] = []
         self._is_writing = False
         self._why = ""
-        """Why the last write failed, so that this is told only once."""
+        """Why the last write failed, so that this is logged only once."""
         self._stopped: asyncio.Future[None] | None = None
-        """Resolved when nothing is written any more."""
+        """Resolved when no write runs any longer."""
         self.written = 0
         """Entries written since the start."""
 
@@ -66,7 +66,7 @@ class AuditLog:
         return len(line)
 
     def write(self) -> None:
-        """Have what waits written; to be called again after a failure."""
+        """Write the waiting entries in the background; to be called again after a failure."""
         if not self._lines or self._is_writing:
             return
         self._is_writing = True
@@ -83,7 +83,7 @@ class AuditLog:
         self._workers.start(Background.TABLES, lambda: _append(self.path, b"".join(lines), size, files), done)
 
     async def stop(self) -> None:
-        """Write what waits, unless that fails."""
+        """Write the waiting entries. If that fails, they are lost, which is logged."""
         self.write()
         while self._is_writing:
             stopped = self._stopped = asyncio.get_running_loop().create_future()
@@ -107,8 +107,8 @@ class AuditLog:
 
 
 def _append(path: str, data: bytes, size: int, files: int) -> None:
-    """Append lines to the newest file, after a change of files if that has its size. Raises OSError; then none of the
-    lines is in the file, so that they can be written again."""
+    """Append lines to the newest file; if that already has `size` bytes or more, begin a new file first. Raises
+    OSError; then none of the lines is in the file, so that they can be written again."""
     os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
     with suppress(FileNotFoundError):
         if os.path.getsize(path) >= size:
@@ -131,8 +131,8 @@ def _append(path: str, data: bytes, size: int, files: int) -> None:
 
 
 def _shift(path: str, files: int) -> None:
-    """Give the files their next numbers, so that a new one makes `files` of them; older ones are removed. Raises
-    OSError."""
+    """Give each file the next number and remove the oldest ones, so that with a new file there are `files` of them.
+    Raises OSError."""
     last = files - 1
     number = last or 1
     with suppress(FileNotFoundError):

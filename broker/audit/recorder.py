@@ -1,19 +1,19 @@
-"""The entries of the audit log: one for each request that changes something, also when it is refused.
+"""The entries of the audit log: one for each request that changes something, even if it is refused.
 
     {"time":"2026-11-25T19:30:00.123Z","action":"UPDATE_AND_CREATE_TOPIC","code":17,"account":"administrator",
      "peer":"10.0.0.5:40000","topic":"orders","fields":{"perm":6,...},"result":0}
 
-`account` is the access key that the request names, if there is such an account or user: another name may be a secret
-that was put into the wrong place. A request that was refused for its signature has it as the client says, which
-`result` and `remark` show. An entry never has bodies, values of the name server's key-value configuration, secret keys,
-passwords or signatures: of a header only fields of other names are taken, and of a body only what `_of_body` takes.
-`result` is RocketMQ's response code; "waits" if the answer waits for the disk.
+`account` is the access key that the request names, if such an account or user exists: another name may be a secret that
+was put into the wrong place. If a request was refused for its signature, which `result` and `remark` show, `account` is
+only what the client claims. An entry never has bodies, values of the name server's key-value configuration, secret
+keys, passwords or signatures: fields of a header with such names are left out, and of a body an entry takes only what
+`_of_body` returns. `result` is RocketMQ's response code, or "waits" if the answer waits for the disk.
 
 Topics and groups that a send or a heartbeat creates are recorded too. Registrations of brokers, which are repeated all
-the time, are recorded when they change something: a new broker, another address or account, another result.
+the time, are recorded only when they change something: a new broker, another address or account, another result.
 
-Refusals for the account or the signature, which any client can cause, have no fields. The entries a second and the
-bytes a minute are limited for them, so that a client without an account cannot push other entries out of the files
+Refusals for the account or the signature, which any client can cause, have no fields. Their entries per second and
+their bytes per minute are limited, so that a client without an account cannot push other entries out of the files
 within weeks; an entry says how many were left out. Refusals for a permission or a role have limits of their own.
 
 Keeps invariants 31 and 33 of ARCHITECTURE.md.
@@ -46,21 +46,22 @@ _CHANGES_WITHOUT_ROLE: Final = frozenset(
 )
 _CHANGES_NOTHING: Final = frozenset({RequestCode.QUERY_DATA_VERSION, RequestCode.REPORT_BRIDGE})
 _MAX_TEXT: Final = 256
-"""Characters of a field, a remark or a name that an entry takes."""
+"""Maximum number of characters of a field, a remark or a name in an entry."""
 _MAX_NAMES: Final = 100
-"""Properties that an entry takes."""
+"""Maximum number of properties in an entry."""
 _MAX_REGISTRATIONS: Final = 2000
 MAX_REFUSALS_A_SECOND: Final = 20
 MAX_REFUSAL_BYTES_A_MINUTE: Final = 16 * 1024
-"""At this rate, the ten files of 64 MiB last for four weeks."""
+"""Maximum number of bytes of entries about refusals in a minute. At this rate, the ten files of 64 MiB last for four
+weeks."""
 _OF_STRANGERS: Final = ("account", "signature")
-"""The kinds of refusals that need no account."""
+"""The kinds of refusals that a client without an account can cause."""
 _HEAD: Final = ("time", "action", "code", "account", "peer")
 """The fields of entries about strangers, apart from the result."""
 _RESOURCES: Final = (("topic", "topic"), ("consumer_group", "group"), ("group_name", "group"), ("group", "group"))
 """Fields of headers that name a topic or a group."""
 _SECRET: Final = ("secret", "password", "signature", "value", "credential", "token")
-"""A field whose name has one of these in it is left out."""
+"""A field whose name contains one of these words is left out."""
 
 Handler = Callable[[Any, Request[Any]], Any]
 
@@ -72,8 +73,8 @@ class Peer(Protocol):
 
 
 def is_recorded(code: int, permission: Permission) -> bool:
-    """Whether requests of a code are recorded: those that only accounts that operate or administer may make, and others
-    that take something back."""
+    """Whether requests of a code are recorded: those that need the role operate or administer, and those without a role
+    that withdraw or change something already sent."""
     if code in _CHANGES_NOTHING:
         return False
     return permission.role >= Role.OPERATE or code in _CHANGES_WITHOUT_ROLE
@@ -83,21 +84,21 @@ class Recorder:
     """Records the requests of one broker."""
 
     def __init__(self, log: AuditLog, clock: Clock, is_account: Callable[[str], bool]) -> None:
-        """`clock`: the machine's. `is_account`: whether there is an account or a user of a name."""
+        """`clock`: the machine's. `is_account`: returns whether an account or a user with a name exists."""
         self._log = log
         self._clock = clock
         self._is_account = is_account
         self.handling: str | None = None
         """The peer whose requests are handled now."""
         self._registrations: OrderedDict[tuple[str, str], tuple[str, ...]] = OrderedDict()
-        """The last registrations, by broker name and address, with who made them and the result."""
+        """The last registrations, by broker name and address: the host and account that made each, and the result."""
         self._strangers = _Refusals()
         """Refusals of requests without an account."""
         self._accounts = _Refusals()
         """Refusals of requests of accounts."""
 
     def recorded(self, code: int, handler: Handler, *, is_async: bool) -> Handler:
-        """Return a handler whose requests are recorded. `handler`: with the check of what requests need."""
+        """Return a handler whose requests are recorded. `handler` includes the guard's check of permissions."""
         if is_async:
 
             def recorded(connection: Any, request: Request[Any]) -> Any:
@@ -124,7 +125,7 @@ class Recorder:
         return recorded
 
     def created(self, kind: str, name: str) -> None:
-        """A topic or group was created because a client used it."""
+        """Record that a topic or group was created because a client used it. `kind`: "topic" or "group"."""
         action = f"{kind}_created"
         self._log.add({"time": self._now(), "action": action, "peer": self.handling, kind: name[:_MAX_TEXT]})
 
@@ -187,7 +188,7 @@ class Recorder:
             self._add(entry, int(ResponseCode.SYSTEM_ERROR), str(error))
 
     def _add_refusal(self, entry: Entry, error: AccessRefused) -> None:
-        """Record a refusal, unless there are too many of the kind."""
+        """Record a refusal, unless there are too many of its kind."""
         is_stranger = error.kind in _OF_STRANGERS
         refusals = self._strangers if is_stranger else self._accounts
         if not refusals.may_add(self._clock.monotonic()):
@@ -235,7 +236,7 @@ class _Refusals:
         self.left_out = 0
         """Refusals without an entry since the last one with an entry."""
         self.size = 0
-        """Bytes of the entries in the present minute."""
+        """Bytes of the entries in the current minute."""
         self._second = self._minute = self._count = 0
 
     def may_add(self, now: float) -> bool:
@@ -253,7 +254,8 @@ class _Refusals:
 
 
 class _RecordedWork(Coroutine[Any, Any, Any]):
-    """A handler's coroutine, recorded. If it is closed before it has begun, because too much is under way, both are."""
+    """A handler's coroutine, recorded. If it is closed before it has begun, because too much is under way, both
+    coroutines are closed."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], recorded: Coroutine[Any, Any, Any]) -> None:
         self._work = work
@@ -277,7 +279,7 @@ class _RecordedWork(Coroutine[Any, Any, Any]):
 
 
 def _fields(header: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a header that are given and are no secrets."""
+    """Return the fields of a header that are set and are not secrets."""
     fields: dict[str, Any] = {}
     for name in header.__struct_fields__:
         value = getattr(header, name)
@@ -288,7 +290,7 @@ def _fields(header: msgspec.Struct) -> dict[str, Any]:
 
 
 def _of_body(code: int, request: Request[Any]) -> Entry:
-    """Return what an entry takes of a body: names, and the values of properties that may change."""
+    """Return the part of a body that goes into an entry: names, and the values of live properties."""
     if code == RequestCode.UPDATE_BROKER_CONFIG:
         try:
             values = broker_conf.parse(bytes(request.body).decode(), "")

@@ -1,15 +1,15 @@
 """Pulls that wait for messages. The append itself wakes them, once for all messages of one turn of the event loop;
 nothing polls.
 
-A held pull costs about a kilobyte. Their number is bounded: beyond it a pull is answered at once. A client that does
-not read its responses gets no messages pushed into its buffer; its pulls stay held until it reads again or their time
-is up.
+A held pull costs about a kilobyte. Their number is bounded, and a pull beyond it is answered immediately. A client that
+does not read its responses gets no messages pushed into its buffer: its pulls stay held until it reads again or their
+time is up.
 
 Up to 100,000 pulls may belong to one queue, to one second, or to one client that leaves: work for many pulls is
 therefore done in turns (see `request_turns`).
 
 A held pull belongs to a queue object. When its topic is deleted, that object never gets a message again: a later topic
-of the same name has new queue objects. So the pulls of a deleted topic end at once.
+of the same name has new queue objects. So the pulls of a deleted topic end immediately.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class LongPolls:
         """Pulls to serve when their connections take answers again, because messages arrived meanwhile."""
         self._woken: dict[ConsumeQueue, None] = {}
         self._to_wake: deque[ConsumeQueue] = deque()
-        """Queues that got messages; filled with all of `_woken` at once. As in the queues of work below, a pull may no
-        longer be held when its turn comes."""
+        """Queues that got messages; refilled with all of `_woken` when it is empty. As in the queues of work below, a
+        pull may no longer be held when its turn comes."""
         self._to_serve: deque[HeldPull] = deque()
         """The pulls of one woken queue that are still to be served."""
         self._to_leave: deque[ConsumeQueue] = deque()

@@ -56,8 +56,8 @@ class ClientHandlers:
         return response(ResponseCode.SUCCESS)
 
     def _check_groups(self, consumers: Sequence[ConsumerData]) -> None:
-        """Check that all consumer groups of a heartbeat, and their retry topics, are there or can be created: of one
-        that is refused nothing is made. Raises Refused."""
+        """Check that all consumer groups of a heartbeat, and their retry topics, exist or can be created, so that a
+        heartbeat that is refused creates nothing. Raises Refused."""
         queues = {}
         for consumer in consumers:
             if not is_group_name(consumer.group_name):

@@ -52,9 +52,9 @@ class OffsetHandlers:
         router.add(RequestCode.GET_ALL_DELAY_OFFSET, NoFields, LOOK, self.all_delay_offsets)
 
     def query(self, _: Connection, request: Request[QueryConsumerOffset]) -> Answer:
-        """Return a group's offset in a queue. A group that has none begins at 0, unless the queue's first messages are
-        so old that they are only on the disk, or the consumer asks for the truth: then it decides by its
-        consumeFromWhere."""
+        """Return a group's offset in a queue. A group that has none begins at 0, with two exceptions: the queue's first
+        messages are so old that they are only on the disk, or the consumer does not want 0 (setZeroIfNotFound=false).
+        Then Refused is raised, and the consumer decides by its consumeFromWhere."""
         header = request.header
         offset = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None:
@@ -107,7 +107,7 @@ class OffsetHandlers:
         return response(ResponseCode.SUCCESS, None, OffsetResponse(offset))
 
     def earliest(self, _: Connection, request: Request[QueueOfTopic]) -> Answer:
-        """Return the store time of a queue's oldest message; -1 if there is none."""
+        """Return the store time of a queue's oldest message, in ms since the epoch; -1 if there is none."""
         queue = self._store.queue(request.header.topic, request.header.queue_id)
         timestamp = self._store.store_timestamp_of(queue, queue.min_offset) if queue is not None else -1
         return response(ResponseCode.SUCCESS, None, TimestampResponse(timestamp))

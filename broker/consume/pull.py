@@ -124,7 +124,7 @@ class PullHandlers:
     @staticmethod
     def _code(header: PullMessage, found: Pulled) -> int:
         code = _CODE_OF.get(found.status)
-        if code is None:  # the queue has no messages: a pull from an offset other than 0 is told so
+        if code is None:  # the queue has no messages: a pull from an offset other than 0 has to begin elsewhere
             return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
         return code
 
@@ -162,7 +162,7 @@ class PullHandlers:
                 queue_id=request.header.queue_id,
                 offset=request.header.queue_offset,
                 moved_to=found.next_offset,
-                reason="a commitlog file has zeros where they were, as an older copy of it has",
+                reason="a commitlog file has zeros in their place, as an older copy of the file would",
             )
         header = request.header
         self._stats.pulled(header, found)
@@ -208,7 +208,7 @@ class PullHandlers:
         queue = self._store.ensure_queue(header.topic, header.queue_id)
         deadline = self._loop.time() + min(max(0.0, seconds), MAX_HOLD_SECONDS)
         request.body = b""
-        # Nothing is kept of a held pull that could be of any length and is not needed any more.
+        # A held pull keeps no field that may be of any length and is no longer needed.
         header.subscription = header.expression_type = request.language = None
         return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
 
@@ -253,7 +253,7 @@ class PullHandlers:
         self._router.spawn(held.connection, held.request, answer(), at_once=True)
 
     def _answer_held(self, held: HeldPull, found: Pulled) -> Answer:
-        """Return the answer to a held pull. If all new messages failed to match, it tells the client to go on behind
+        """Return the answer to a held pull. If no new message matched, the answer tells the client to continue behind
         them, so that they need not be looked at again."""
         if held.offset > held.request.header.queue_offset and found.status is not PullStatus.FOUND:
             found.status = PullStatus.NO_MATCHED_MESSAGE

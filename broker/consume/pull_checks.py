@@ -1,4 +1,4 @@
-"""Whether a pull is allowed, and what it asks for."""
+"""Checks whether a pull is allowed, and finds out which tags it asks for."""
 
 from __future__ import annotations
 

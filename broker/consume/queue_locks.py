@@ -38,12 +38,12 @@ class QueueLockHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
 
     async def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Unlock queues once the group's offsets are on the disk: the next member begins at them, also if the broker
-        is killed before it has read them."""
+        """Unlock queues once the group's offsets are on the disk, so that the next member begins at them even if the
+        broker is killed before that member has read them."""
         body = _lock_batch(request)
         held = self._locks.held(body.consumer_group, body.client_id, body.mq_set or ())
         if held:
-            with suppress(OSError):  # the log has it, and the table is written again
+            with suppress(OSError):  # the failure is in the log, and the table is written again
                 await self._offsets.save()
         self._locks.release(held)
         return response(ResponseCode.SUCCESS)

@@ -1,8 +1,8 @@
 """INVOKE_BROKER_TO_RESET_OFFSET (222): an administrator moves an online consumer group to other offsets.
 
 The broker computes the offsets and sends them to every member (RESET_CONSUMER_CLIENT_OFFSET, 220); the members drop
-what they have pulled, commit the new offsets, and continue there. The broker itself changes nothing: a member that is
-not told would commit the old offset again.
+what they have pulled, commit the new offsets, and continue there. The broker itself changes nothing: a member that was
+not notified would commit the old offset again.
 
 Behaviour after apache/rocketmq broker/client/net/Broker2Client.java (4.9.7).
 """

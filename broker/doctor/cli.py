@@ -25,15 +25,15 @@ _MARKS: Final = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="One setting, which counts before the file. May be repeated.",
+    help="One setting, which overrides the file. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a finding a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one finding per line.")
 def doctor(config: Path | None, store: Path | None, host: str | None, settings: tuple[str, ...], as_json: bool) -> None:
-    """Look at a broker's configuration and at this machine, and say what to change.
+    """Check a broker's configuration and this machine, and say what to change.
 
-    Looks at the settings, at who can connect and what protects the broker from them, at accounts, certificates and who
-    may read their files, and at disk, memory, open files, clock and ports. Changes nothing, and needs no broker. Run it
-    as the broker's user. The exit code is 1 if there is an error.
+    Checks the settings; who can connect, and what protects the broker; accounts, certificates and who may read their
+    files; disk, memory, open files, clock and ports. Changes nothing, and needs no running broker. Run it as the
+    broker's user. The exit code is 1 if there is an error.
 
     \b
     duemq doctor --config /etc/duemq/broker.conf --store /var/lib/duemq
@@ -56,7 +56,7 @@ def doctor(config: Path | None, store: Path | None, host: str | None, settings: 
 def _findings(
     file: Path | None, store: Path | None, host: str | None, settings: tuple[str, ...]
 ) -> Iterator[dict[str, str]]:
-    """Yield the findings, each as a table."""
+    """Yield the findings, each as a dict of texts."""
     from duemq.broker.doctor import machine, security
     from duemq.broker.doctor.findings import Finding, error, ok, warning
     from duemq.broker.errors import ConfigError
@@ -70,12 +70,12 @@ def _findings(
         except ConfigError as failure:
             yield error("configuration", str(failure), "fix this: the broker cannot start until you do")
             return
-        yield ok("configuration", "it is understood" if file else "there is no file, so the defaults count")
+        yield ok("configuration", "it is valid" if file else "there is no file, so the defaults apply")
         if ignored:
             yield warning(
                 "configuration",
                 f"RocketMQ's properties without effect: {', '.join(ignored)}",
-                "remove them, or leave them",
+                "you may remove them",
             )
         yield from security.exposure(config)
         yield from security.accounts(config, origin.file)

@@ -1,4 +1,4 @@
-"""What the checks find."""
+"""The findings of the checks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
     """The broker works, but not as safely or as well as it could."""
     ERROR = "error"
-    """The broker does not start, or is open to everybody."""
+    """The broker does not start, or is open to everyone."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `about`: what was looked at, in one or two words. `text`: what is so, a sentence. `help`: what to
-    do, empty if nothing is to be done."""
+    """One finding. `about`: what was checked, in one or two words. `text`: the finding, in a sentence. `help`: what to
+    do, empty if there is nothing to do."""
 
     level: Level
     about: str

@@ -18,7 +18,7 @@ _LEAST_MEMORY: Final = 256 * _MIB
 _LEAST_FREE: Final = 5 * 1024 * _MIB
 _LEAST_FILES: Final = 65_536
 _FIRST_YEAR_MS: Final = 1_767_225_600_000
-"""2026-01-01: duemq is younger."""
+"""2026-01-01, in ms since the epoch. duemq is younger, so a clock that shows an earlier time is wrong."""
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "overlay"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
 _TIME_ERROR: Final = 5
@@ -26,12 +26,12 @@ _VIP_PORT_OFFSET: Final = 2
 
 
 def disk(config: BrokerConfig, mounts: Path = Path("/proc/mounts")) -> Iterator[Finding]:
-    """Look at the file systems of the store."""
+    """Check the file systems of the store."""
     about = "disk"
     for path in dict.fromkeys((config.store_root, config.commitlog_directory or config.store_root)):
         there = _existing(path)
         if not os.access(there, os.W_OK | os.X_OK):
-            yield error(about, f"{there} may not be written", "give it to the broker's user")
+            yield error(about, f"{there} is not writable", "make it writable for the broker's user")
             continue
         found = os.statvfs(there)
         free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -41,29 +41,31 @@ def disk(config: BrokerConfig, mounts: Path = Path("/proc/mounts")) -> Iterator[
             yield error(
                 about,
                 f"{text}, which is too little: diskSpaceWarningLevelRatio={config.disk_warning_ratio}",
-                "make room, or messages are refused",
+                "make room: messages are refused",
             )
         elif used * 100 >= config.disk_max_used_ratio:
             yield warning(
                 about,
                 f"{text}: the disk is fuller than diskMaxUsedSpaceRatio={config.disk_max_used_ratio}",
-                "make room: expired files go at any hour, and the oldest messages soon",
+                "make room: expired files are removed at any hour, and soon the oldest messages",
             )
         elif free < _LEAST_FREE:
-            yield warning(about, text, "have some gigabytes free: a file of the commitlog has one")
+            yield warning(about, text, "keep some gigabytes free: a file of the commitlog takes one")
         else:
             yield ok(about, text)
         kind = _file_system(there, mounts)
         if kind in _IN_MEMORY:
-            yield warning(about, f"{path} is on {kind}, which ends with the machine or container", "use a volume")
+            yield warning(about, f"{path} is on {kind}, which is lost with the machine or container", "use a volume")
         elif kind in _REMOTE:
             yield warning(
-                about, f"{path} is on {kind}: a lock or a sync may not hold there", "use a local disk or a block device"
+                about,
+                f"{path} is on {kind}, where locks and syncs may not be reliable",
+                "use a local disk or a block device",
             )
 
 
 def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Iterator[Finding]:
-    """Look at the memory that there is for the broker."""
+    """Check the memory that is available to the broker."""
     available = _meminfo(meminfo).get("MemAvailable", 0)
     limit = _number(cgroup / "memory.max")
     if limit is not None:
@@ -71,13 +73,15 @@ def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/c
         available = min(available, max(0, limit - used))
     text = f"{available // _MIB} MiB are available"
     if available < _LEAST_MEMORY:
-        yield warning("memory", text, f"give it {_LEAST_MEMORY // _MIB} MiB; the page cache is what makes pulls fast")
+        yield warning(
+            "memory", text, f"give the broker {_LEAST_MEMORY // _MIB} MiB or more; the page cache makes pulls fast"
+        )
     else:
         yield ok("memory", text)
 
 
 def open_files(config: BrokerConfig) -> Iterator[Finding]:
-    """Look at the limit of open files, which bounds connections."""
+    """Check the limit of open files, which bounds connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{hard} files and connections may be open"
     if hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES:
@@ -88,7 +92,9 @@ def open_files(config: BrokerConfig) -> Iterator[Finding]:
         )
     if hard != resource.RLIM_INFINITY and config.max_connections > hard:
         yield warning(
-            "open files", f"maxConnections={config.max_connections} is more than that", "raise the limit, or lower it"
+            "open files",
+            f"maxConnections={config.max_connections} is more than the limit of {hard} open files",
+            "raise that limit, or lower maxConnections",
         )
 
 
@@ -99,9 +105,9 @@ class _Timex(ctypes.Structure):
 
 
 def clock(now_ms: int) -> Iterator[Finding]:
-    """Look at the machine's clock, by which messages are delivered."""
+    """Check the machine's clock, by which messages are delivered."""
     if now_ms < _FIRST_YEAR_MS:
-        yield error("clock", "the clock is years behind", "set it before the broker starts: timers go by it")
+        yield error("clock", "the clock is years behind", "set it before the broker starts: timers depend on it")
         return
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))
@@ -122,7 +128,7 @@ def clock(now_ms: int) -> Iterator[Finding]:
 
 
 def ports(config: BrokerConfig) -> Iterator[Finding]:
-    """Look whether the ports are free."""
+    """Check whether the ports are free."""
     wanted = [config.listen_port, config.listen_port - _VIP_PORT_OFFSET]
     if not config.nameserver_addresses:
         wanted.append(config.nameserver_port)
@@ -138,8 +144,8 @@ def ports(config: BrokerConfig) -> Iterator[Finding]:
     if taken:
         yield warning(
             "ports",
-            f"on {config.host}, these cannot be listened on: {', '.join(taken)}",
-            "stop the process that has them; if that is the broker itself, all is well",
+            f"on {config.host}, these ports cannot be listened on: {', '.join(taken)}",
+            "stop the process that has them; if it is the broker itself, all is well",
         )
     else:
         yield ok("ports", f"{', '.join(map(str, wanted))} are free")
@@ -153,7 +159,7 @@ def _existing(path: str) -> str:
 
 
 def _file_system(path: str, mounts: Path) -> str:
-    """Return the kind of the file system that a path is on, an empty text if that is not known."""
+    """Return the type of the file system that a path is on; an empty text if it is unknown."""
     path, best, kind = os.path.realpath(path), "", ""
     try:
         lines = mounts.read_text().splitlines()

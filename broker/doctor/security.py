@@ -1,4 +1,4 @@
-"""Checks of what decides about security: who can connect, accounts, certificates, and who may read the files."""
+"""Checks of security: who can connect, accounts, certificates, and who may read the files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from duemq.broker.tls.options import Identity
 from duemq.protocol.codes import RequestCode
 
 _KNOWN_SECRETS: Final = frozenset({"5Jx0v3n7QmZt2cYw", "b8TqKp4sVd6Lr1Hg", "12345678", "secretkey", "rocketmq"})
-"""Of this project's documentation and of RocketMQ's examples."""
+"""Secrets in this project's documentation and in RocketMQ's examples."""
 _SHORT_SECRET: Final = 16
 _RENEW_DAYS: Final = 30
-_NAME_ADDRESSES: Final = "remove it, or write the addresses that are meant"
+_NAME_ADDRESSES: Final = "remove it, or list the addresses that are meant"
 _ROUTES: Final = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO})
 """The requests in RocketMQ's example of a white list: routes, and the names and addresses of brokers."""
 _OTHERS: Final = stat.S_IRWXO
 
 
 def exposure(config: BrokerConfig) -> Iterator[Finding]:
-    """Look at who can connect, and what protects the broker from them."""
+    """Check who can connect, and what protects the broker from them."""
     about = "exposure"
     if config.listens_on_loopback:
         yield ok(about, f"the broker listens on {config.host}, for this machine only")
@@ -48,7 +48,7 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
         yield error(
             about,
             f"bindAddress={config.host} without access control: the broker does not start",
-            "run `duemq user init`, which switches access control on; docs/security.md has more",
+            "run `duemq user init`, which switches on access control; docs/security.md has more",
         )
     else:
         if config.has_access_control:
@@ -56,8 +56,8 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
         else:
             yield warning(
                 about,
-                f"insecure=true: everybody who can reach {config.host} may read, change and delete everything",
-                "run `duemq user init`, unless a firewall keeps all strangers away",
+                f"insecure=true: anyone who can reach {config.host} may read, change and delete everything",
+                "run `duemq user init`, unless a firewall keeps all strangers out",
             )
     if config.advertised_host.startswith("127."):
         yield warning(
@@ -68,7 +68,7 @@ def exposure(config: BrokerConfig) -> Iterator[Finding]:
 
 
 def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
-    """Look at the files of accounts. `file`: the configuration file, beside which they are by default."""
+    """Check the files of accounts. `file`: the configuration file, beside which they are by default."""
     about = "accounts"
     if not config.acl:
         if not config.has_access_control:
@@ -82,14 +82,14 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
     paths = [path for path in sorted((directory / "acl").rglob("*.y*ml")) if not path.name.startswith((".", "tools."))]
     paths += [path for path in (directory / "plain_acl.yml",) if path.exists()]
     if not paths:
-        yield error(about, f"there is no {directory / 'plain_acl.yml'}", "make it; docs/security.md shows one")
+        yield error(about, f"there is no {directory / 'plain_acl.yml'}", "create it; docs/security.md shows one")
     count, has_administrator = 0, False
     for path in paths:
         yield from _permissions("accounts", str(path))
         try:
             content = acl_file.parse(read_regular(str(path), acl_file.MAX_BYTES + 1), str(path))
         except (AclFileError, OSError) as failure:
-            yield error(about, str(failure), "mend the file: the broker does not start with it")
+            yield error(about, str(failure), "correct the file: the broker does not start with it")
             continue
         count += len(content.accounts)
         for line, text in content.warnings:
@@ -100,20 +100,20 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
             if secret in _KNOWN_SECRETS:
                 yield error(
                     about,
-                    f"{path}: the secret key of {key} is that of an example, which everybody knows",
+                    f"{path}: the secret key of {key} is from an example, so everyone knows it",
                     "make another: openssl rand -base64 24",
                 )
             elif len(secret) < _SHORT_SECRET:
                 yield warning(
                     about,
-                    f"{path}: the secret key of {key} has {len(secret)} characters, which can be tried out",
+                    f"{path}: the secret key of {key} has only {len(secret)} characters, so it can be guessed",
                     "make another: openssl rand -base64 24",
                 )
         for pattern in content.white_lists:
             if pattern.matches_all:
                 yield error(
                     about,
-                    f"{path}: globalWhiteRemoteAddresses has {pattern.text}: everybody may do everything without an "
+                    f"{path}: globalWhiteRemoteAddresses has {pattern.text}: anyone may do everything without an "
                     "account",
                     _NAME_ADDRESSES,
                 )
@@ -122,19 +122,21 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
                 yield error(
                     about,
                     f"{path}: the account {account.access_key} has whiteRemoteAddress: {account.white_list.text}, so "
-                    "everybody who knows its access key, which is no secret, may do what it may, without a signature",
+                    "anyone who knows its access key, which is no secret, may do what it may, without a signature",
                     _NAME_ADDRESSES,
                 )
     if count:
         yield ok(about, f"{count} accounts in {len(paths)} files")
     if paths and not has_administrator:
         yield warning(
-            about, "no account administers", "give one admin: true, for mqadmin and for settings while the broker runs"
+            about,
+            "no account is an administrator",
+            "give one admin: true, for mqadmin and for changes of settings while the broker runs",
         )
 
 
 def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
-    """Look at the settings and files of ACL 2.0. `file`: the configuration file."""
+    """Check the settings and files of ACL 2.0. `file`: the configuration file."""
     about = "users"
     if not config.authentication:
         return
@@ -154,7 +156,8 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
         if len(secret) < _SHORT_SECRET:
             yield warning(
                 about,
-                f"the secret key of {name} in the configuration has {len(secret)} characters, which can be tried out",
+                f"the secret key of {name} in the configuration has only {len(secret)} characters, so it can be "
+                "guessed",
                 "make another: openssl rand -base64 24",
             )
     free = free_codes(config) - _ROUTES
@@ -162,9 +165,9 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
         codes = ", ".join(map(str, sorted(free)))
         yield error(
             about,
-            f"everybody may make requests of the codes {codes} without an account: they are in authenticationWhitelist "
+            f"anyone may make requests of the codes {codes} without an account: they are in authenticationWhitelist "
             f"{'and in authorizationWhitelist' if config.authorization else 'and authorization is off'}",
-            "remove the codes, unless a firewall keeps all strangers away",
+            "remove the codes, unless a firewall keeps all strangers out",
         )
     if any(secrets) and file is not None:
         yield from _permissions(about, file)
@@ -175,7 +178,7 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
     if not secrets[0] and not databases[0].is_dir():
         yield error(
             about,
-            "there is no user yet, and initAuthenticationUser makes none: nobody can use the broker",
+            "there is no user yet, and initAuthenticationUser creates none: nobody can use the broker",
             "run `duemq user init`",
         )
     elif config.authorization and not free:
@@ -183,7 +186,7 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
 
 
 def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:
-    """Look at certificates and keys."""
+    """Check certificates and keys."""
     about = "TLS"
     try:
         known = options.read(config)
@@ -207,14 +210,14 @@ def tls(config: BrokerConfig, now: datetime.datetime) -> Iterator[Finding]:
         else:
             yield warning(
                 about,
-                "the broker has no certificate: what is sent can be read and changed on the way",
-                "duemq tls self-signed makes one, and says what to configure",
+                "the broker has no certificate: messages can be read and changed on the way",
+                "run `duemq tls self-signed`, which makes one and says what to configure",
             )
         return
     if known.mode is TlsMode.PERMISSIVE and not config.listens_on_loopback:
         yield warning(
             about,
-            "tls.server.mode=permissive: clients may come without TLS, and then all can be read on the way",
+            "tls.server.mode=permissive: clients may connect without TLS, and then everything can be read on the way",
             "set tls.server.mode=enforcing as soon as all clients use TLS",
         )
     yield from _permissions(about, server.key)
@@ -227,7 +230,7 @@ def _dates(identity: Identity, now: datetime.datetime) -> Iterator[Finding]:
     try:
         from cryptography import x509
     except ModuleNotFoundError:
-        yield warning(about, f"{path} was not looked at", "install the package cryptography")
+        yield warning(about, f"{path} was not checked", "install the package cryptography")
         return
     for certificate in x509.load_pem_x509_certificates(Path(path).read_bytes()):
         until = certificate.not_valid_after_utc
@@ -237,7 +240,7 @@ def _dates(identity: Identity, now: datetime.datetime) -> Iterator[Finding]:
             yield error(
                 about,
                 f"{path}: {name} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to {until:%Y-%m-%d} only",
-                "renew it; the broker takes the new files while it runs",
+                "renew it; the broker reads the new files while it runs",
             )
         elif days < _RENEW_DAYS:
             yield warning(about, f"{path}: {name} expires in {days} days", "renew it; that needs no restart")
@@ -261,16 +264,16 @@ def _names(identity: Identity, host: str) -> Iterator[Finding]:
     if host not in known:
         yield warning(
             about,
-            f"{path} is for {', '.join(known) or 'no name'}, and clients are told brokerIP1={host}: clients that "
+            f"{path} is for {', '.join(known) or 'no name'}, but clients are told brokerIP1={host}: clients that "
             "compare names, such as duemq's, refuse it",
-            f"make one that has {host} too",
+            f"make a certificate that has {host} too",
         )
 
 
 def own_files(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
-    """Look at who may change or read the broker's own files."""
+    """Check who may change or read the broker's own files."""
     if os.geteuid() == 0:
-        yield warning("user", "this is root", "run the broker, and this check, as a user of its own")
+        yield warning("user", "this check runs as root", "run the broker, and this check, as a user of its own")
     if file is not None:
         has_secrets = bool(config.tls_server_key_password or config.tls_client_key_password)
         yield from _permissions("configuration", file, reads=has_secrets)
@@ -284,11 +287,11 @@ def own_files(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
 
 
 def _permissions(about: str, path: str, *, reads: bool = True) -> Iterator[Finding]:
-    """Look at who may write a file, and with `reads` also who may read it."""
+    """Check who may write a file, and with `reads` also who may read it."""
     try:
         mode = os.stat(path).st_mode
     except OSError as failure:
-        yield error(about, f"{path}: {failure.strerror}", "give the file to the broker's user")
+        yield error(about, f"{path}: {failure.strerror}", "make the file readable for the broker's user")
         return
     if mode & stat.S_IWOTH:
         yield error(about, f"every user of this machine may write {path}", f"chmod 600 {path}")

@@ -2,7 +2,7 @@
 broker has to be stopped; writes of a running broker may be seen in part.
 
     python -m duemq.broker.dump FILE...       for a directory, such as a whole store, all files in it
-        --from N --to N                       where to begin, and where to stop before; see below
+        --from N --to N                       the first position, and the one to stop before; see below
         --limit N                             at most N lines of each file
         --body                                the bodies of messages as well
 
@@ -18,8 +18,8 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | JSON tables in config/ | entry | |
 | config/users, config/acls | user; entry of a policy | |
 
-The kind of a file follows from its path, or else from its content. Damaged bytes are shown as a line with the word
-`damaged`, and the lines go on with what can be read behind them. Exit code 1 if a file could not be read.
+The kind of a file is recognised by its path, or else by its content. Damaged bytes are shown as a line with the word
+`damaged`, and the lines continue with what can be read behind them. Exit code 1 if a file could not be read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ try:
 except ModuleNotFoundError as error:
     if __name__ != "__main__" or (error.name or "").partition(".")[0] == "duemq":
         raise
-    # As the commands of `duemq` say it, which cannot catch this.
+    # The same text as from the commands of `duemq`, whose code cannot catch this error.
     sys.exit(f"python -m duemq.broker.dump needs the package {error.name}: pip install 'duemq[broker]'")
 
 
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--body", action="store_true", help="the bodies of messages as well")
     given = parser.parse_args(arguments)
     if given.limit is not None and given.limit < 0:
-        parser.error("--limit is 0 or more")
+        parser.error("--limit must be 0 or more")
     failed = 0
     for path in [path for each in given.files for path in _files(each)]:
         try:

@@ -1,4 +1,4 @@
-"""Lines of the databases of users and policies, config/users and config/acls: without passwords. A copy is opened, so
+"""Lines of the databases of users and policies, config/users and config/acls, without passwords. A copy is opened, so
 that nothing is written beside the files of a running broker."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recognises the kind of a store's file: by its directory and name, else by its first bytes."""
+"""Recognises the kind of a store's file: by its directory and name, or else by its first bytes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def lines(
         yield from islice(databases.lines(path), limit if limit is None else limit + 1)
         return
     if databases.is_database(os.path.dirname(os.path.abspath(path))):
-        yield f"{path}: a file of a RocksDB database: its directory can be shown"
+        yield f"{path}: a file of a RocksDB database; only its directory as a whole can be shown"
         return
     with Source(path) as source:
         kind = kind_of(source)

@@ -1,8 +1,8 @@
 """Lines of the files that are named by offsets: commitlog, consume queue, its extension, timer log.
 
-`start`, `end`: where the lines begin and stop, as physical offsets, queue offsets, offsets in the extension or
-positions in the timer log. Damage
-is reported, and the readable data behind it is shown. Raises OSError."""
+`start`, `end`: the first position and the one to stop before, as physical offsets, queue offsets, offsets in the
+extension or positions in the timer log. Damage is reported, and the readable data behind it is shown. Raises
+OSError."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The name server: it tells which brokers have a topic. Embedded, it knows its own broker's topics at once, and those
-of other brokers that register with it as they would with RocketMQ's.
+"""The embedded name server, which tells clients the brokers of a topic. It always knows the topics of its own broker;
+other brokers register theirs with it as they would with RocketMQ's.
 
 Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 100, 101, 102, 219 key-value configuration (ordered topics);
 103, 104, 322 for brokers. Behaviour after apache/rocketmq namesrv/routeinfo/RouteInfoManager.java (4.9.7).
@@ -52,9 +52,9 @@ log = structlog.get_logger(__name__)
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 EXPIRE_MS: Final = 120_000
 _BROKER_BYTES: Final = 1024
-"""The size that a registration without topics counts as."""
+"""The number of bytes that a registration without topics counts as."""
 _MAX_MISSED: Final = 100
-"""The number of topics without a route that are remembered for a connection."""
+"""Maximum number of topics without a route that are remembered for a connection."""
 PRIMARY: Final = 0
 
 
@@ -81,7 +81,7 @@ def _check_queues(topics: Mapping[str, TopicConfig]) -> None:
         for count in (config.read_queue_nums, config.write_queue_nums):
             if not 0 <= count <= MAX_QUEUES:
                 raise Refused(
-                    ResponseCode.SYSTEM_ERROR, f"the topic {topic} has {count} queues: allowed are 0 to {MAX_QUEUES}"
+                    ResponseCode.SYSTEM_ERROR, f"the topic {topic} has {count} queues: it must have 0 to {MAX_QUEUES}"
                 )
 
 
@@ -110,15 +110,15 @@ class NameServer:
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._of_connection: dict[Connection, set[tuple[str, int]]] = {}
         self._drained: set[str] = set()
-        """Names of brokers without write permission: clients send nothing more to them."""
+        """Names of brokers without write permission: clients send no more messages to them."""
         self._registered = 0
         """Size of all registrations in bytes."""
         self._missed: dict[Connection, set[str]] = {}
         """Topics that a client asked for in vain, by connection."""
         self._found: set[str] = set()
-        """Topics whose route was told to such a client since the last call of `take_found`."""
+        """Topics whose route such a client has received since the last call of `take_found`."""
         self._found_before: set[str] = set()
-        """The same for the call before."""
+        """The same, for the time between the last two calls."""
 
     def load(self) -> None:
         """Read the key-value configuration. Raises StoreFormatError."""
@@ -216,8 +216,9 @@ class NameServer:
             self._found.add(topic)
 
     def take_found(self) -> set[str]:
-        """Return the topics whose route was told to a client that had asked for it in vain before, from before the last
-        call of this method on: a client that was told has had the time between two calls to take in the route."""
+        """Return the topics whose route was returned to a client that had asked for it in vain before. A topic is
+        reported by the second call after that, so that the client has had the time between two calls to process the
+        route."""
         found, self._found_before, self._found = self._found_before, self._found, set()
         return found
 
@@ -260,7 +261,7 @@ class NameServer:
         return response(ResponseCode.SUCCESS)
 
     def wipe_write_permission(self, _: Connection, request: Request[BrokerName]) -> Answer:
-        """Take the write permission of a broker's topics out of all routes, until it is added again, or a broker that
+        """Remove the write permission of a broker's topics from all routes, until it is added again, or a broker that
         has just been started registers under this name."""
         name = request.header.broker_name
         count = self._count_topics(name)
@@ -286,7 +287,7 @@ class NameServer:
     # --- settings
 
     def settings(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Return RocketMQ's properties of a name server that say something here."""
+        """Return those properties of RocketMQ's name server that have a meaning here."""
         text = "".join(
             f"{name}={value}\n"
             for name, value in (
@@ -302,13 +303,13 @@ class NameServer:
         """Refuse: the embedded name server has the settings of its broker."""
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            "the embedded name server has no settings of its own: those of its broker change with updateBrokerConfig",
+            "the embedded name server has no settings of its own: change those of its broker with updateBrokerConfig",
         )
 
     # --- key-value configuration
 
     async def put_value(self, _: Connection, request: Request[KVEntry]) -> Answer:
-        """Set a value."""
+        """Set a value; it is durable when this is answered."""
         header = request.header
         old = self._kv.get(header.namespace, {}).get(header.key)
         limits = self._limits
@@ -346,7 +347,7 @@ class NameServer:
         return answer
 
     async def delete_value(self, _: Connection, request: Request[KVKey]) -> Answer:
-        """Remove a value."""
+        """Remove a value; that is durable when this is answered."""
         if self._remove_value(request.header.namespace, request.header.key):
             await self._kv_saved.saved()
         return response(ResponseCode.SUCCESS)

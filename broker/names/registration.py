@@ -1,8 +1,8 @@
 """Registration with external name servers (`namesrvAddr`), including RocketMQ's: at start, every
-registerNameServerPeriod, and at once when topics change.
+registerNameServerPeriod, and immediately when topics change.
 
 Each name server has a loop of its own, so that one that is unreachable or does not answer does not delay registration
-with the others: they forget a broker after 120 s. Changes made during a registration are all sent in the next one.
+with the others, which forget a broker after 120 s. Changes made during a registration are all sent in the next one.
 """
 
 from __future__ import annotations

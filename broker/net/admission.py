@@ -1,7 +1,7 @@
-"""Requests that are under way: begun, and answered later, because they wait for the disk or for another client.
+"""Requests that are under way: begun but not answered yet, because they wait for the disk or for another client.
 
-The memory that they may hold is bounded, for one connection and for all together. Beyond that no request is refused:
-the connection's next request waits in the bytes already read from the socket, and the socket is not read further.
+The memory that they may hold is bounded, for one connection and for all together. Beyond that, requests are not refused
+but wait: the connection's next request stays in the bytes already read, and its socket is not read further.
 
 Keeps invariant 11 of ARCHITECTURE.md.
 """
@@ -15,9 +15,9 @@ from typing import Final, Protocol
 from duemq.broker.errors import NotNow
 
 OWN_BYTES: Final = 16 * 1024
-"""The bytes that a request counts as besides its body and its answer: a task, a stack, its header."""
+"""The bytes that a request counts for in addition to its body and its answer: a task, a stack, its header."""
 CONNECTION_BYTES: Final = 4 * 1024 * 1024
-"""Bytes that may be under way on one connection."""
+"""Bytes of requests that may be under way on one connection."""
 _ADMITTED_A_TURN: Final = 8
 
 
@@ -71,7 +71,7 @@ class Admission:
         self._schedule()
 
     def lost(self, guest: Guest) -> None:
-        """A connection is gone, and hands over no more requests; those under way still end with `end`."""
+        """Forget a lost connection. It hands over no more requests; those under way still end with `end`."""
         self._full.discard(guest)
 
     def _schedule(self) -> None:
@@ -80,7 +80,7 @@ class Admission:
             self._loop.call_soon(self._admit)
 
     def _admit(self) -> None:
-        """Let some waiting connections go on. They need not use the room, so this is repeated while there is some."""
+        """Let some waiting connections continue. They may leave room unused, so this repeats while there is room."""
         self._is_scheduled = False
         if self.used < self.limit:
             for _ in range(min(_ADMITTED_A_TURN, len(self._waiting))):

@@ -17,8 +17,8 @@ from duemq.storage.files import Files
 T = TypeVar("T")
 
 TRIES: Final = 100
-"""How many times a lookup may have to read again what it read before. Beyond that, other processes take memory faster
-than it is filled. A search through more files than this reads each of them only once."""
+"""How many times a lookup may read bytes again that it read before. If it needs more, other processes take memory
+faster than reads fill it. A search through more files than this is not affected: it reads each of them only once."""
 _MAX_PLACES: Final = 10_000
 
 
@@ -31,7 +31,7 @@ class RereadCounter:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the work should now wait for the disk itself, as it would otherwise never end."""
+        """Whether the work should now wait for the disk itself, since it might otherwise never end."""
         return self._repeated >= TRIES
 
     def add(self, place: Hashable) -> None:
@@ -41,7 +41,7 @@ class RereadCounter:
             self._places.add(place)
 
     def clear(self) -> None:
-        """Start again from zero, after the work went on."""
+        """Start again from zero, after the work made progress."""
         if self._places:
             self._places.clear()
             self._repeated = 0
@@ -51,13 +51,13 @@ class ColdReads:
     """Runs lookups in files. A lookup must change nothing before its last read, as it may run several times."""
 
     def __init__(self, files: Files, workers: Workers, share: Callable[[], Awaitable[Budget]]) -> None:
-        """`share` gives a part of the event loop's next turn."""
+        """`share` returns a part of the budget of the event loop's next turn."""
         self._files = files
         self._workers = workers
         self._share = share
 
     def at_once(self, look: Callable[..., T], *arguments: Any) -> T:
-        """Look now. Raises NotInMemory if that would have to wait for the disk, and whatever `look` raises."""
+        """Run a lookup now. Raises NotInMemory if it would have to wait for the disk, and any error of `look`."""
         files = self._files
         before, files.may_wait = files.may_wait, False
         try:
@@ -66,7 +66,8 @@ class ColdReads:
             files.may_wait = before  # lookups may be nested
 
     async def run(self, look: Callable[..., T], *arguments: Any) -> T:
-        """Look, repeatedly if something has to be read first. Raises whatever `look` raises, OSError for example."""
+        """Run a lookup, and repeat it after each read that it needs first. Raises any error of `look`, for example
+        OSError."""
         repeats = RereadCounter()
         while not repeats.are_too_many:
             try:
@@ -75,12 +76,12 @@ class ColdReads:
                 repeats.add(missing.place)
                 read = missing.read
             if not await self.read(read):
-                break  # `look` then raises the error in its own words
+                break  # the last call of `look` then raises the error in its own words
         return look(*arguments)
 
     async def read(self, read: Callable[[], object]) -> bool:
-        """Have a thread read, which may wait for the disk; return whether it could. The caller then looks again, and
-        finds the bytes in memory, or the error."""
+        """Run `read` in a thread, where it may wait for the disk; return whether it succeeded. The caller then repeats
+        its lookup, which finds the bytes in memory, or meets the error itself."""
         try:
             await self._workers.run(Background.READS, read)
         except OSError:
@@ -88,7 +89,7 @@ class ColdReads:
         return True
 
     def step(self, step: Step, wake: Callable[[], None]) -> Step:
-        """Return a step that ends early instead of waiting for the disk; `wake` is called when a thread has read."""
+        """Return a step that ends early instead of waiting for the disk; `wake` is called when the read has ended."""
         has_failed, repeats, under_way = False, RereadCounter(), set[Hashable]()
 
         def read(place: Hashable, error: Exception | None) -> None:
@@ -100,7 +101,8 @@ class ColdReads:
         def run(now: Moment, budget: Budget) -> float | None:
             nonlocal has_failed
             if has_failed or repeats.are_too_many:
-                # The step then raises the error in its own words, or others take memory faster than it is filled.
+                # This call may wait for the disk. The step raises the error in its own words, or it reads what other
+                # processes would push out of memory again.
                 has_failed = False
                 repeats.clear()
                 return step(now, budget)
@@ -118,7 +120,7 @@ class ColdReads:
         return run
 
     async def each(self, looks: Iterable[Callable[[], T]]) -> list[T]:
-        """Return the result of each of many lookups, with the loop's turns in between."""
+        """Return the results of many lookups, and let the event loop continue whenever a turn's budget is spent."""
         found: list[T] = []
         budget = await self._share()
         for look in looks:

@@ -1,13 +1,13 @@
 """One client's TCP connection: moves bytes between the socket and the router, and bounds the memory that it holds.
 
-Backpressure, in the order of the stream: a client that does not read its responses fills the socket, then the
-transport's buffer up to its high mark; from then on none of its requests is handled, and its socket is not read. So a
-connection holds at most one read, one partial frame and the responses of one slice.
+Backpressure: a client that does not read its responses fills the socket, then the transport's buffer up to its
+high-water mark. From then on none of its requests is handled, and its socket is not read. So a connection holds at most
+one read, one partial frame and the responses of one slice.
 
 The unfinished frames of all connections have one limit; beyond it, one of the connections that hold most is closed.
-While many connections send large frames at once, each reads a little and waits for its turn to read on, so that a turn
-of the loop does not read gigabytes. The unread responses of all connections have another limit, enforced in the same
-way (see `output_budget`).
+While many connections send large frames at the same time, each reads a little and then waits for its turn, so that a
+turn of the loop does not read gigabytes. The unread responses of all connections have another limit, enforced in the
+same way (see `output_budget`).
 
 The requests of a read are handled as far as the turn of the event loop has time for them. The rest wait in the backlog,
 and the socket is not read, until `RequestTurns` gives the connection its share. The backlog of a closing connection is
@@ -43,22 +43,24 @@ log = structlog.get_logger(__name__)
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
 LARGE_RESPONSE_BYTES: Final = 64 * 1024
-"""A response this large, written at once, stays in memory as a whole until its last byte is sent. Until then its client
-counts as stalled, however little is left."""
+"""What one write of this size or more passes to the transport stays in memory as a whole until its last byte is sent.
+Until then the client counts as stalled, however little is left."""
 READ_BYTES: Final = 256 * 1024
-"""The most bytes of one read."""
+"""The maximum number of bytes of one read."""
 SHORT_READ_BYTES: Final = 64 * 1024
-"""The most bytes of one read while many connections send large frames."""
+"""The maximum number of bytes of one read while many connections send large frames."""
 LARGE_FRAME_BYTES: Final = 64 * 1024
-"""Connections with smaller frames neither wait for those with large frames nor are closed for the memory these hold."""
+"""The size from which on a frame is large. Connections with smaller frames neither wait for those with large frames,
+nor are closed because of their memory."""
 READERS: Final = 8
-"""How many connections may send large frames without waiting for each other, and how many waiting ones read on in one
-turn."""
+"""How many connections may send large frames without waiting for each other. If there are more, this many of those that
+wait continue to read in one turn."""
 INPUT_BYTES: Final = 256 * 1024 * 1024
+"""The default limit of the unfinished frames of all connections."""
 FEW_REQUESTS: Final = 16
 """A backlog of up to this many requests waits in the lane for little work."""
 MAX_REQUESTS: Final = 128
-"""The broker's own requests that may wait for a client's responses at once."""
+"""How many of the broker's own requests may wait for one client's responses at the same time."""
 
 ResponseHandler = Callable[[Command | None], None]
 """Called with the response, or with None if there was none."""
@@ -68,21 +70,22 @@ class FrameHandler(Protocol):
     """The receiver of a connection's frames."""
 
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
-        """Handle frames in order, from a position on, and return the position behind the last that was handled. Some
-        are left when the connection cannot take more responses, or after at least one when `is_over`."""
+        """Handle frames in order, from a position on, and return the position behind the last one handled. Stop early
+        if the connection cannot take more responses, or, after at least one frame, if `is_over` returns True."""
 
     def connection_made(self, connection: Connection) -> None:
-        """A client connected."""
+        """Called when a client has connected."""
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Called when a connection is lost."""
 
     def complain(self, event: str, connection: Connection, reason: str) -> None:
         """Log a client's error, unless there are too many such lines."""
 
 
 class InputBudget:
-    """The bytes that all connections together may hold of unfinished frames, and the order in which they read on."""
+    """The bytes of unfinished frames that all connections together may hold, and the order in which connections that
+    send large frames continue to read."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = INPUT_BYTES) -> None:
         self._loop = loop
@@ -109,8 +112,8 @@ class InputBudget:
         return self.short_buffer if self._large > READERS else self._buffer
 
     def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
-        """Note that a connection holds `after` bytes, `before` until now. Return a connection to close if all together
-        hold too much: one of those that hold most."""
+        """Note that a connection now holds `after` bytes instead of `before`. If all connections together hold too
+        much, return one of those that hold most, to be closed."""
         self.used += after - before
         if after <= before or self.used <= self.limit:
             return None
@@ -120,7 +123,7 @@ class InputBudget:
         return connection
 
     def move(self, connection: Connection, before: int, after: int) -> None:
-        """Note how many bytes a connection holds of a large frame; -1: it has no large frame."""
+        """Note that a connection now holds `after` bytes of a large frame instead of `before`; -1: no large frame."""
         steps = self._by_size
         old, new = (size // LARGE_FRAME_BYTES for size in (before, after))
         if old == new:
@@ -200,8 +203,8 @@ class Connection(asyncio.BufferedProtocol):
         *,
         is_outgoing: bool = False,
     ) -> None:
-        """`tls`: decides whether the client may or must use TLS; None for a connection without a decision, such as one
-        that the broker opened, `is_outgoing`."""
+        """`tls`: decides whether the client may or must use TLS; None if there is nothing to decide, for example on a
+        connection that the broker opened. `is_outgoing`: whether the broker opened the connection."""
         self._handler = handler
         self._loop = loop
         self._budget = budget
@@ -210,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader()
         self._unfinished_bytes = 0
         self._is_over = False
-        """Whether no more requests are taken."""
+        """Whether no more requests are accepted."""
         self._large = -1
         """Bytes held of a large frame, -1 without one; the value last given to the budget."""
         self._waits_to_read = False
@@ -239,8 +242,8 @@ class Connection(asyncio.BufferedProtocol):
         self.is_new = not is_outgoing
         """Whether none of the client's requests has been handled yet; see `connection_limits`."""
         self.is_stranger = True
-        """Whether no account has made a request over the connection, nor a peer whose address needs none. Without
-        access control it stays so."""
+        """True until an account, or a peer whose address needs none, makes a request over the connection. Without
+        access control it stays true."""
         self.last_codec = JSON
         self.last_read = loop.time()
         """When bytes last arrived, in seconds of the loop's clock."""
@@ -334,12 +337,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the client reads its responses too slowly to be given more."""
+        """Whether the client reads its responses too slowly to be sent more."""
         return self._paused
 
     @property
     def takes_answers(self) -> bool:
-        """Whether handling a request of the client now makes sense."""
+        """Whether a request of the client may be handled now: the client reads its responses, and the connection is
+        neither held back by `admission` nor closing."""
         return (
             not self._paused
             and not self._is_held_back
@@ -369,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
             return -1
 
     def write(self, data: bytes) -> None:
-        """Send bytes of whole frames."""
+        """Send the bytes of one or several whole frames."""
         transport = self._transport
         if transport is None:
             return
@@ -398,9 +402,9 @@ class Connection(asyncio.BufferedProtocol):
         self.write(codec.encode(command, self.last_codec))
 
     def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
-        """Send a request to the client. `on_response` is called once: with the response; with None after `timeout`
-        seconds or when the connection is lost; and with None at once if the client is stalled or already owes
-        MAX_REQUESTS responses. Raises LocalProtocolError for a request that does not fit into a frame."""
+        """Send a request to the client. `on_response` is called once: with the response; or with None, after `timeout`
+        seconds or when the connection is lost, and immediately if the client is stalled or already owes MAX_REQUESTS
+        responses. Raises LocalProtocolError for a request that does not fit into a frame."""
         if self._in_flight is None:
             self._in_flight = InFlightRequests()
         if self._transport is None or self._paused or len(self._in_flight) >= MAX_REQUESTS:
@@ -416,13 +420,13 @@ class Connection(asyncio.BufferedProtocol):
         self._loop.call_later(timeout, self._expire)
 
     def take_response(self, command: Command) -> None:
-        """Take a client's response."""
+        """Pass a client's response to the function that waits for it, if there still is one."""
         waiter = self._in_flight.take(command.opaque) if self._in_flight is not None else None
         if waiter is not None:
             waiter(command)
 
     def stop_reading(self) -> None:
-        """Take no more requests; outstanding answers are still sent."""
+        """Accept no more requests; outstanding answers are still sent."""
         self._drop_backlog()
         self._is_over = True
         if self._transport is not None and not self._transport.is_closing():
@@ -435,7 +439,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately, without sending what is buffered."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -446,24 +450,24 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def drop(self, reason: str) -> None:
-        """Close at once with one log line, to free the memory held for this client."""
+        """Close immediately with one log line, to free the memory held for this client."""
         self._handler.complain("connection_dropped", self, reason)
         self.discard()
 
     def discard(self) -> None:
-        """Close at once, to free the memory held for this client."""
+        """Close immediately, to free the memory held for this client."""
         self.abort()
         self._free_frame()
 
     # --- see `tls.Owner`
 
     def decrypted(self, data: bytes) -> None:
-        """Take bytes that were decrypted after their read."""
+        """Take bytes that were decrypted later than in the call that read them."""
         if not self._is_over:
             self._take(data)
 
     def end_of_stream(self) -> None:
-        """The client has ended its stream."""
+        """Close the connection, since the client has ended its stream."""
         if self._transport is not None and not self._transport.is_closing():
             self.eof_received()
             self._transport.close()
@@ -514,13 +518,13 @@ class Connection(asyncio.BufferedProtocol):
         self._queue_backlog()
 
     def read_on(self) -> None:
-        """Read on: this connection's turn has come."""
+        """Continue to read: this connection's turn has come."""
         self._waits_to_read = False
         self._steer()
 
     def _open(self, data: bytes) -> bytes:
-        """Return what the bytes of a read decrypt to, or the bytes themselves if they turn out to be the first ones of
-        a connection without TLS."""
+        """Decrypt the bytes of a read, or return them unchanged if they turn out to be the first ones of a connection
+        without TLS."""
         if self._tls is None:
             if self._transport is None or self._transport.is_closing():
                 return b""
@@ -586,13 +590,13 @@ class Connection(asyncio.BufferedProtocol):
             self._budget.wait(self)
 
     def _free_frame(self) -> None:
-        """Free the unfinished frame now: transport and connection refer to each other until the garbage collector
-        runs."""
+        """Free the unfinished frame now. Transport and connection refer to each other, so it would otherwise stay in
+        memory until the garbage collector runs."""
         self._reader.close()
         self._hold(0)
 
     def _hold_output(self, given: int) -> None:
-        """Account for `given` more bytes that the client does not read; if all clients together leave too much unread,
+        """Account for `given` more bytes that the client does not read. If all clients together leave too much unread,
         one of those that hold most is dropped."""
         if self._transport is not None and not self._transport.is_closing():
             self._output.hold(self, given)

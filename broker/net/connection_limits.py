@@ -1,10 +1,10 @@
-"""Limits on connections: in all, from one address, without a request yet, and on their requests in a second.
+"""Limits on the number of connections (in all, from one address, without a request yet) and of requests per second.
 
-A connection is new until one of its requests is handled. With access control, a request that is refused for its sender
-does not count, so whoever has no account has `maxNewConnectionSeconds` in all, the TLS handshake included. The broker
-is thus bounded in what those cost who only connect, or begin handshakes and stop.
+A connection is new until one of its requests is handled. With access control, a request whose sender is refused does
+not count, so a client without an account has `maxNewConnectionSeconds` in all, including the TLS handshake. This bounds
+the cost of clients that only connect, or that begin a handshake and stop.
 
-What is beyond a limit is refused: a connection is closed, with a log line; a request is answered SYSTEM_BUSY.
+Beyond a limit, a connection is closed, with a log line, and a request is answered SYSTEM_BUSY.
 
 Keeps invariants 10 and 11 of ARCHITECTURE.md.
 """
@@ -25,24 +25,24 @@ from duemq.broker.net.rates import Rates
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""Time between two looks for connections that are new for too long."""
+"""The interval between looks for connections that have been new for too long."""
 _PEERS_TOLD: Final = 10
 _LOOKED_AT: Final = 1000
-"""Most connections that one look closes; with thousands, others must not wait for that."""
+"""The maximum number of connections that one look closes: other clients must not wait while thousands are closed."""
 
 
 class ConnectionLimits:
-    """The connections of one broker, as far as they are limited. Belongs to the event loop."""
+    """Counts the connections and requests of one broker, and applies their limits. Belongs to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, descriptors: int) -> None:
-        """`descriptors`: the most connections for which there are descriptors, beside those for files."""
+        """`descriptors`: how many connections the process has descriptors for, in addition to those for files."""
         self._loop = loop
         self._limits = limits
         self.descriptors = descriptors
         self._count = 0
         self._by_host: Counter[str] = Counter()
         self._new: dict[Connection, float] = {}
-        """New connections, the oldest first, with the loop's time at which they came."""
+        """New connections, the oldest first, with the loop's time at which they were made."""
         self._of_connection: Rates[Connection] = Rates()
         self._of_address: Rates[str] = Rates()
 
@@ -52,7 +52,7 @@ class ConnectionLimits:
         return len(self._new)
 
     def admit(self, connection: Connection) -> str | None:
-        """Take a connection into account; return why it has to be closed, None if it may stay."""
+        """Count a connection; return why it has to be closed, or None if it may stay."""
         self._count += 1
         self._by_host[connection.host] += 1
         limits, reached, why = self._limits, "", None
@@ -75,7 +75,7 @@ class ConnectionLimits:
         return None
 
     def left(self, connection: Connection) -> None:
-        """A connection that was admitted, or refused, is gone."""
+        """Stop counting a connection that is gone, whether it was admitted or refused."""
         self._count -= 1
         self._by_host[connection.host] -= 1
         if not self._by_host[connection.host]:
@@ -84,12 +84,12 @@ class ConnectionLimits:
         self._of_connection.drop(connection)
 
     def made_request(self, connection: Connection) -> None:
-        """A request of the connection was handled: it is not new any more."""
+        """Note that a request of the connection was handled: the connection is no longer new."""
         connection.is_new = False
         self._new.pop(connection, None)
 
     def close_old(self) -> None:
-        """Close connections that are new for too long."""
+        """Close connections that have been new for too long."""
         seconds = self._limits.new_connection_seconds
         before = self._loop.time() - seconds
         late: list[Connection] = []
@@ -112,7 +112,8 @@ class ConnectionLimits:
         return bool(self._limits.requests_per_second or self._limits.requests_per_second_per_address)
 
     def allowance(self, connection: Connection, wanted: int) -> tuple[int, LimitReached | None]:
-        """Return how many of some requests a connection may make now, which are counted as made, and why not all."""
+        """Return how many of `wanted` requests a connection may make now, and, if not all, the limit that it reached.
+        The allowed requests are counted as made."""
         limits, now = self._limits, self._loop.time()
         allowed, why = wanted, None
         rate = limits.requests_per_second
@@ -129,7 +130,7 @@ class ConnectionLimits:
         return allowed, why
 
     def give_back(self, connection: Connection, count: int) -> None:
-        """Requests that `allowance` counted were not handled, and come again."""
+        """Uncount requests that `allowance` allowed but that were not handled yet: they will be counted again."""
         limits = self._limits
         self._of_connection.give_back(connection, count, limits.requests_per_second)
         if connection.is_stranger:

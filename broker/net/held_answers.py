@@ -4,8 +4,8 @@ With SYNC_FLUSH the answers to sends wait here; all answers that one flush relea
 connection (group commit). With ASYNC_FLUSH nothing waits.
 
 The number of waiting messages is bounded: beyond `capacity` messages the send handler refuses (`is_full`). A wait
-longer than syncFlushTimeout is answered FLUSH_DISK_TIMEOUT, as in RocketMQ: the message is stored, its durability
-unknown.
+longer than syncFlushTimeout is answered FLUSH_DISK_TIMEOUT, as in RocketMQ: the message is stored, but its durability
+is unknown.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HeldAnswers:
         self._want(position)
 
     def released(self, position: int) -> None:
-        """Everything before a physical offset is durable: send the answers whose messages lie before it."""
+        """Send the answers whose messages lie before a physical offset, since everything before it is durable."""
         by_connection: dict[Connection, list[bytes]] = {}
         held = self._held
         while held and held[0].position <= position:
@@ -98,7 +98,7 @@ class HeldAnswers:
             connection.write_many(frames)
 
     def give_up(self) -> None:
-        """Nothing will be released any more: answer all held and all future answers as if they had timed out."""
+        """Send all held and all future answers as if they had timed out, since nothing more will be released."""
         self._is_over = True
         held, self._held = self._held, deque()
         self._count(-self._messages)

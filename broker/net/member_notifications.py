@@ -1,4 +1,4 @@
-"""NOTIFY_CONSUMER_IDS_CHANGED (40): the members of a consumer group are told to look which queues are theirs."""
+"""NOTIFY_CONSUMER_IDS_CHANGED (40): the members of a consumer group are notified to rebalance."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Limit on the unread responses that all connections hold together.
 
-Only stalled connections count: those whose write buffer is above its high mark. Beyond the limit, one of the
-connections that hold most is closed so that all others go on. Clients that take nothing are closed before a client that
-reads slowly, and a client that was just given much has some seconds to read it.
+Only stalled connections count: those whose write buffer is above its high-water mark. Beyond the limit, one of the
+connections that hold most is closed so that all others can continue. Clients that read nothing are closed before
+clients that read slowly, and a client that was just sent a large response has a few seconds to read it.
 
 Keeps invariant 11 of ARCHITECTURE.md.
 """
@@ -14,8 +14,9 @@ from collections import OrderedDict
 from typing import Final, Protocol
 
 OUTPUT_BYTES: Final = 512 * 1024 * 1024
+"""The default limit of the unread responses of all connections."""
 PATIENCE_SECONDS: Final = 2.0
-"""A client that has taken nothing for this long is closed before clients that hold more but had less time."""
+"""A client that has read nothing for this long is closed before clients that hold more but had less time."""
 _MAX_LOOKED_AT: Final = 32
 """Maximum number of connections that are looked at to find one to close."""
 
@@ -33,7 +34,7 @@ class Holder(Protocol):
         there is room for more of `buffered`. -1 if unknown."""
 
     def drop(self, reason: str) -> None:
-        """Close at once, with one log line."""
+        """Close immediately, with one log line."""
 
 
 class _Account:
@@ -49,15 +50,16 @@ class _Account:
         self.buffered = 0
         """Bytes not taken by the client at the last look."""
         self.given = 0
-        """Bytes that the connection was given since it stalled."""
+        """Bytes that were written to the connection since it stalled."""
         self.largest = 0
-        """The most bytes that the connection was given at once since it stalled."""
+        """The most bytes that one write gave the connection since it stalled."""
         self.held = 0
-        """Bytes that the connection counts for: bytes given at once count as a whole until all of them are taken."""
+        """Bytes that the connection counts for. The bytes of one write count as a whole until the client has taken all
+        of them."""
 
     @property
     def size(self) -> int:
-        """The class of its size, n: it holds less than 2 to the power of n bytes."""
+        """The size class n of the connection: it holds less than 2 to the power of n bytes."""
         return self.held.bit_length()
 
 
@@ -73,8 +75,8 @@ class OutputBudget:
         """The stalled connections by class of size; within a class, those that have been in it longest come first."""
 
     def hold(self, holder: Holder, given: int) -> None:
-        """A stalled connection was given `given` more bytes, or has just stalled if `given` is 0. Closes connections,
-        possibly this one, as long as all together hold too much."""
+        """Note that `given` more bytes were written to a stalled connection, or, if `given` is 0, that it has just
+        stalled. Close connections, possibly this one, as long as all together hold too much."""
         buffered, now = holder.buffered, self._loop.time()
         account = self._accounts.get(holder)
         if account is None:
@@ -90,12 +92,12 @@ class OutputBudget:
             seconds = self._loop.time() - account.since
             self.release(payer)
             payer.drop(
-                f"{account.held} bytes of responses that it has not read for {seconds:.0f} s, and all clients together "
+                f"it has not read {account.held} bytes of responses for {seconds:.0f} s, and all clients together "
                 f"leave more than maxUnreadResponseBytes={self.limit} unread"
             )
 
     def release(self, holder: Holder) -> None:
-        """A connection is no longer stalled, or is gone."""
+        """Stop counting a connection, since it is no longer stalled or is gone."""
         account = self._accounts.pop(holder, None)
         if account is not None:
             self.used -= account.held
@@ -136,7 +138,7 @@ class OutputBudget:
                         return None
                 elif now - account.since < PATIENCE_SECONDS:
                     most = most or holder
-                    break  # those behind it had no more time either
+                    break  # the connections behind it had no more time either
                 else:
                     return holder
                 if looks >= _MAX_LOOKED_AT:

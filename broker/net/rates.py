@@ -1,8 +1,8 @@
-"""Limits of the requests in a second, for each connection, address or account.
+"""Limits on requests per second, for each connection, address or account. Here each of these is a name.
 
-Each name may make the requests of one second at once, and gets them back at the rate. Kept of a name is one number, the
-time at which it has all of them back (the generic cell rate algorithm, which allows what a token bucket does); a name
-that has all is forgotten.
+Each name may make the requests of one second in one burst, and regains them at the rate. One number is kept for each
+name: the time at which it has regained all of them (the generic cell rate algorithm, which allows the same requests as
+a token bucket). A name that has regained all of them is forgotten.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final, Generic, TypeVar
 N = TypeVar("N", bound=Hashable)
 
 _FEW: Final = 1000
-"""Names that are kept without a look for those that can be forgotten."""
+"""With at most this many names, none is checked for whether it can be forgotten."""
 _ROUNDING: Final = 1e-3
-"""Requests that are missing only because times are floating-point numbers."""
+"""The fraction of a request that may be missing only because times are floating-point numbers."""
 
 
 class Rates(Generic[N]):
@@ -26,13 +26,13 @@ class Rates(Generic[N]):
     def __init__(self) -> None:
         self._full_at: dict[N, float] = {}
         self._look_at = _FEW
-        """The number of names at which those that have all back are looked for."""
+        """The number of names beyond which those that have regained all their requests are forgotten."""
 
     def __len__(self) -> int:
         return len(self._full_at)
 
     def take(self, name: N, wanted: int, rate: int, now: float) -> int:
-        """Return how many of some requests a name may make now. They are counted as made."""
+        """Return how many of `wanted` requests a name may make now. They are counted as made."""
         full_at = self._full_at.get(name, now)
         if full_at <= now:
             allowed, full_at = min(wanted, rate), now
@@ -45,7 +45,7 @@ class Rates(Generic[N]):
         return allowed
 
     def give_back(self, name: N, count: int, rate: int) -> None:
-        """Requests that `take` counted were not made. A rate of 0: none were counted."""
+        """Uncount requests that `take` counted but that were not made. At a rate of 0 none were counted."""
         if count and rate and name in self._full_at:
             self._full_at[name] -= count / rate
 

@@ -1,10 +1,10 @@
 """Requests that take turns: large numbers of requests proceed slice by slice, so that no client waits long for others.
 
-New requests begin at once while the turn of the event loop has time for them, and most are done then. The rest wait in
-one of two lanes, one for little work and one for much, and a turn serves both alternately, a share each time. So a
-client with little work waits only for others with little, however many have much; and those with much get at least half
-of the requests' part of each turn. `turns.Turns` allots that part besides the broker's other work: time that arrivals
-have used of a turn is missing for the rest of it.
+New requests begin immediately while the turn of the event loop has time for them, and most finish then. The rest wait
+in one of two lanes, one for little work and one for much, and a turn serves both alternately, a share each time. So a
+client with little work waits only for others with little, however many have much; and clients with much work get at
+least half of the requests' part of each turn. `turns.Turns` divides a turn between requests and the broker's other
+work. The time that new requests have used is deducted from the rest of the turn.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
 
 ARRIVAL_SECONDS: Final = 0.002
-"""How long a turn handles new requests before the rest of them waits."""
+"""How long a turn handles new requests; the rest of them then wait."""
 LANE_SECONDS: Final = 0.001
-"""One share of a lane."""
+"""The length of one share of a lane."""
 
 IsOver = Callable[[], bool]
-"""Called after each piece of work: whether to leave the rest for later."""
+"""Called after each piece of work; returns whether to leave the rest for later."""
 
 
 class RequestWork(Protocol):
@@ -54,7 +54,7 @@ class RequestBudget(Protocol):
 
 
 class RequestTime:
-    """A budget in seconds of `now`."""
+    """Implements RequestBudget by time, in seconds of the clock `now`."""
 
     def __init__(
         self,

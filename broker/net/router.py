@@ -1,9 +1,9 @@
 """From frames to handlers: finds the handler of a request code, types the request's header, encodes the answer.
 
 A handler is a plain function from connection and request to answer, called for every frame of a read; the answers of a
-read are written in one go. Its answer is a `Command`, or the bytes of a ready frame on the hot path, or None: then it
-has either kept the request and answers later with `Router.answer`, or the request wants no answer. A handler that has
-to wait is a coroutine function and costs a task; the memory of such requests is bounded (see `admission`).
+read are written together. A handler returns a `Command`, the bytes of a ready frame on the hot path, or None. With None
+the handler either kept the request, to answer it later with `Router.answer`, or the request wants no answer. A handler
+that has to wait is a coroutine function and costs a task; the memory of such requests is bounded (see `admission`).
 
 Sends are staged by their handler (see `storage.log.append`) and written here, once for each series of consecutive sends
 in a read. Their answers are sent afterwards; with SYNC_FLUSH, once the records are on the disk.
@@ -62,14 +62,15 @@ _MAX_REMARK: Final = 1024
 _APPENDS_COMPLAINT_SECONDS: Final = 60.0
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
-"""Lines about connections that end: ending one costs the client more than the line costs the broker."""
+"""The limit for lines about connections that ended, which is higher: a connection costs the client more than its line
+costs the broker."""
 _ENDS: Final = {
     "connection_refused": "Refused",
     "connection_broken": "Broken",
     "connection_dropped": "Dropped",
     "tls_refused": "TlsRefused",
 }
-"""The log lines about connections that end before their time, and what these are counted as."""
+"""The log events of connections that ended early, each with the name under which `Router.ended` counts them."""
 _FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short, so the time is checked only once per this many."""
@@ -80,9 +81,9 @@ _signed_decoder = cache(SignedDecoder)
 
 
 class Route:
-    """How requests of one code are decoded and handled. `permission`: what they need, which `guard` checks; without
-    access control there is none. `recorder`: of those that change something. `stages`: the handler stages messages for
-    the log. `reads`: the handler looks into files, see `ColdReads`."""
+    """How requests of one code are decoded and handled. `permission`: what the requests need. `guard`: checks that;
+    None without access control. `recorder`: records requests that change something; None without an audit log.
+    `stages`: the handler stages messages for the log. `reads`: the handler looks into files, see `ColdReads`."""
 
     __slots__ = ("decode_json", "decoder", "handler", "is_async", "permission", "reads", "stages")
 
@@ -110,17 +111,17 @@ class Route:
         self.reads = reads
 
     def _decode_first(self, header: bytes) -> Request[Any]:
-        """Decode the first request of the code. Its decoder is made only now: all of them would be a large part of a
-        start, and most brokers need few."""
+        """Decode the first request of the code. Its decoder is made only now: making all decoders would be a large part
+        of a start, and most brokers need few of them."""
         self.decode_json = self.decoder.decode_json
         return self.decode_json(header)
 
 
 class ConnectionListener(Protocol):
-    """A component that is told about lost connections."""
+    """A component that is notified of lost connections."""
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Called when a connection is lost."""
 
 
 class Router:
@@ -142,8 +143,8 @@ class Router:
         recorder: Recorder | None = None,
     ) -> None:
         """`clock`: the messages' clock. `sync_flush`: whether answers to sends are held until their records are on the
-        disk. `guard`: checks what requests need; None without access control. `recorder`: records what requests change;
-        None without an audit log."""
+        disk. `guard`: checks the permissions of requests; None without access control. `recorder`: records requests
+        that change something; None without an audit log."""
         self._guard = guard
         self._recorder = recorder
         self._log = store.log
@@ -167,10 +168,10 @@ class Router:
         self._limits = limits
         self._connection_limits = connection_limits
         self._refused = 0
-        """Frames of the present call of `handle` that do not count as the first request of a new connection: responses,
+        """Frames of the current call of `handle` that do not count as the first request of a new connection: responses,
         requests that do not decode or have an unknown code, and requests that the guard refuses."""
         self.ended: Counter[str] = Counter()
-        """How many connections ended before their time, see `_ENDS`."""
+        """How many connections ended early, by the names in `_ENDS`."""
         self.ended.update(dict.fromkeys(_ENDS.values(), 0))
         self._takes_requests = True
         self._refused_sends = 0
@@ -218,13 +219,13 @@ class Router:
         return {code: route.permission for code, route in self._routes.items()}
 
     def add_clients(self, clients: ConnectionListener) -> None:
-        """Register a component that is told about lost connections."""
+        """Register a component that is notified of lost connections."""
         self._clients.append(clients)
 
     # --- connections
 
     def connection_made(self, connection: Connection) -> None:
-        """A client connected."""
+        """Admit a connection, or close it if a limit is reached or the broker is stopping."""
         self.connections.add(connection)
         reason = self._connection_limits.admit(connection)
         if reason is not None:
@@ -234,7 +235,7 @@ class Router:
             connection.close()
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Forget a lost connection, and notify the components that listen for that."""
         self.connections.discard(connection)
         self._connection_limits.left(connection)
         self._admission.lost(connection)
@@ -254,7 +255,7 @@ class Router:
         return self._handle(connection, frames, position, is_over)
 
     def _handle_first(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
-        """Handle frames of a new connection, and note whether one of them was a request that is let in."""
+        """Handle frames of a new connection, and note whether one of them was a request that counts."""
         self._refused = 0
         end = self._handle(connection, frames, position, is_over)
         if end - position > self._refused:
@@ -262,7 +263,7 @@ class Router:
         return end
 
     def _handle_allowed(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
-        """Handle frames as far as the connection may make requests in this second, and refuse the rest."""
+        """Handle as many frames as the connection may make requests now, and refuse the rest."""
         wanted = len(frames) - position
         allowed, why = self._connection_limits.allowance(connection, wanted)
         if allowed:
@@ -287,7 +288,7 @@ class Router:
         return len(frames)
 
     def _refuse_now(self, connection: Connection, frame: Frame, why: LimitReached) -> bytes | None:
-        """Refuse a request that is one too many; return the answer. A response is taken. Raises FrameError."""
+        """Refuse a request beyond a limit; return the answer. A response is taken instead. Raises FrameError."""
         command = codec.decode(frame)
         if command.flag & FLAG_RESPONSE:
             connection.take_response(command)
@@ -371,11 +372,11 @@ class Router:
         return end
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
-        """Have a request handled; return the frame of the answer if there is one already. Raises NotNow."""
+        """Call the handler of a request; return the frame of the answer if there is one already. Raises NotNow."""
         if route.is_async:
             try:
                 work = route.handler(connection, request)
-            except Exception as error:  # it is not let in
+            except Exception as error:  # the guard does not let it in
                 return self._not_done(connection, route, request, error)
             self.spawn(connection, request, work)  # type: ignore[arg-type]
             return None
@@ -411,8 +412,8 @@ class Router:
     def _decode_any(
         self, connection: Connection, frame: Frame, now_ms: int
     ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
-        """Decode frames that the fast path does not: other codecs, responses, unknown codes, wrong fields. Return the
-        route and the request, or the answer, or neither. Raises FrameError."""
+        """Decode a frame that the fast path does not: another codec, a response, an unknown code, wrong fields. Return
+        the route and the request, or the answer, or neither. Raises FrameError."""
         command = codec.decode(frame)
         connection.last_codec = frame[0]
         if command.flag & FLAG_RESPONSE:
@@ -503,7 +504,7 @@ class Router:
         return response(code, remark[:_MAX_REMARK])
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
-        """Log a client's error, one line each, up to a number of lines per second and event."""
+        """Log one line about a client's error, unless the event has had too many lines in this second."""
         if event in _ENDS:
             self.ended[_ENDS[event]] += 1
         second = int(self._clock.monotonic())
@@ -541,8 +542,8 @@ class Router:
             self._held.hold(self._log.end, connection, held, appended, lambda: _timed_out(held))
 
     def _complain_of_appends(self, reason: str, sends: int) -> None:
-        """Log refused sends (by a full disk, for example): at once, and then at most once a minute instead of for each
-        send."""
+        """Log sends that the store refused, for example because the disk is full: immediately the first time, then at
+        most one line a minute."""
         self._refused_sends += sends
         now = self._clock.monotonic()
         if now >= self._complain_again_at:
@@ -585,7 +586,7 @@ class Router:
             self._admission.end(connection, size)
 
     def stop_taking(self) -> None:
-        """Take no more requests, nor any from new connections; outstanding answers are still sent."""
+        """Accept no more requests, from existing or new connections; outstanding answers are still sent."""
         self._takes_requests = False
         for connection in list(self.connections):
             connection.stop_reading()

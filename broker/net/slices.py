@@ -23,7 +23,7 @@ class Slices:
     """Runs the long work of all requests."""
 
     def __init__(self, share: Callable[[], Awaitable[Budget]], reads: ColdReads) -> None:
-        """`share` gives a piece of work its part of the loop's next turn."""
+        """`share` returns the part of the loop's next turn that a piece of work may use."""
         self._reads = reads
         self._share = share
         self._is_stopped = False
@@ -35,9 +35,9 @@ class Slices:
     async def of(
         self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool] = always, *, is_patient: bool = False
     ) -> AsyncGenerator[T, None]:
-        """Yield the results of some work's steps, with the loop's turns in between. `is_patient`: the steps never wait
-        for the disk, see `storage.queues.pull.patiently`. Raises Refused when the broker stops, or when nobody waits
-        for the results any more (`goes_on`)."""
+        """Yield the results of the steps of some work, with turns of the loop in between. `is_patient`: the steps never
+        wait for the disk, see `storage.queues.pull.patiently`. Raises Refused when the broker stops, or when nobody
+        waits for the results any longer (`goes_on` returns False)."""
         budget: Budget = SPENT
         for found in self._at_once(steps) if is_patient else steps:
             if budget.is_spent:

@@ -1,16 +1,16 @@
 """TLS on a client's connection: what the first byte decides, the handshake, and a transport that encrypts.
 
-RocketMQ's clients use one port with TLS or without. A frame of RocketMQ's begins with a length of at most 16 MiB, so
-its first byte is 0 or 1, and the handshake of TLS begins with 22. A connection without TLS has nothing to do with this
-module any more after its first read.
+RocketMQ's clients use the same port with and without TLS. A RocketMQ frame begins with a length of at most 16 MiB, so
+its first byte is 0 or 1, while a TLS handshake begins with 22. After its first read, a connection without TLS no longer
+uses this module.
 
-With TLS the bytes go through memory (`ssl.MemoryBIO`) and not through a second transport. So the limits of a connection
-hold as they are: the write buffer is that of the socket, in encrypted bytes, and a connection that does not read, or is
-not read from, is steered in one place, `Connection`. The buffers in memory keep the size of the largest piece that went
-through them, so pieces are small: an idle connection holds some ten kilobytes.
+With TLS the bytes go through memory (`ssl.MemoryBIO`) and not through a second transport. So a connection's limits
+apply unchanged: the write buffer is the socket's, in encrypted bytes, and one place, `Connection`, decides when the
+socket is read and what happens if the client does not read. The buffers in memory keep the size of the largest piece
+that went through them, so pieces are small: an idle connection holds some ten kilobytes.
 
 Handshakes take turns with the requests of other clients (`RequestTurns`): each step of one may take a millisecond, and
-after a restart thousands of clients come at once.
+after a restart thousands of clients connect at the same time.
 
 Keeps invariants 10 and 11 of ARCHITECTURE.md.
 """
@@ -30,20 +30,20 @@ from duemq.broker.net.request_turns import IsOver, RequestTurns
 HANDSHAKE: Final = 0x16
 """The first byte of a TLS handshake, and the type of its records."""
 HANDSHAKE_BYTES: Final = 128 * 1024
-"""Most bytes of a handshake. A chain of client certificates takes some kilobytes."""
+"""The maximum number of bytes of a handshake. A chain of client certificates takes some kilobytes."""
 UNREAD_BYTES: Final = 1024 * 1024
-"""Most bytes that TLS itself (answers to key updates) may leave unread by a client."""
+"""How many bytes that TLS itself sends (answers to key updates) a client may leave unread."""
 _PIECE: Final = 16 * 1024
 """The size of a TLS record."""
 
 
 class TlsMode(Enum):
-    """Whether a server takes connections with TLS and without, by RocketMQ's names."""
+    """Whether a server accepts connections with TLS, without TLS, or both; the values are RocketMQ's names."""
 
     DISABLED = "disabled"
     """Clients with TLS are refused."""
     PERMISSIVE = "permissive"
-    """Clients may come with TLS or without."""
+    """Clients may connect with or without TLS."""
     ENFORCING = "enforcing"
     """Clients without TLS are refused."""
 
@@ -60,17 +60,17 @@ class TlsServer(Protocol):
         """The context of new handshakes, None if there is none yet."""
 
     def prepare(self, then: Callable[[], None]) -> None:
-        """Call `then` when there is a context, or none can be made. Only if there is none yet."""
+        """Call `then` once there is a context or none can be made. To be called only if there is none yet."""
 
 
 class Owner(Protocol):
-    """The connection, as its TLS uses it."""
+    """The connection, as `TlsEnd` uses it."""
 
     def decrypted(self, data: bytes) -> None:
         """Take decrypted bytes; called only outside of `TlsEnd.receive`."""
 
     def end_of_stream(self) -> None:
-        """The client has ended its stream, and the connection is closed."""
+        """Close the connection, since the client has ended its stream."""
 
     def refuse_tls(self, reason: str) -> None:
         """Close with one log line, since the handshake or a record is wrong."""
@@ -158,7 +158,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.RequestWork`: go on with the handshake."""
+        """See `request_turns.RequestWork`: continue the handshake."""
         self._is_waiting = False
         if not self.transport.is_closing() and self._shake_hands():
             self._loop.call_soon(self._deliver)
@@ -178,7 +178,7 @@ class TlsEnd:
         self._turns.add(self, is_little=True)
 
     def _shake_hands(self) -> bool:
-        """Take the handshake as far as its bytes go; return whether it is done."""
+        """Continue the handshake as far as the bytes received allow; return whether it is done."""
         if self._ssl is None:
             context = self._server.context
             assert context is not None
@@ -203,7 +203,7 @@ class TlsEnd:
                 self._owner.decrypted(data)
 
     def _decrypt(self, data: bytes) -> bytes:
-        """Return what the bytes of a read, and those before, decrypt to."""
+        """Decrypt the bytes of a read, and those before that are not decrypted yet."""
         assert self._ssl is not None
         read, pending, incoming = self._ssl.read, self._ssl.pending, self._incoming
         decrypted: list[bytes] = []
@@ -211,7 +211,8 @@ class TlsEnd:
             for at in range(0, len(data) or 1, _PIECE):
                 incoming.write(data if len(data) <= _PIECE else data[at : at + _PIECE])
                 try:
-                    # Only a record that is not whole yet makes OpenSSL want more, which costs as much as a record.
+                    # OpenSSL is asked only while it has bytes, and so wants more only in the middle of a record: that
+                    # exception costs as much as a record.
                     while incoming.pending or pending():
                         piece = read(_PIECE)
                         if not piece:
@@ -306,8 +307,8 @@ class TlsTransport(asyncio.Transport):
 
 
 def check_first_byte(data: bytes, mode: TlsMode) -> bool:
-    """Return whether a connection whose first bytes are `data` begins with TLS. Raises TlsRefused if the mode forbids
-    that it goes on so."""
+    """Return whether a connection whose first bytes are `data` begins with TLS. Raises TlsRefused if the mode does not
+    allow a connection with TLS, or without."""
     if data[0] == HANDSHAKE:
         if mode is TlsMode.DISABLED:
             raise TlsRefused("it begins with TLS, but tls.server.mode=disabled")

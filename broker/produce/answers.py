@@ -1,4 +1,5 @@
-"""Answers to sends. The answer to a JSON request is made from a format of bytes that lacks only the numbers."""
+"""Answers to sends. The answer to a JSON request is made from a prepared format that lacks only the numbers and the
+recall handle."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class SendAnswers:
         self._gives_handles = " " not in config.broker_name
         """False if the broker's name contains a blank, since blanks separate the words of a handle."""
         self.plain = self._format(b"")
-        """The JSON header of an answer; takes physical offset, queue id, queue offset, opaque."""
+        """The format of an answer's JSON header, for physical offset, queue id, queue offset and opaque."""
         self._timer = self._format(b',"recallHandle":"%b"')
 
     def _format(self, more: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""SEND_BATCH_MESSAGE (320), and sends marked as a batch: several messages for one queue, stored all or none."""
+"""SEND_BATCH_MESSAGE (320), and sends marked as a batch: several messages for one queue, all stored or none."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class BatchHandlers:
         request_text = without_recurrence(header.properties or "")
         asked = read_request(request_text)
         if asked.is_delayed or asked.replace_key is not None or topic.name.startswith(RETRY_PREFIX):
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry nor replace")
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed, nor be a retry, nor replace messages"
+            )
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
             raise self._topics.half_message_refused()
         queue_id = header.queue_id
@@ -114,14 +116,15 @@ class BatchHandlers:
         return [(flag, body, _part_properties(text, common)) for flag, body, text in decoded]
 
     def _common_properties(self, text: str) -> str:
-        """Return the properties that each message of a batch is stored with besides its own: those of the request, and
-        those of the broker. They come last, and therefore win over properties of the same name in a message, as in
+        """Return the properties that are stored with each message of a batch in addition to its own: those of the
+        request and those of the broker. They come last, and so win over properties of the same name in a message, as in
         RocketMQ."""
         return properties.format_properties({**properties.parse(text), **self._added})
 
 
 def _part_properties(text: str, common: str) -> bytes:
-    """Return the stored properties of a message of a batch. Raises Refused if it asks for a time of its own."""
+    """Return the stored properties of a message of a batch. Raises Refused if the message is delayed or replaces
+    another."""
     text = without_recurrence(text)
     asked = read_request(text)
     if asked.replace_key is not None:

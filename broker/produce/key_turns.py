@@ -1,7 +1,8 @@
 """Changes of the messages that wait for a topic and key (TIMER_REPLACE), one change after the other.
 
 The broker has to know which messages wait for which key. So the first change after a start waits until the timers have
-indexed that, and each one reads the records of the messages it is about, in a thread if that has to wait for the disk.
+indexed the waiting messages by key. Each change reads the records of the messages that it concerns, in a thread if that
+has to wait for the disk.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class KeyTurns:
-    """Gives the changes their turns. `clock` is the messages' clock."""
+    """Runs one change at a time. `clock` is the messages' clock."""
 
     def __init__(self, store: MessageStore, timers: Timers, clock: Clock, reads: ColdReads) -> None:
         self._store = store
@@ -33,9 +34,9 @@ class KeyTurns:
     async def change(
         self, topic: str, key: str, look: Callable[P, Callable[[], T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Wait for a turn; then call `look`, and without anything in between the function that it returns, whose result
-        is returned. `look` may call `TimerChanges.to_replace`; it is repeated if it would have to wait for the disk, so
-        it must not change anything. Raises what the two raise."""
+        """Wait for a turn, call `look`, then call the function that it returns, with nothing else running in between.
+        Return that function's result. `look` may call `TimerChanges.to_replace`. It is repeated if it would have to
+        wait for the disk, so it must not change anything. Raises any error of the two functions."""
         async with self._turn:
             await self._known()
             # Only now all waiting messages are known: see `recurring.records.left_out`.

@@ -1,8 +1,8 @@
 """Incoming messages, with their properties parsed once.
 
-`read_request` reads from the property text what the sender asks for. From that and from the topic, the handlers decide
-where the message goes: a `NewMessage`, whose `due` says whether it is delivered at once, by a delay level, or at a
-time. `Staging` then stages it without looking at the properties again.
+`read_request` reads the sender's requests from the property text. From them and from the topic, the handlers decide
+where the message goes, and make a `NewMessage`. Its `due` says whether it is delivered immediately, by a delay level,
+or at a time. `Staging` then stages it without looking at the properties again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 
 
 class DelayRequest(NamedTuple):
-    """The requests in a message's properties."""
+    """What the sender of a message requests by its properties."""
 
     level: int = 0
     """The delay level as sent: it may be beyond the table. 0 or less: none."""
@@ -72,17 +72,17 @@ class ByTimer(NamedTuple):
 
 
 Due = ByLevel | ByTimer | None
-"""How a message waits; None if it is delivered at once."""
+"""How a message waits; None if it is delivered immediately."""
 
 
 class NewMessage(NamedTuple):
     """A message that is about to be staged."""
 
     queue: ConsumeQueue
-    """The queue that the message is delivered to, at once or when it is due."""
+    """The queue that the message is delivered to, immediately or when it is due."""
     due: Due
     text: str
-    """The properties that consumers get, without those that tell where the message waits."""
+    """The properties that consumers get, without those that say where the message waits."""
     body: Body
     born_timestamp: int
     """When the sender created the message, ms since the epoch."""
@@ -137,8 +137,9 @@ def read_request(text: str) -> DelayRequest:
 
 
 def without_recurrence(text: str) -> str:
-    """Return the properties of a send as they count: a client that sends on a message that recurred, to which a broker
-    has added when it waited, does not ask for a recurrence."""
+    """Return the properties of a send, without a recurrence that the sender does not ask for. A delivered message that
+    recurs has TIMER_OUT_MS, which the broker added while it waited. A client that sends such a message on does not ask
+    for a new recurrence."""
     if recurrence.recurs(text) and properties.get(text, properties.TIMER_OUT_MS) is not None:
         return properties.without_all(text, (*properties.RECURRENCE, properties.TIMER_REPLACE))
     return text
@@ -147,7 +148,9 @@ def without_recurrence(text: str) -> str:
 def _recurrence_of(text: str, *, is_delayed: bool) -> Recurrence:
     try:
         if is_delayed:
-            raise TimerIllegal("a recurring message has no delay and no deliver time: TIMER_START says when it begins")
+            raise TimerIllegal(
+                "a recurring message can have neither a delay nor a deliver time: TIMER_START says when it begins"
+            )
         if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
             raise TimerIllegal(f"a recurring message cannot have {properties.TIMER_DEL_UNIQKEY}")
         recurrence.name_of(text)
@@ -180,7 +183,7 @@ def as_stored(text: str, added: str) -> str:
 
 def _level_of(text: str) -> int:
     """Return the delay level, 0 if there is none. Raises Refused if it is empty or not a number: RocketMQ ignores
-    properties without a value, and would deliver the message at once."""
+    properties without a value, and would deliver the message immediately."""
     level = properties.get(text, properties.DELAY)
     if level is None:
         if properties.is_empty(text, properties.DELAY):

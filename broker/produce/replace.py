@@ -1,6 +1,6 @@
 """Sends that replace a waiting message (TIMER_REPLACE), handled one after the other.
 
-Each is written separately and in order of arrival: the last one wins. Recurring messages are sent so as well.
+Each is written separately and in order of arrival: the last one wins. Recurring messages take the same path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from duemq.storage.store import MessageStore
 
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""Further sends are refused once MAX_WAITING sends wait, or sends of this size in all."""
+"""Further sends are refused once MAX_WAITING sends wait, or sends with bodies of this size in total."""
 
 
 class Replacements:
@@ -123,7 +123,7 @@ class Replacements:
         now_ms = self._appender.begin(request.now_ms)
         text = header.properties or ""
         if asked.level > 0:
-            # By the wheel: a level's queue cannot tell which of its messages wait for which key.
+            # It waits in the timer wheel: a level's queue cannot tell which of its messages wait for which key.
             level = self._staging.by_level(topic, asked.level).level
             text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
             due_ms = self._levels.table.deliver_time(level, now_ms)

@@ -10,7 +10,7 @@ from duemq.protocol.requests.headers import Request, SendMessage
 
 
 class Retries:
-    """Applies the rules to the topics and groups of a broker."""
+    """Applies RocketMQ's rules for retries to the topics and groups of a broker."""
 
     def __init__(self, topics: Topics, groups: Groups) -> None:
         self._topics = topics

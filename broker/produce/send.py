@@ -2,8 +2,8 @@
 
 Messages are staged here (see `storage.log.append`) and written by the router, once for all sends of a read. For known
 topics there are three fast paths: `send` for a message without a delay, `_send_level` for one with a delay level, and
-`_send_timer` for one with a time. They search the property text for the few names that matter, and have the same effect
-as the path for all others (`special_sends`), which is right for every message, only slower.
+`_send_timer` for one with a time. They search the property text for the few names that matter. Their effect is the same
+as that of the general path (`special_sends`), which is right for every message but slower.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class SendHandlers:
         return FRAME(size + 4, size) + head
 
     def _send_timer(self, connection: Connection, request: Request[SendMessage], text: str) -> Answer:
-        """Take one message that asks for a time, for a known topic that takes messages."""
+        """Take one message that asks for a time, for a known topic that accepts messages."""
         found = _find_timer(text)
         if found is None or text.count("TIMER_") != 1 or _DELAY in text or "REAL_" in text:
             # It asks for no time after all, or a broker has already added to its properties.
@@ -186,7 +186,7 @@ class SendHandlers:
         return self._answers.accepted_timer(request, queue_id, offset, physical_offset, deliver_ms, slot_ms)
 
     def _send_level(self, connection: Connection, request: Request[SendMessage], topic: Topic, text: str) -> Answer:
-        """Take one message with a delay level, for a known topic that takes messages."""
+        """Take one message with a delay level, for a known topic that accepts messages."""
         found = _find_level(text)
         table = self._levels.table
         if (

@@ -39,8 +39,8 @@ _NOT_FOR_RETRIES: Final = (
     *TIMER_NAMES,
 )
 _RETRY_FLAGS: Final = FLAG_COMPRESSED | FLAG_COMPRESSION_TYPE | FLAG_MULTI_TAGS
-"""The flags of a record that a retry keeps: those that tell how to read it. The flags of transactions would make it a
-record that no consume queue has."""
+"""The flags of a record that a retry keeps: those that say how to read its body and tags. The flags of transactions
+would make it a record that no consume queue has."""
 
 
 class SendBackHandlers:

@@ -1,4 +1,4 @@
-"""The topic that a send names: checks whether it takes the message, and creates it if that is allowed."""
+"""The topic that a send names: checks whether it accepts the message, and creates it if that is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duemq.protocol.requests.headers import SendMessage
 
 
 class TopicNotSaved(BrokerError):
-    """A message cannot be taken before its topic is durable: an acknowledged message must not lose its topic.
+    """A message cannot be accepted before its topic is durable: an acknowledged message must not lose its topic.
     Attribute: `topic`."""
 
     def __init__(self, topic: Topic) -> None:
@@ -29,7 +29,7 @@ class SendTopics:
         self.held = held
 
     def topic_of(self, header: SendMessage) -> Topic:
-        """Return the topic of a send, created if missing, after checking that it takes the send. Raises Refused,
+        """Return the topic of a send, created if missing, after checking that it accepts the send. Raises Refused,
         TopicNotSaved."""
         if self.held.is_full:
             raise Refused(

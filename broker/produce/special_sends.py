@@ -1,5 +1,5 @@
 """The sends that no fast path of `send` takes: batches, retries, dead letters, messages that replace others, and levels
-and times that need a closer look. The path is right for every message, only slower."""
+and times that need a closer look. This path is right for every message but slower."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SpecialSends:
         self._reads = reads
 
     def stage(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
-        """Stage the message of a send, or its batch. See `when_ready.Stage`."""
+        """Stage the message or the batch of a send. See `when_ready.Stage`."""
         header = request.header
         if header.batch:
             return self._batches.stage(connection, request, at_once=at_once)

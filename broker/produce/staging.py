@@ -33,8 +33,8 @@ _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 DUE_NAME: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 """The beginning of DUE_MS in a property text, as the producer of duemq's client sets it."""
 BROKERS_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6 | FLAG_RECURS
-"""The flags for the size of the hosts in a record, and for recurring messages. The broker sets them itself, whatever a
-client's sysflag says."""
+"""The flags for the size of the hosts in a record, and for recurring messages. The broker sets them itself and ignores
+those of a client's sysflag."""
 
 
 class Staging:
@@ -60,8 +60,8 @@ class Staging:
         if found is None:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"level {level} of the topic {topic.name} is {delay_ms // 1000} s, which messageDelayLevel has not "
-                f"({table.text}): add it there",
+                f"level {level} of the topic {topic.name} is {delay_ms // 1000} s, which messageDelayLevel "
+                f"({table.text}) does not have: add it there",
             )
         return ByLevel(found, tells_due)
 
@@ -108,7 +108,7 @@ class Staging:
         text = properties.without_all(text, (*properties.TIMER_STATE, properties.TIMER_PAUSED))
         text = properties.with_property(text, properties.TIMER_REPLACE, "true")
         if recurrence.every_ms and recurrence.start_ms is None:
-            # All deliveries count from the first one, whatever becomes of those between.
+            # The times of all deliveries count from the first one, whatever becomes of those in between.
             text = properties.with_property(text, properties.TIMER_START, str(deliver_ms))
         text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
         return ByTimer(deliver_ms, recurs=True), text
@@ -214,8 +214,8 @@ def _with_real_queue(text: str, topic: str, queue_id: int) -> str:
 
 
 def check_deletes(text: str, topic: str) -> None:
-    """Check the message that a deleting one to a topic names (TIMER_DEL_UNIQKEY): it has to be of that topic, for which
-    the sender has a permission. Raises Refused."""
+    """Check a message that deletes another (TIMER_DEL_UNIQKEY): the message that it names has to be of the same topic,
+    since the sender's permission is for that one. `topic`: the topic of the deleting message. Raises Refused."""
     named, plus, _ = (properties.get(text, properties.TIMER_DEL_UNIQKEY) or "").partition("+")
     if plus and named != topic:
         raise Refused(

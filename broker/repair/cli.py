@@ -24,7 +24,7 @@ _STEP: Final = 0.02
 
 @click.group(name="store", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
-    """Look after a store that no broker has open."""
+    """Maintain a store that no broker has open."""
 
 
 @main.command(name="repair", short_help="Rebuild the files derived from the commitlog.")
@@ -33,10 +33,10 @@ def main() -> None:
     "--to",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write the repaired store there, a whole copy, and leave STORE as it is.",
+    help="Write the repaired store to DIR, as a complete copy, and leave STORE as it is.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what is wrong and what would be made; nothing of STORE is written.")
-@click.option("--index", is_flag=True, help="Rebuild index/ as well, by which Apache's brokers find keys.")
+@click.option("--dry-run", is_flag=True, help="Say what is wrong and what would be rebuilt; write nothing in STORE.")
+@click.option("--index", is_flag=True, help="Also rebuild index/, with which Apache's brokers find messages by key.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -47,17 +47,17 @@ def main() -> None:
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="One such setting, which counts before the file. May be repeated.",
+    help="One such setting, which overrides the file. May be repeated.",
 )
 def repair_command(
     store: Path, to: Path | None, dry_run: bool, index: bool, config: Path | None, settings: tuple[str, ...]
 ) -> None:
-    """Make anew what a store has beside its commitlog: consume queues, delayOffset.json, timer log, timer wheel,
-    timercheck, checkpoint, and topics that topics.json lacks. For stores of duemq and of Apache RocketMQ 4.9 and 5.x,
-    which any of the three can open then.
+    """Rebuild what a store has beside its commitlog: consume queues, delayOffset.json, timer log, timer wheel,
+    timercheck, checkpoint, and topics that topics.json lacks. For stores of duemq and of Apache RocketMQ 4.9 and 5.x;
+    afterwards any of the three can open the store.
 
-    What was delivered the commitlog says: a delivered message does not come again, one that waits comes. No byte of
-    the commitlog is changed. Interrupted, it is run again.
+    The commitlog says what was delivered: a delivered message is not delivered again, and a waiting message still is.
+    No byte of the commitlog is changed. If the command is interrupted, run it again.
 
     \b
     duemq store repair ./store --dry-run
@@ -112,7 +112,7 @@ def _fail(text: str) -> NoReturn:
 
 
 class _Progress:
-    """Shows the part of the commitlog that is read, in one line of a terminal."""
+    """Shows how much of the commitlog has been read, in one line of a terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
@@ -146,7 +146,7 @@ def _print(report: Report, *, dry_run: bool) -> None:
     if report.behind:
         click.echo(
             f"  damaged: the commitlog at {report.commitlog_end}: {report.torn}; a broker's start cuts off the "
-            f"{report.behind:,} whole records behind that. Copy the file first, to have them"
+            f"{report.behind:,} whole records behind that. Copy the file first, to keep them"
         )
     elif report.torn:
         click.echo(f"  torn end at {report.commitlog_end}: {report.torn}; a broker's start cuts it off")
@@ -165,14 +165,14 @@ def _print(report: Report, *, dry_run: bool) -> None:
     )
     for level in report.delays_assumed:
         click.echo(
-            f"  nothing tells the delay of level {level}: a repair needs the broker's table, by --config or "
+            f"  the delay of level {level} is unknown: a repair needs the broker's table, by --config or "
             "--set messageDelayLevel='1s 5s ...'"
         )
     if report.lacks_index and not report.index_files:
-        click.echo("  index/ is missing: Apache's brokers find these messages by no key; --index makes it")
+        click.echo("  index/ is missing: Apache's brokers cannot find these messages by key; --index rebuilds it")
     if report.repaired:
         click.echo(f"repaired: {report.target}")
     elif report.is_sound:
-        click.echo("nothing is to be repaired")
+        click.echo("nothing to repair")
     else:
-        click.echo("to be repaired: run it without --dry-run" if dry_run else "not repaired")
+        click.echo("needs repair: run this without --dry-run" if dry_run else "not repaired")

@@ -4,14 +4,14 @@
                        the schedule topic also the due time
     consumequeue_ext/  whether the units of messages there have the tags codes
     abort              whether the broker that last had the store stopped cleanly; in duemq's stores also whether the
-                       checkpoint is of the commitlog's end. If not, its last deliveries are missing from the two files
-                       below. Apache's brokers go by these, and would deliver again
+                       checkpoint is of the commitlog's end. If not, the last deliveries are missing from the two files
+                       below, and Apache's brokers, which go by these, would repeat them
     delayOffset.json   by level
     timercheck         of duemq's stores: whether it agrees with the checkpoint
     timer wheel        whether each waiting message is in a slot that is still to come, or in the timer topic's queue
                        behind the part already read; and whether the wheel's slots lead to the timer log's units
 
-Each file is reported once, with the first of its places.
+Each file is reported once, with the first place in it that is wrong.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ class _Queue:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The queue offsets in the files: the first, and the one behind the last."""
+        """The first queue offset in the files, and the one behind the last."""
         if not self._files:
             return 0, 0
         first, last = self._files[0], self._files[-1]
         return first[0] // UNIT_SIZE, (last[0] + last[1]) // UNIT_SIZE
 
     def units(self, start: int, end: int) -> NDArray[Any]:
-        """Return the units of some queue offsets; zeros if there is no file."""
+        """Return the units from queue offset `start` up to, but without, `end`; zeros where there is no file."""
         result = bytearray((end - start) * UNIT_SIZE)
         low, high = start * UNIT_SIZE, end * UNIT_SIZE
         for base, size, path in self._files:
@@ -197,7 +197,7 @@ def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
 
 
 def _compared(topic: str, old: _Queue, made: _Queue, read_extension: extension.Read) -> tuple[str, str]:
-    """Return what is wrong with a queue, and with its extension; empty strings where nothing is."""
+    """Return what is wrong with a queue, and what with its extension; an empty text if nothing is."""
     lacks, others, more, not_there = _Places(), _Places(), _Places(), _Places()
     start, end = min(old.bounds[0], made.bounds[0]), max(old.bounds[1], made.bounds[1])
     for at in range(start, end, _AT_ONCE):
@@ -208,7 +208,7 @@ def _compared(topic: str, old: _Queue, made: _Queue, read_extension: extension.R
         codes = a["tags_code"].astype(np.int64)
         is_extended = codes <= extension.EXT_ADDRESS_MAX
         codes[is_extended] = extension.heads(codes[is_extended], read_extension)["tags_code"]
-        if topic != TIMER_TOPIC:  # there RocketMQ's units have the hash of the tags, duemq's the time
+        if topic != TIMER_TOPIC:  # in the timer topic, RocketMQ's units have the hash of the tags, duemq's the time
             not_there.add(at, is_same & is_extended & (codes != b["tags_code"]))
             is_same &= is_extended | (codes == b["tags_code"])
         is_same |= (a["size"] == PADDING_SIZE) & (b["size"] == PADDING_SIZE)
@@ -260,7 +260,7 @@ class _Places:
         return f"{self.count} units from {self.first} to {self.last}"
 
 
-# --- how it ended
+# --- how the broker ended
 
 
 def _ending(root: str, end: int, files: Files, *, is_ours: bool) -> Iterator[Difference]:
@@ -269,7 +269,7 @@ def _ending(root: str, end: int, files: Files, *, is_ours: bool) -> Iterator[Dif
         known = checkpoint.load(files, os.path.join(root, "checkpoint"))
         is_whole = known.is_foreign or known.recovery_offset in (None, end)
     if os.path.exists(os.path.join(root, "abort")) or not is_whole:
-        yield Difference("abort", "the broker was killed: Apache's would deliver again what it delivered last")
+        yield Difference("abort", "the broker was killed: Apache's would repeat its last deliveries")
 
 
 def _timercheck(root: str, files: Files) -> Iterator[Difference]:
@@ -281,7 +281,7 @@ def _timercheck(root: str, files: Files) -> Iterator[Difference]:
     if check is None:
         yield Difference("config/timercheck", "is missing or cut off")
     elif (waits.second_of(check), check.queue_offset) != (note.second, note.queue_offset):
-        yield Difference("config/timercheck", "says another place than the checkpoint")
+        yield Difference("config/timercheck", "disagrees with the checkpoint")
 
 
 def _timer_note(root: str, files: Files) -> small_files.TimerNote | None:

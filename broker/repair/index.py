@@ -40,7 +40,7 @@ class IndexMaker:
         self._hashes: dict[bytes, int] = {}
         """Hashes of the topics, including the separator that follows a topic in a key."""
         self.end_ms = 0
-        """Store time of the last record that is indexed."""
+        """Store time of the last record that is indexed, in ms since the epoch."""
 
     def look(self, record: ScannedRecord) -> None:
         """Take the keys of a record. Raises OSError."""

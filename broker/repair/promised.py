@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOOK_UNITS: Final = 100
 """Number of units at the end of each file in which the newest delay is looked for."""
 _DELAYED: Final = np.dtype([("stored", np.int64), ("delay_ms", np.int64)])
-"""A store time, ms since the epoch, and a delay."""
+"""A store time, in ms since the epoch, and a delay in ms."""
 
 
 class _Run(NamedTuple):
@@ -49,8 +49,8 @@ class PromisedDelays:
         self._runs: dict[int, list[_Run]] = {}
 
     def find(self, level: int, stored_ms: int) -> int | None:
-        """Return the delay of a message of a level, by its store time in ms since the epoch; None where the queue does
-        not tell it. Messages between two with the same delay have that delay too. Raises OSError."""
+        """Return the delay, in ms, of a message of a level, by its store time in ms since the epoch; None if the queue
+        does not show it. Messages between two with the same delay have that delay too. Raises OSError."""
         if level not in self._runs:
             self._runs[level] = _runs(self._delays(level, self._names(level)))
         runs = self._runs[level]
@@ -63,7 +63,8 @@ class PromisedDelays:
         return None
 
     def newest(self, level: int) -> int | None:
-        """Return the delay by the last unit of a level's queue that tells one; None without one. Raises OSError."""
+        """Return the delay, in ms, that the last unit of a level's queue with a delay shows; None if there is no such
+        unit. Raises OSError."""
         for name in reversed(self._names(level)):
             found = [delay for _, delay in self._delays(level, [name], last=_LOOK_UNITS)]
             if found:
@@ -79,7 +80,7 @@ class PromisedDelays:
 
     def _delays(self, level: int, names: list[str], last: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield store times and delays of RocketMQ's messages, in the order of their units in some of the files of a
-        level's queue; `last`: of this number of units at the end of each file."""
+        level's queue. `last`: only this number of units at the end of each file."""
         read = Extension(os.path.join(self._extensions, str(level - 1))).read
         for name in names:
             units = written_units(os.path.join(self._queues, str(level - 1), name))
@@ -101,7 +102,7 @@ def _extended(address: int, stored_ms: int, read: extension.Read) -> int:
 
 
 def _runs(delays: Iterator[tuple[int, int]]) -> list[_Run]:
-    """Join store times and delays to runs, ascending. Of several delays at one time, `find` finds the longest."""
+    """Join store times and delays into runs, ascending. Of several delays at one time, `find` returns the longest."""
     found = np.fromiter(delays, _DELAYED)
     found = found[np.lexsort((found["delay_ms"], found["stored"]))]
     begins = np.flatnonzero(np.diff(found["delay_ms"], prepend=-1))

@@ -9,11 +9,13 @@
     index/                           if requested: `broker.repair.index`
 
 A repair is a start of the broker on an empty directory that has the store's commitlog, followed by the steps of a clean
-stop that let RocketMQ's broker go on; but nothing is delivered, and no byte of the commitlog is changed. The records
-themselves tell which messages were delivered, including RocketMQ's (`scheduler.delivery.deliveries`).
+stop after which RocketMQ's broker can continue. But nothing is delivered, and no byte of the commitlog is changed. The
+records themselves show which messages were delivered, including RocketMQ's (`scheduler.delivery.deliveries`).
 
-    <store>/repair.partial/new/   the rebuilt files. Each file or directory is then moved into its place, and the
-    <store>/repair.partial/old/   previous one to here, until all are; with `to` the new store is made beside its name
+    <store>/repair.partial/new/   the rebuilt files; each file or directory is then moved into its place
+    <store>/repair.partial/old/   the files that they replace, until all are in place
+
+With `to`, the new store is built in <to>.partial, and renamed at the end.
 
 However a run ends, the commitlog is unchanged, and the next run puts back files in old/ that have no new one.
 """
@@ -98,9 +100,9 @@ _PLACED: Final = (
     "checkpoint",
     "abort",
 )
-"""Replaced in this order. A file without a rebuilt one is removed."""
+"""Replaced in this order. A file for which none was rebuilt is removed."""
 _KEPT: Final = ("config/topics.json", "index")
-"""Kept if there is no rebuilt one."""
+"""Kept if none was rebuilt."""
 _FOLDERS: Final = ("config", "consumequeue", extension.DIRECTORY, "timerlog", "index", REPAIR_DIRECTORY)
 _FILES: Final = ("config/consumerOffset.json", "config/subscriptionGroup.json", "lock")
 """Files that are read, or that must be regular files for a broker to start, besides those in `_PLACED`."""
@@ -119,7 +121,8 @@ _SIZES: Final = (
     ("mappedFileSizeConsumeQueue", "consumequeue", 2, UNIT_SIZE),
     ("mappedFileSizeTimerLog", "timerlog", 0, TIMER_UNIT_SIZE),
 )
-"""Settings that follow from file sizes: the directory of the files, its depth, and the size of a unit."""
+"""Settings that follow from file sizes: the setting, the directory of the files, their depth in it, and the size of a
+unit in bytes."""
 
 
 @dataclass
@@ -145,7 +148,7 @@ class Report:
     """The number of waiting messages in the timer wheel."""
     queues: int = 0
     index_files: int = 0
-    """The number of index files made, if requested."""
+    """The number of index files written, if requested."""
     lacks_index: bool = False
     """Whether a store of RocketMQ's has no index."""
     topics_added: list[str] = field(default_factory=list)
@@ -185,9 +188,9 @@ def repair(
 ) -> Report:
     """Repair a store that no broker has open.
 
-    `settings`: by RocketMQ's names, for values that the store itself does not tell. `to`: a directory, missing or
+    `settings`: by RocketMQ's names, for values that the store itself does not show. `to`: a directory, missing or
     empty, for the repaired store; the old store is then only read. `dry_run`: only report the faults. `with_index`:
-    also rebuild RocketMQ's index, whatever the faults. Raises RepairError, StoreError, ConfigError, OSError."""
+    also rebuild RocketMQ's index, even if there are no faults. Raises RepairError, StoreError, ConfigError, OSError."""
     root = os.path.abspath(store_path)
     source = _Source(root, settings or {})
     if to is not None and dry_run:
@@ -209,7 +212,7 @@ def _refuse_links(root: str) -> None:
     for name in _PLACED:
         path = os.path.join(root, name)
         if os.path.islink(path) or os.path.ismount(path):
-            raise RepairError(f"{path} is a link or a disk of its own: repair the store into another directory (--to)")
+            raise RepairError(f"{path} is a link or a mount point: repair the store into another directory (--to)")
 
 
 def _refuse_assumed(report: Report) -> None:
@@ -219,9 +222,9 @@ def _refuse_assumed(report: Report) -> None:
         levels = ", ".join(map(str, report.delays_assumed))
         count = sum(report.levels[level] for level in report.delays_assumed)
         raise RepairError(
-            f"{count:,} messages wait in delay levels whose delays nothing in the store tells (level {levels}): give "
-            "the broker's table with --config broker.conf or --set messageDelayLevel='1s 5s ...', even if it is "
-            "RocketMQ's default"
+            f"{count:,} messages wait in delay levels whose delays the store does not show (level {levels}): give the "
+            "broker's table with --config broker.conf or --set messageDelayLevel='1s 5s ...', even if it is RocketMQ's "
+            "default"
         )
 
 
@@ -246,7 +249,7 @@ def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise RepairError(f"{target} exists and is not empty: give another path, or remove it first")
     if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source.root)}/"):
-        raise RepairError(f"{target} lies in the store that is to be repaired; give a path beside it")
+        raise RepairError(f"{target} lies in the store that is to be repaired; give a path outside it")
     partial = f"{target}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
@@ -292,10 +295,10 @@ class _Source:
         _check_kinds(root, commitlog)
         for name in _NOT_UNDERSTOOD:
             if self.files.list(os.path.join(root, name)):
-                raise RepairError(f"{root}/{name}: queues of this kind are not understood; such a store stays as it is")
+                raise RepairError(f"{root}/{name}: queues of this kind are not supported; the store stays as it is")
         sizes = _sizes(commitlog)
         if not sizes:
-            raise RepairError(f"{commitlog} has no files: there is nothing to make the rest from")
+            raise RepairError(f"{commitlog} has no files: there is nothing to rebuild the rest from")
         known["storePathRootDir"], known["storePathCommitLog"] = root, commitlog
         known["mappedFileSizeCommitLog"] = str(1 << 30)
         for name, directory, depth, unit in _SIZES:
@@ -303,7 +306,8 @@ class _Source:
                 known.setdefault(name, str(size))
         self.has_table = "messageDelayLevel" in known
         loaded = load(None, [f"{name}={value}" for name, value in known.items()], {}).config
-        # The commitlog's files tell their size themselves; the maximum size of a message does not matter here.
+        # The size of the commitlog's files is that of the first one. It is set here, past the checks of `load`: the
+        # maximum size of a message does not matter for a repair.
         self.config: BrokerConfig = dataclasses.replace(loaded, commitlog_segment_size=sizes[0])
         text = self.files.read_whole(os.path.join(root, "lock")) or b""
         self.is_ours = text == b"duemq"
@@ -311,7 +315,7 @@ class _Source:
         self.written_by = "duemq" if self.is_ours else "RocketMQ 5.x" if is_5 else "RocketMQ 4.x"
 
     def table(self, name: str) -> tuple[dict[str, Any], str]:
-        """Return a table of config/, and its fault or an empty string. Raises OSError."""
+        """Return a table of config/, and what is wrong with it or an empty text. Raises OSError."""
         file = ConfigFile(self.files, os.path.join(self.root, "config", name))
         try:
             found = file.read()
@@ -374,17 +378,17 @@ def _check_kind(path: str, *, is_folder: bool) -> None:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         if os.path.islink(path):
-            raise RepairError(f"{path} is a link to {os.readlink(path)}, where nothing is; remove it") from None
+            raise RepairError(f"{path} is a link to {os.readlink(path)}, which does not exist; remove it") from None
         return
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise RepairError(f"{path} is a link that leads back to itself; remove it") from None
     if is_folder and not stat.S_ISDIR(mode):
-        raise RepairError(f"{path} is a file, where a directory has to be; move it away")
+        raise RepairError(f"{path} is a file, but must be a directory; move it away")
     if not is_folder and not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
-        raise RepairError(f"{path} is {kind}, where a file has to be; move it away")
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise RepairError(f"{path} is {kind}, but must be a file; move it away")
 
 
 def _sizes(directory: str) -> list[int]:
@@ -393,8 +397,8 @@ def _sizes(directory: str) -> list[int]:
 
 
 def _usual_size(directory: str, depth: int, unit: int, limits: tuple[int, int]) -> int:
-    """Return the most frequent file size below a directory, at a depth; the larger one of two that are equally
-    frequent. Sizes that are not whole units, or that no setting allows, are of truncated files and do not count. 0 if
+    """Return the most frequent file size, in bytes, at a depth below a directory; of two that are equally frequent, the
+    larger one. Sizes that are not whole units, or that no setting allows, are of truncated files and do not count. 0 if
     no size is left."""
     low, high = limits
     sizes = Counter(size for size in _all_sizes(directory, depth) if size % unit == 0 and low <= size <= high)
@@ -415,7 +419,7 @@ def _all_sizes(directory: str, depth: int) -> Iterator[int]:
 
 
 class _NoWorkers:
-    """Workers that are given no work: the one checkpoint is made at once (`Durability.take_over`)."""
+    """Workers that are given no work: the one checkpoint is made without them (`Durability.take_over`)."""
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         raise AssertionError("a repair makes one checkpoint, and nothing else")
@@ -446,7 +450,7 @@ class _Repair:
         self._known_levels = set[int]()
         """Levels whose delay is known."""
         self._levels_of_table = set[int]()
-        """Levels of which a message is due by the table."""
+        """Levels with a message whose deliver time comes from the table."""
 
     def run(self) -> Report:
         source, report = self._source, self._report
@@ -532,8 +536,8 @@ class _Repair:
         return [number for number, level in sorted(levels.levels.items()) if level.waiting and number in assumed]
 
     def _deliver_time(self, level: int, stored_ms: int) -> int:
-        """Return the deliver time (ms since the epoch) of one of RocketMQ's records, which does not contain it: the one
-        that its old queue promises, as a start believes it, or else by the table."""
+        """Return the deliver time (ms since the epoch) of one of RocketMQ's records, which does not contain it: the
+        time that its old queue promises, or else the time by the table."""
         assert self._promised is not None, "the commitlog is open"
         delay = self._promised.find(level, stored_ms)
         if delay is not None:
@@ -639,7 +643,7 @@ class _LeftOut:
         self._source = source
         self._known = known
         files, directory = source.files, os.path.join(source.root, "consumequeue")
-        # Directories alone tell nothing: Apache's deleteTopic leaves that of the topic.
+        # A directory alone shows nothing: Apache's deleteTopic leaves that of the topic.
         self._with_files = {
             topic
             for topic, queue in queue_names(files, directory)
@@ -715,7 +719,7 @@ def _swap(root: str, partial: str, lock: Lock) -> None:
 
 
 def _put_back(root: str, partial: str) -> None:
-    """Undo an interrupted run: put back what it moved away and did not replace yet. Raises OSError."""
+    """Undo an interrupted run: put back the files that it moved away and has not replaced. Raises OSError."""
     old = os.path.join(partial, "old")
     for name in _PLACED:
         there, kept = os.path.join(root, name), os.path.join(old, name)

@@ -4,9 +4,9 @@
 `\\u00e4` is a character by its number. If a name occurs more than once, its last entry counts.
 
 It differs from Java in two ways. The file is UTF-8, while Java reads its bytes as ISO 8859-1, which makes no difference
-in ASCII. And a name with neither separator nor value is refused, while Java takes an empty value.
+for ASCII. And a name with neither separator nor value is refused, while Java assumes an empty value.
 
-The library is imported on first use, to change a file or to read one with a backslash: importing it would be a tenth of
+The library is imported on first use, to change a file or to read one with a backslash: importing it takes a tenth of
 the time that a broker needs to start.
 """
 
@@ -75,7 +75,7 @@ def read(path: str) -> dict[str, str]:
 
 
 def save(path: str, changes: Mapping[str, str]) -> None:
-    """Change properties in a file, durably: readers see either the old or the new text, also after a crash. May wait
+    """Change properties in a file, durably: readers see either the old or the new text, even after a crash. May wait
     for the disk. Raises ConfigError if the file cannot be read, OSError if it cannot be written."""
     path = os.path.realpath(path)
     text = changed(_text_of(path), changes)

@@ -34,11 +34,12 @@ _MIB: Final = 1024 * 1024
 MAX_QUEUES: Final = 65536
 """Maximum number of queues of one topic, whatever the settings say."""
 MAX_DELAY_LEVELS: Final = 1000
-"""The checkpoint's note takes 28 bytes per level, and each level has a queue with files; nobody needs more levels."""
+"""Maximum number of delay levels. The checkpoint's note takes 28 bytes per level, and each level has a queue with
+files; nobody needs more levels."""
 _TIMER_PRECISION_MS: Final = 1000
 _MAX_REPEATED: Final = 100
 DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
-"""RocketMQ's, which need not exist."""
+"""RocketMQ's default path; the file need not exist."""
 
 
 def _setting(
@@ -52,7 +53,7 @@ def _setting(
     secret: bool = False,
 ) -> Any:
     """`live`: the setting may change while the broker runs; the component that uses it reads it at each use, or
-    subscribes to it, see `broker.settings.live_settings`. `secret`: its value is shown nowhere."""
+    subscribes to it, see `broker.settings.live_settings`. `secret`: its value is never shown."""
     metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live, _SECRET: secret}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -63,47 +64,55 @@ class BrokerConfig:
 
     cluster_name: str = _setting("brokerClusterName", "DefaultCluster", "cluster this broker belongs to")
     broker_name: str = _setting("brokerName", "", "name of the broker in routes; default: the machine's host name")
-    broker_id: int = _setting("brokerId", 0, "0, a primary; replicas are not supported yet", limits=(0, 0))
+    broker_id: int = _setting("brokerId", 0, "0, for a primary; replicas are not supported yet", limits=(0, 0))
     broker_role: str = _setting(
         "brokerRole",
         "ASYNC_MASTER",
-        "accepted for compatibility; without replicas both mean the same",
+        "accepted for compatibility; without replicas both values mean the same",
         choices=("ASYNC_MASTER", "SYNC_MASTER"),
     )
     host: str = _setting("bindAddress", "127.0.0.1", "address to listen on (as --host)")
-    advertised_host: str = _setting("brokerIP1", "", "address that clients are told; default: the one listened on")
+    advertised_host: str = _setting("brokerIP1", "", "address given to clients; default: the one listened on")
     listen_port: int = _setting("listenPort", 10911, "port of the broker; port - 2 is the VIP port", limits=(3, 65535))
     nameserver_port: int = _setting("nameserverPort", 9876, "port of the embedded name server", limits=PORTS)
     nameserver_addresses: str = _setting(
-        "namesrvAddr", "", "host:port;host:port of external name servers; then the embedded one does not start"
+        "namesrvAddr", "", "host:port;host:port of external name servers; if set, the embedded one does not start"
     )
     register_period_ms: int = _setting(
-        "registerNameServerPeriod", 30_000, "time between registrations there", limits=(1000, 60_000)
+        "registerNameServerPeriod",
+        30_000,
+        "time between registrations with external name servers",
+        limits=(1000, 60_000),
     )
-    broker_permission: int = _setting("brokerPermission", 6, "2 write, 4 read, added up", limits=(0, 7), live=True)
-    region: str = _setting("regionId", "DefaultRegion", "told to producers, for message traces")
-    trace_on: bool = _setting("traceOn", True, "told to producers, for message traces")
-    trace_topic_enabled: bool = _setting("traceTopicEnable", False, "whether to make the trace topic at start")
+    broker_permission: int = _setting(
+        "brokerPermission", 6, "what the broker allows: the sum of 2 (write) and 4 (read)", limits=(0, 7), live=True
+    )
+    region: str = _setting("regionId", "DefaultRegion", "sent to producers, for message traces")
+    trace_on: bool = _setting("traceOn", True, "sent to producers, for message traces")
+    trace_topic_enabled: bool = _setting("traceTopicEnable", False, "whether to create the trace topic at the start")
     trace_topic: str = _setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC", "name of the trace topic")
 
     store_root: str = _setting("storePathRootDir", "./data", "directory of the store (as --store)")
     commitlog_directory: str = _setting("storePathCommitLog", "", "directory of the commitlog; default: in the store")
     commitlog_segment_size: int = _setting(
-        "mappedFileSizeCommitLog", 1 << 30, "size of a commitlog file, fixed with the store", limits=(4096, 1 << 31)
+        "mappedFileSizeCommitLog",
+        1 << 30,
+        "size of a commitlog file, fixed when the store is created",
+        limits=(4096, 1 << 31),
     )
     queue_segment_size: int = _setting(
         "mappedFileSizeConsumeQueue",
         6_000_000,
-        "size of a consume queue file, fixed with the store",
+        "size of a consume queue file, fixed when the store is created",
         limits=(20, 1 << 31),
     )
     is_extended: bool = _setting(
-        "enableConsumeQueueExt", False, "whether the extensions of consume queues are written, as RocketMQ can do"
+        "enableConsumeQueueExt", False, "whether to write extensions of consume queues, as RocketMQ can"
     )
     extension_segment_size: int = _setting(
         "mappedFileSizeConsumeQueueExt",
         48 << 20,
-        "size of a file in consumequeue_ext, fixed with the store",
+        "size of a file in consumequeue_ext, fixed when the store is created",
         limits=(1024, 1 << 31),
     )
     flush_disk_type: str = _setting(
@@ -144,84 +153,97 @@ class BrokerConfig:
     record_checksums: bool = _setting(
         "enabledAppendPropCRC",
         False,
-        "each record ends with a checksum of all of it, which `duemq spark audit --check-bodies` looks at",
+        "whether each record ends with a checksum of the whole record, for `duemq spark audit --check-bodies`",
     )
     file_reserved_hours: int = _setting(
-        "fileReservedTime", 72, "hours that messages are kept", limits=(0, 10_000_000), live=True
+        "fileReservedTime", 72, "hours for which messages are kept", limits=(0, 10_000_000), live=True
     )
     delete_when: str = _setting(
-        "deleteWhen", "04", "hours of the day at which expired files go, such as 04;16", live=True
+        "deleteWhen", "04", "hours of the day at which expired files are removed, such as 04;16", live=True
     )
     disk_max_used_ratio: int = _setting(
         "diskMaxUsedSpaceRatio",
         75,
-        "percent; a fuller disk makes expired files go at any hour",
+        "percent; on a fuller disk, expired files are removed at any hour",
         limits=(1, 100),
         live=True,
     )
     disk_clean_forcibly_ratio: float = _setting(
         "diskSpaceCleanForciblyRatio",
         0.85,
-        "a fuller disk makes the oldest files go, expired or not",
+        "a fraction; on a fuller disk, the oldest files are removed, expired or not",
         limits=(0, 1),
         live=True,
     )
     disk_warning_ratio: float = _setting(
-        "diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages", limits=(0, 1), live=True
+        "diskSpaceWarningLevelRatio",
+        0.90,
+        "a fraction; on a fuller disk, messages are refused",
+        limits=(0, 1),
+        live=True,
     )
     clean_files_forcibly: bool = _setting(
-        "cleanFileForciblyEnable", True, "whether files that are not expired may go when the disk is full", live=True
+        "cleanFileForciblyEnable",
+        True,
+        "whether files that are not expired may be removed when the disk is full",
+        live=True,
     )
 
     auto_create_topic: bool = _setting(
-        "autoCreateTopicEnable", True, "whether a send makes its topic, as TBW102 says", live=True
+        "autoCreateTopicEnable", True, "whether a send creates its topic, modelled on TBW102", live=True
     )
     auto_create_group: bool = _setting(
-        "autoCreateSubscriptionGroup", True, "whether a consumer group that is not known is made", live=True
+        "autoCreateSubscriptionGroup", True, "whether a consumer group that is not known is created", live=True
     )
     default_topic_queues: int = _setting(
         "defaultTopicQueueNums",
         8,
-        "queues of TBW102, the most that an auto-created topic gets",
+        "queues of TBW102, the maximum for an auto-created topic",
         limits=(1, MAX_QUEUES),
         live=True,
     )
-    cluster_topic: bool = _setting("clusterTopicEnable", True, "whether there is a topic named as the cluster")
-    broker_topic: bool = _setting("brokerTopicEnable", True, "whether there is a topic named as the broker")
-    delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d", live=True)
+    cluster_topic: bool = _setting(
+        "clusterTopicEnable", True, "whether the topic named after the cluster may be written and read"
+    )
+    broker_topic: bool = _setting(
+        "brokerTopicEnable", True, "whether the topic named after the broker may be written and read"
+    )
+    delay_levels: str = _setting(
+        "messageDelayLevel", DEFAULT_LEVELS, "the delays of the levels, from level 1 on, in s, m, h or d", live=True
+    )
 
     async_delivery: bool = _setting(
-        "enableScheduleAsyncDeliver", True, "whether a level goes on before its deliveries are durable", live=True
+        "enableScheduleAsyncDeliver", True, "whether a level continues before its deliveries are durable", live=True
     )
     async_delivery_pending: int = _setting(
         "scheduleAsyncDeliverMaxPendingLimit",
         2000,
-        "with that, most deliveries of a level that wait to be durable",
+        "with enableScheduleAsyncDeliver: how many deliveries of a level may wait to be durable",
         limits=(1, 10_000_000),
         live=True,
     )
     async_delivery_resends: int = _setting(
         "scheduleAsyncDeliverMaxResendNum2Blocked",
         3,
-        "with that, a delivery that failed so often holds its level up",
+        "with enableScheduleAsyncDeliver: a delivery that failed this many times holds its level up",
         limits=(1, 1000),
         live=True,
     )
     delivery_batch: int = _setting(
         "scheduleDeliverBatchSize",
         512,
-        "duemq's own: most messages of a level delivered in one write",
+        "duemq's own: maximum number of messages of a level delivered in one write",
         limits=(1, 65536),
         live=True,
     )
     lateness_warn_ms: int = _setting(
         "scheduleLatenessWarnMillis",
         1000,
-        "duemq's own: a level later than this is logged, with the reason",
+        "duemq's own: a level that is later than this is logged, with the reason",
         limits=(1, 86_400_000),
         live=True,
     )
-    timer_wheel: bool = _setting("timerWheelEnable", True, "whether messages for any time are taken")
+    timer_wheel: bool = _setting("timerWheelEnable", True, "whether messages for any time are accepted")
     timer_max_delay_seconds: int = _setting(
         "timerMaxDelaySec",
         366 * _DAY_SECONDS,
@@ -232,37 +254,37 @@ class BrokerConfig:
     timer_precision_ms: int = _setting(
         "timerPrecisionMs",
         _TIMER_PRECISION_MS,
-        "1000, the width of a slot of the timer wheel; delivery is exact to the millisecond all the same",
+        "1000, the width of a slot of the timer wheel; delivery is exact to the millisecond anyway",
         limits=(1, 2**31 - 1),
     )
     timer_roll_window: int = _setting(
         "timerRollWindowSlot",
         2 * _DAY_SECONDS,
-        "seconds; a message for a later time is put into the wheel again when so much has passed",
+        "seconds; a message for a later time is put into the wheel again when this much time has passed",
         limits=(-(2**31), 2**31 - 1),
         live=True,
     )
     timer_congest_limit: int = _setting(
         "timerCongestNumEachSlot",
         2**31 - 1,
-        "most messages that are taken for one second",
+        "maximum number of messages that are accepted for one second",
         limits=(1, 2**31 - 1),
         live=True,
     )
     timer_stop_enqueue: bool = _setting(
-        "timerStopEnqueue", False, "whether messages stay out of the timer wheel for now, and so wait", live=True
+        "timerStopEnqueue", False, "whether new messages are kept out of the timer wheel for now, and wait", live=True
     )
     timer_stop_dequeue: bool = _setting(
-        "timerStopDequeue", False, "whether messages in the timer wheel are not delivered for now", live=True
+        "timerStopDequeue", False, "whether the messages in the timer wheel are held back for now", live=True
     )
     timer_log_segment_size: int = _setting(
         "mappedFileSizeTimerLog",
         100 * 1024 * 1024,
-        "size of a timer log file, fixed with the store",
+        "size of a timer log file, fixed when the store is created",
         limits=(4096, 2**31 - 1),
     )
     recall_enabled: bool = _setting(
-        "recallMessageEnable", True, "whether a message that waits may be recalled or cancelled", live=True
+        "recallMessageEnable", True, "whether a waiting message may be recalled, cancelled or changed", live=True
     )
     recall_always_succeeds: bool = _setting(
         "recallAlwaysSucceeds",
@@ -271,7 +293,9 @@ class BrokerConfig:
         live=True,
     )
     mqtt_bridge: str = _setting(
-        "mqttBridge", "", "duemq's own: rules (bridge.toml) of an MQTT bridge that runs beside the broker; empty: none"
+        "mqttBridge",
+        "",
+        "duemq's own: rules file (bridge.toml) of an MQTT bridge to run beside the broker; empty: none",
     )
     test_clock: bool = _setting("testClock", False, "duemq's own: whether `duemq clock advance` may move the clock")
 
@@ -279,56 +303,71 @@ class BrokerConfig:
         "longPollingEnable", True, "whether a pull may wait as long as it asks for", live=True
     )
     short_polling_ms: int = _setting(
-        "shortPollingTimeMills", 1000, "how long a pull may wait otherwise", limits=(0, 60_000), live=True
+        "shortPollingTimeMills",
+        1000,
+        "how long a pull may wait if longPollingEnable is false",
+        limits=(0, 60_000),
+        live=True,
     )
     pull_max_count: int = _setting(
-        "maxTransferCountOnMessageInMemory", 32, "most messages in a pull response", limits=(1, 10_000), live=True
+        "maxTransferCountOnMessageInMemory",
+        32,
+        "maximum number of messages in a pull response",
+        limits=(1, 10_000),
+        live=True,
     )
     pull_max_size: int = _setting(
         "maxTransferBytesOnMessageInMemory",
         256 * 1024,
-        "most bytes in a pull response",
+        "maximum number of bytes in a pull response",
         limits=(1, 8 * 1024 * 1024),
         live=True,
     )
     memory_ratio: int = _setting(
-        "accessMessageInMemoryMaxRatio", 40, "percent of memory taken for page cache of messages", limits=(0, 100)
+        "accessMessageInMemoryMaxRatio",
+        40,
+        "percent of memory that is assumed to hold messages in the page cache",
+        limits=(0, 100),
     )
     notify_consumers: bool = _setting(
-        "notifyConsumerIdsChangedEnable", True, "whether a consumer group is told when its members change", live=True
+        "notifyConsumerIdsChangedEnable",
+        True,
+        "whether the members of a consumer group are notified when it changes",
+        live=True,
     )
     send_queue_capacity: int = _setting(
         "sendThreadPoolQueueCapacity",
         10_000,
-        "sends that may wait for the disk; more are SYSTEM_BUSY",
+        "sends that may wait for the disk; further sends are answered SYSTEM_BUSY",
         limits=(1, 10_000_000),
         live=True,
     )
     pull_hold_capacity: int = _setting(
         "pullThreadPoolQueueCapacity",
         100_000,
-        "pulls that may wait for messages; more are answered at once",
+        "pulls that may wait for messages; further pulls are answered immediately",
         limits=(1, 10_000_000),
         live=True,
     )
     max_unfinished_request_bytes: int = _setting(
         "maxUnfinishedRequestBytes",
         256 * _MIB,
-        "duemq's own: what may be held of requests that have not come as a whole; beyond it, who has sent most of one "
-        "loses the connection",
+        "duemq's own: bytes that may be held of incomplete requests; beyond it, one of the connections that hold most "
+        "is closed",
         limits=(32 * _MIB, 1 << 40),
     )
     max_waiting_request_bytes: int = _setting(
         "maxWaitingRequestBytes",
         256 * _MIB,
-        "duemq's own: what may be held of requests and answers that wait for the disk, such as pulls of old messages; "
-        "beyond it connections are not read on",
+        "duemq's own: bytes that may be held of requests and answers that wait for the disk, such as pulls of old "
+        "messages; beyond it, connections are not read further",
         limits=(8 * _MIB, 1 << 40),
     )
     max_unread_response_bytes: int = _setting(
         "maxUnreadResponseBytes",
         512 * _MIB,
-        "duemq's own: what may be held of responses that clients do not read; beyond it who holds most is closed",
+        "duemq's own: bytes that may be held of responses that clients do not read; beyond it, one of the connections "
+        "that hold most is closed",
         limits=(32 * _MIB, 1 << 40),
     )
     max_groups_per_connection: int = _setting(
@@ -341,7 +380,7 @@ class BrokerConfig:
     max_heartbeat_entries: int = _setting(
         "maxHeartbeatEntries",
         200_000,
-        "duemq's own: what heartbeats may tell in all, some 600 bytes each: members of groups, and the groups' "
+        "duemq's own: entries from all heartbeats, some 600 bytes each: members of groups, and the groups' "
         "subscriptions (long expressions count more)",
         limits=(1000, 100_000_000),
         live=True,
@@ -363,7 +402,7 @@ class BrokerConfig:
     max_batch_messages: int = _setting(
         "maxBatchMessages",
         32_768,
-        "duemq's own: messages in a batch, which are stored all at once, some 4 us each; others wait meanwhile",
+        "duemq's own: messages in a batch, which are stored together, some 4 us each, while other clients wait",
         limits=(1, 1_000_000),
         live=True,
     )
@@ -377,12 +416,12 @@ class BrokerConfig:
     max_groups: int = _setting(
         "maxSubscriptionGroups",
         100_000,
-        "duemq's own: consumer groups; further ones are not made",
+        "duemq's own: consumer groups; further groups are not created",
         limits=(1, 10_000_000),
         live=True,
     )
     max_topics: int = _setting(
-        "maxTopics", 100_000, "duemq's own: topics; further ones are not made", limits=(1, 10_000_000), live=True
+        "maxTopics", 100_000, "duemq's own: topics; further topics are not created", limits=(1, 10_000_000), live=True
     )
     max_queues_per_topic: int = _setting(
         "maxQueuesPerTopic", 4096, "duemq's own: queues of one topic", limits=(1, MAX_QUEUES), live=True
@@ -398,26 +437,31 @@ class BrokerConfig:
         live=True,
     )
     max_kv_bytes: int = _setting(
-        "maxKVConfigBytes", 4 * _MIB, "duemq's own: size of all of these", limits=(0, 1 << 30), live=True
+        "maxKVConfigBytes",
+        4 * _MIB,
+        "duemq's own: total size of the key-value configurations that the name server keeps",
+        limits=(0, 1 << 30),
+        live=True,
     )
     max_registered_brokers: int = _setting(
         "maxRegisteredBrokers",
         1000,
-        "duemq's own: other brokers at the name server, replicas counted too",
+        "duemq's own: other brokers registered with the name server, including replicas",
         limits=(0, 100_000),
         live=True,
     )
     max_registration_bytes: int = _setting(
         "maxRegistrationBytes",
         128 * _MIB,
-        "duemq's own: size of what other brokers have registered at the name server, some 160 bytes a topic",
+        "duemq's own: bytes that other brokers have registered with the name server, some 160 for each topic",
         limits=(0, 1 << 40),
         live=True,
     )
     max_connections: int = _setting(
         "maxConnections",
         0,
-        "duemq's own: connections in all, also to the name server inside; 0: as many as the limit of open files allows",
+        "duemq's own: all connections, including those to the embedded name server; 0: as many as the limit of open "
+        "files allows",
         limits=(0, 10_000_000),
         live=True,
     )
@@ -431,45 +475,48 @@ class BrokerConfig:
     max_new_connections: int = _setting(
         "maxNewConnections",
         10_000,
-        "duemq's own: connections that have not made a request yet, unfinished TLS handshakes included",
+        "duemq's own: connections that have not made a request yet, including unfinished TLS handshakes",
         limits=(1, 10_000_000),
         live=True,
     )
     max_new_connection_seconds: int = _setting(
         "maxNewConnectionSeconds",
         30,
-        "duemq's own: seconds until a connection must have made a request that was handled, with access control one "
-        "of an account",
+        "duemq's own: seconds within which a connection must make a request that is handled; with access control, a "
+        "request of an account",
         limits=(1, 86_400),
         live=True,
     )
     max_requests_per_second: int = _setting(
         "maxRequestsPerSecond",
         0,
-        "duemq's own: requests of one connection in a second, and as many at once; further ones are SYSTEM_BUSY; 0: "
-        "any number",
+        "duemq's own: requests of one connection per second, which may come in one burst; further requests are "
+        "answered SYSTEM_BUSY; 0: any number",
         limits=(0, 100_000_000),
         live=True,
     )
     max_requests_per_second_per_account: int = _setting(
         "maxRequestsPerSecondPerAccount",
         0,
-        "duemq's own: requests of one account or user in a second, over all its connections, and as many at once; "
-        "further ones are SYSTEM_BUSY; 0: any number",
+        "duemq's own: requests of one account or user per second, over all its connections, which may come in one "
+        "burst; further requests are answered SYSTEM_BUSY; 0: any number",
         limits=(0, 100_000_000),
         live=True,
     )
     max_requests_per_second_per_address: int = _setting(
         "maxRequestsPerSecondPerAddress",
         0,
-        "duemq's own: requests of one address in a second, over all its connections over which no account has made a "
-        "request yet (without access control over all), and as many at once; further ones are SYSTEM_BUSY; 0: any "
-        "number",
+        "duemq's own: requests of one address per second, over those of its connections on which no account has made "
+        "a request yet (without access control, over all), which may come in one burst; further requests are answered "
+        "SYSTEM_BUSY; 0: any number",
         limits=(0, 100_000_000),
         live=True,
     )
     idle_seconds: int = _setting(
-        "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
+        "serverChannelMaxIdleTimeSeconds",
+        120,
+        "seconds without incoming bytes after which a connection is closed",
+        limits=(1, 86_400),
     )
     insecure: bool = _setting(
         "insecure",
@@ -480,50 +527,52 @@ class BrokerConfig:
         "auditLogEnable", True, "duemq's own: whether to record who changed what, see docs/security.md"
     )
     audit_path: str = _setting(
-        "auditLogPath", "", "duemq's own: the newest file of the audit log; default: audit/audit.log in the store"
+        "auditLogPath",
+        "",
+        "duemq's own: path of the newest file of the audit log; default: audit/audit.log in the store",
     )
     audit_file_size: int = _setting(
         "auditLogFileSize",
         64 * _MIB,
-        "duemq's own: a file of the audit log that has this size is followed by a new one",
+        "duemq's own: size at which a file of the audit log is followed by a new one",
         limits=(4096, 1 << 40),
         live=True,
     )
     audit_files: int = _setting(
         "auditLogFileNumber",
         10,
-        "duemq's own: files of the audit log; the oldest one is removed",
+        "duemq's own: how many files of the audit log are kept; older ones are removed",
         limits=(1, 10_000),
         live=True,
     )
-    acl: bool = _setting("aclEnable", False, "whether requests need the signature of an account of plain_acl.yml")
+    acl: bool = _setting("aclEnable", False, "whether requests need the signature of an account in plain_acl.yml")
     rocketmq_home: str = _setting(
         "rocketmqHome",
         "",
-        "directory with conf/plain_acl.yml and conf/acl/; by default $ROCKETMQ_HOME, else these are beside the "
-        "configuration file",
+        "directory with conf/plain_acl.yml and conf/acl/; default: $ROCKETMQ_HOME, or else plain_acl.yml and acl/ are "
+        "beside the configuration file",
     )
     tls_mode: str = _setting(
         "tls.server.mode",
         "permissive",
-        "disabled; permissive: clients come with TLS or without; enforcing: with TLS only",
+        "disabled; permissive: clients connect with or without TLS; enforcing: only with TLS",
         choices=("disabled", "permissive", "enforcing"),
     )
     tls_config_file: str = _setting(
         "tls.config.file",
         DEFAULT_TLS_FILE,
-        "file with the settings below, which count before those here; it is read again when it changes",
+        "file with tls.* settings, which override those of the broker; it is read again when it changes",
     )
     tls_test_mode: bool = _setting(
-        "tls.test.mode.enable", True, "without a certificate: whether to make one when the first client wants TLS"
+        "tls.test.mode.enable", True, "without a certificate: whether to make one when the first client uses TLS"
     )
     tls_server_certificate: str = _setting(
-        "tls.server.certPath", "", "the broker's certificate chain, in PEM; read again when it changes, as all of these"
+        "tls.server.certPath", "", "the broker's certificate chain, in PEM; read again on changes, as all these files"
     )
-    tls_server_key: str = _setting("tls.server.keyPath", "", "its key, in PEM")
+    tls_server_key: str = _setting("tls.server.keyPath", "", "the key of the broker's certificate, in PEM")
     tls_server_key_password: str = _setting("tls.server.keyPassword", "", "the password of the key", secret=True)
     tls_server_trust: str = _setting(
-        "tls.server.trustCertPath", "", "certificates that clients' have to be signed by; default: the machine's"
+        "tls.server.trustCertPath", "", "authorities that must sign clients' certificates; default: the machine's"
     )
     tls_need_client_auth: str = _setting(
         "tls.server.need.client.auth",
@@ -538,13 +587,15 @@ class BrokerConfig:
         "whether to use TLS with the name servers of namesrvAddr; auto: if tls.server.mode=enforcing",
         choices=("auto", "true", "false"),
     )
-    tls_client_certificate: str = _setting("tls.client.certPath", "", "the certificate to show to them, in PEM")
-    tls_client_key: str = _setting("tls.client.keyPath", "", "its key, in PEM")
+    tls_client_certificate: str = _setting("tls.client.certPath", "", "the certificate to show to name servers, in PEM")
+    tls_client_key: str = _setting("tls.client.keyPath", "", "the key of that certificate, in PEM")
     tls_client_key_password: str = _setting("tls.client.keyPassword", "", "the password of the key", secret=True)
     tls_client_trust: str = _setting(
-        "tls.client.trustCertPath", "", "certificates that theirs have to be signed by; default: the machine's"
+        "tls.client.trustCertPath", "", "authorities that must sign name servers' certificates; default: the machine's"
     )
-    tls_auth_server: bool = _setting("tls.client.authServer", False, "whether their certificates are checked")
+    tls_auth_server: bool = _setting(
+        "tls.client.authServer", False, "whether the certificates of name servers are checked"
+    )
     authentication: bool = _setting(
         "authenticationEnabled", False, "whether requests need the signature of a user of ACL 2.0 (config/users)"
     )
@@ -558,28 +609,28 @@ class BrokerConfig:
         "authenticationStrategy",
         "",
         "RocketMQ's StatelessAuthenticationStrategy: each request is signed; or its StatefulAuthenticationStrategy: "
-        "the first of each connection and user. By default the former",
+        "only the first request of each connection and user. The default is the former",
     )
     authentication_whitelist: str = _setting(
-        "authenticationWhitelist", "", "request codes, with commas between, that need no signature"
+        "authenticationWhitelist", "", "request codes, separated by commas, that need no signature"
     )
     init_user: str = _setting(
         "initAuthenticationUser",
         "",
-        'a super user that is made at a start if there is none of the name: {"username":"...","password":"..."}',
+        'a super user that a start creates if no user has the name: {"username":"...","password":"..."}',
         secret=True,
     )
     inner_credentials: str = _setting(
         "innerClientAuthenticationCredentials",
         "",
-        'keys that the broker signs its own requests with, to name servers: {"accessKey":"...","secretKey":"..."}; '
-        "with ACL 2.0 also a super user that is made as that of initAuthenticationUser",
+        'keys with which the broker signs its own requests to name servers: {"accessKey":"...","secretKey":"..."}; '
+        "with ACL 2.0 also a super user, created like that of initAuthenticationUser",
         secret=True,
     )
     authorization: bool = _setting(
         "authorizationEnabled",
         False,
-        "whether the policies of a user say what it may do; otherwise all may do everything",
+        "whether a user may do only what its policies allow; otherwise every user may do everything",
     )
     authorization_provider: str = _setting(
         "authorizationProvider", "", "RocketMQ's DefaultAuthorizationProvider, which is the default"
@@ -590,13 +641,13 @@ class BrokerConfig:
     authorization_strategy: str = _setting(
         "authorizationStrategy",
         "",
-        "RocketMQ's StatelessAuthorizationStrategy or StatefulAuthorizationStrategy; both are the same here",
+        "RocketMQ's StatelessAuthorizationStrategy or StatefulAuthorizationStrategy; both mean the same here",
     )
     authorization_whitelist: str = _setting(
-        "authorizationWhitelist", "", "request codes, with commas between, that every user may use"
+        "authorizationWhitelist", "", "request codes, separated by commas, that every user may use"
     )
     migrate_auth: bool = _setting(
-        "migrateAuthFromV1Enabled", False, "whether a start makes users of the accounts in plain_acl.yml"
+        "migrateAuthFromV1Enabled", False, "whether a start creates users from the accounts in plain_acl.yml"
     )
 
     @property
@@ -623,7 +674,7 @@ FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.field
 LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
 """Properties that may change while the broker runs."""
 SECRET: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_SECRET])
-"""Properties whose values are shown nowhere."""
+"""Properties whose values are never shown."""
 HIDDEN: Final = "******"
 """The text that is shown in place of such a value."""
 _AUTH: Final = "org.apache.rocketmq.auth"
@@ -641,13 +692,13 @@ _CLASSES: Final = {
         "authorization.strategy.StatefulAuthorizationStrategy",
     ),
 }
-"""RocketMQ's classes that duemq has something for, below its package of access control."""
+"""RocketMQ's classes that these settings may name, below the package `_AUTH`: duemq has an equivalent of each."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """Where the settings came from. `file`: path of the configuration file, or None. `pinned`: properties set by the
-    environment or a flag, so that the file cannot change them."""
+    environment or a flag, which override those of the file."""
 
     file: str | None = None
     pinned: frozenset[str] = frozenset()
@@ -671,10 +722,10 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
         values.update(broker_conf.read(file))
     pinned = {}
     for variable, value in (environment if environment is not None else os.environ).items():
-        # No property has an underscore, and a shell takes no dot in the name of a variable.
+        # No property has an underscore, and a shell allows no dot in the name of a variable.
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         name = name.replace("_", ".") if name != variable else name
-        # Names in capitals are of others: Kubernetes has DUEMQ_SERVICE_HOST for a service that is called duemq.
+        # Names in capitals are others': Kubernetes sets DUEMQ_SERVICE_HOST for a service that is called duemq.
         if name and name != variable and not name.isupper():
             if name not in FIELDS and name not in UNUSED:
                 raise ConfigError(
@@ -707,28 +758,28 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
     changes = {}
     for name, text in known.items():
         field, value = FIELDS[name], parse_value(name, text)
-        if value == getattr(config, field.name) and name not in SECRET:  # who guesses one is not told
+        if value == getattr(config, field.name) and name not in SECRET:  # a guess of a secret must not be confirmed
             continue
         if name not in LIVE:
-            raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
+            raise ConfigError(f"{name} cannot change while the broker runs: set it for the broker's next start")
         changes[field.name] = value
     return _check(dataclasses.replace(config, **changes)), ignored
 
 
 def check_exposure(config: BrokerConfig) -> None:
-    """Check that nobody is let in without an account from other machines, unless the settings say so. Raises
+    """Check that nobody can connect from another machine without an account, unless the settings allow that. Raises
     ConfigError."""
     if config.listens_on_loopback or config.has_access_control or config.insecure:
         return
     raise ConfigError(
-        f"bindAddress={config.host} without access control: everybody who can reach the ports could read, change and "
-        "delete everything. Switch access control on (aclEnable=true, with accounts in plain_acl.yml; docs/security.md "
-        "has three lines for it), or say --insecure if the network keeps strangers away"
+        f"bindAddress={config.host} without access control: anyone who can reach the ports could read, change and "
+        "delete everything. Switch on access control (aclEnable=true, with accounts in plain_acl.yml; docs/security.md "
+        "has the three lines for it), or pass --insecure if the network keeps strangers out"
     )
 
 
 def limits_of(name: str) -> tuple[int, int]:
-    """Return the smallest and the largest value of a numeric setting that has limits."""
+    """Return the smallest and the largest allowed value of a numeric setting that has limits."""
     low, high = FIELDS[name].metadata[_RANGE]
     return low, high
 
@@ -743,7 +794,7 @@ def _check_kind(values: Mapping[str, str]) -> None:
     given = {name: value.strip() for name, value in values.items()}
     for name, value in given.items():
         if name == "brokerConfigPaths":
-            kind = "a container of several brokers. Start each of its files with a `duemq serve` of its own"
+            kind = "a container of several brokers. Start a `duemq serve` of its own for each of these files"
         elif name.startswith("controllerDLeger") or name == "enableControllerInNamesrv":
             kind = "a controller, which duemq does not have"
         elif name.startswith("dLeger") or (name == "enableDLegerCommitLog" and value == "true"):
@@ -781,7 +832,7 @@ def _nearest(name: str) -> str:
 
 def parse_value(name: str, text: str) -> Any:
     """Return the value of a property. Raises ConfigError, which repeats no secret."""
-    # By hand: msgspec takes 1e3 for an integer, which Java refuses, and its errors do not say what to write instead.
+    # By hand: msgspec accepts 1e3 as an integer, which Java refuses, and its errors do not say what to write instead.
     field = FIELDS[name]
     text = text.strip()
     kind: type = type(field.default)
@@ -802,7 +853,7 @@ def parse_value(name: str, text: str) -> Any:
         raise ConfigError(f"{name}={_short(text)}: write a number") from None
     limits = field.metadata[_RANGE]
     if limits and not limits[0] <= value <= limits[1]:
-        raise ConfigError(f"{name}={_short(text)}: allowed are {limits[0]} to {limits[1]}")
+        raise ConfigError(f"{name}={_short(text)}: write a number from {limits[0]} to {limits[1]}")
     return value
 
 
@@ -881,12 +932,12 @@ def _check_auth(config: BrokerConfig) -> None:
         codes_of(name, getattr(config, FIELDS[name].name))
     if config.authentication and config.acl:
         raise ConfigError(
-            "aclEnable=true and authenticationEnabled=true: there is one access control, that of 4.9 or that of 5.3; "
-            "migrateAuthFromV1Enabled=true makes users of the accounts in plain_acl.yml"
+            "aclEnable=true and authenticationEnabled=true: use one access control, that of 4.9 or that of 5.3; "
+            "migrateAuthFromV1Enabled=true creates users from the accounts in plain_acl.yml"
         )
     if config.authorization and not config.authentication:
         raise ConfigError(
-            "authorizationEnabled=true without authenticationEnabled=true: everybody could use the name of another user"
+            "authorizationEnabled=true without authenticationEnabled=true: anyone could use the name of another user"
         )
     for name, keys in (
         ("initAuthenticationUser", ("username", "password")),
@@ -912,13 +963,14 @@ def codes_of(name: str, text: str) -> frozenset[int]:
 def free_codes(config: BrokerConfig) -> frozenset[int]:
     """Return the request codes that need no user with ACL 2.0. Raises ConfigError."""
     free = codes_of("authenticationWhitelist", config.authentication_whitelist)
-    if config.authorization:  # a request that is not authenticated has no user whose policies could be asked
+    if config.authorization:  # a request that is not authenticated has no user whose policies could be checked
         free &= codes_of("authorizationWhitelist", config.authorization_whitelist)
     return free
 
 
 def credentials_of(name: str, text: str, keys: tuple[str, str]) -> tuple[str, str] | None:
-    """Return a name and a secret of a setting in JSON, None without one. Raises ConfigError, which never repeats it."""
+    """Return the name and the secret in a setting's JSON text; None if it is empty. Raises ConfigError, which never
+    repeats the text."""
     if not text:
         return None
     try:

@@ -42,7 +42,7 @@ class LiveSettings:
         return frozenset(self._callbacks)
 
     def current(self, part: Callable[[BrokerConfig], T]) -> Current[T]:
-        """Return the part of the settings that a component below the broker needs, which follows each change."""
+        """Return the part of the settings that a component below the broker needs; its value follows each change."""
         current = Current(part(self.config))
 
         def follow(config: BrokerConfig) -> None:
@@ -52,8 +52,8 @@ class LiveSettings:
         return current
 
     def on_change(self, names: str | Iterable[str], callback: Callback) -> None:
-        """Call back with the new settings, once per update that changed any of some live properties. The callback must
-        not fail: invalid values are refused before. Raises ValueError if a property is not live."""
+        """Call `callback` with the new settings, once per update that changed any of these live properties. It must not
+        fail: invalid values are refused earlier. Raises ValueError if a property is not live."""
         for name in [names] if isinstance(names, str) else names:
             if name not in LIVE:
                 raise ValueError(f"{name} is not a live property")

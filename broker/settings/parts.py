@@ -47,7 +47,8 @@ TIMER_SETTINGS: Final = (
     "timerStopDequeue",
 )
 MAX_ROLL_WINDOW: Final = 7 * 86_400 - 60
-"""Seconds. The reach of the timer wheel, less one minute that stays empty between its end and its beginning."""
+"""The longest roll window, in seconds: the reach of the timer wheel, less one minute that stays empty between its end
+and its beginning."""
 RETENTION_SETTINGS: Final = (
     "fileReservedTime",
     "deleteWhen",
@@ -56,12 +57,12 @@ RETENTION_SETTINGS: Final = (
     "diskSpaceWarningLevelRatio",
     "cleanFileForciblyEnable",
 )
-"""They need no callback either: the next look at the disk reads them."""
+"""These settings need no callback either: the next look at the disk reads them."""
 DURABILITY_SETTINGS: Final = ("flushIntervalCommitLog", "flushIntervalConsumeQueue")
 
 
 def delivery_config(config: BrokerConfig) -> DeliveryConfig:
-    """Return the scheduler's part of the settings."""
+    """Return the part of the settings for deliveries by delay levels."""
     return DeliveryConfig(
         is_async=config.async_delivery,
         pending_limit=config.async_delivery_pending,
@@ -73,8 +74,8 @@ def delivery_config(config: BrokerConfig) -> DeliveryConfig:
 
 
 def timer_config(config: BrokerConfig) -> TimerConfig:
-    """Return the timers' part of the settings. A window that the wheel cannot hold becomes the longest it can, as in
-    RocketMQ."""
+    """Return the timers' part of the settings. A roll window that the wheel cannot hold becomes the longest possible
+    one, as in RocketMQ."""
     window = config.timer_roll_window
     return TimerConfig(
         log_segment_size=config.timer_log_segment_size,

@@ -24,7 +24,7 @@ from duemq.storage.clock import Clock
 log = structlog.get_logger(__name__)
 
 EXPIRE_MS: Final = 120_000
-"""Milliseconds without a heartbeat after which a client is gone."""
+"""Milliseconds without a heartbeat after which a client counts as gone."""
 _MAX_KNOWN: Final = 256
 _MAX_LANGUAGE: Final = 32
 """Characters of a client's language that are kept; RocketMQ's longest is UNKNOWN."""
@@ -141,7 +141,7 @@ class ConsumerGroup:
         return sum(subscription.entries for subscription in self.subscriptions.values())
 
     def update(self, data: ConsumerData) -> bool:
-        """Take over the contents of a heartbeat; return whether the subscriptions changed."""
+        """Apply a heartbeat to the group; return whether the subscriptions changed."""
         self.consume_type = data.consume_type or ""
         self.message_model = data.message_model or ""
         self.consume_from_where = data.consume_from_where or ""
@@ -183,18 +183,18 @@ class Clients:
         self._notifications = MemberNotifications(turns, self._connections_of)
 
     def check(self, connection: Connection, data: HeartbeatData) -> None:
-        """Raise Refused for a heartbeat that would exceed the limits; none of it may be taken over then."""
+        """Raise Refused for a heartbeat that would exceed the limits; no part of it may then be applied."""
         limits = self._limits
         if len(data.client_id) > MAX_CLIENT_ID_LENGTH:
             raise _over_limit(
-                f"a client id of {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are taken"
+                f"a client id of {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are allowed"
             )
         mine = self._of_connection.get(connection, set())
         wanted = set(_memberships(data))
         for membership in wanted:
             if len(membership.group) > MAX_NAME_LENGTH:
                 raise _over_limit(
-                    f"a group's name of {len(membership.group)} characters: at most {MAX_NAME_LENGTH} are taken"
+                    f"a group's name of {len(membership.group)} characters: at most {MAX_NAME_LENGTH} are allowed"
                 )
         count = len(mine | wanted)
         if count > limits.groups_per_connection:
@@ -246,7 +246,7 @@ class Clients:
     def heartbeat(
         self, connection: Connection, data: HeartbeatData, language: str | None, version: int, quiet: Iterable[str]
     ) -> None:
-        """Take over the group memberships in a client's heartbeat. `quiet`: groups that are not notified of changes."""
+        """Apply the group memberships in a client's heartbeat. `quiet`: groups that are not notified of changes."""
         if connection.is_closed:
             return
         for producer in data.producer_data_set or ():
@@ -267,8 +267,8 @@ class Clients:
     def unregister(
         self, connection: Connection, client_id: str, producer_group: str | None, consumer_group: str | None
     ) -> None:
-        """Remove a client from its groups, as far as its last heartbeat for them came over the same connection: nobody
-        else may end what it does."""
+        """Remove a client from a producer group and a consumer group. Nothing happens to a membership whose last
+        heartbeat came over another connection: no other client may end it."""
         mine = self._of_connection.get(connection, ())
         for is_consumer, group in ((False, producer_group), (True, consumer_group)):
             if group is not None and (membership := _Membership(is_consumer, group, client_id)) in mine:
@@ -309,7 +309,7 @@ class Clients:
         language: str | None,
         version: int,
     ) -> bool:
-        """Make a client a member, or note its heartbeat; return whether it is new or came back over this connection."""
+        """Make a client a member, or note its heartbeat; return whether it is new or has changed its connection."""
         client = self._by_age.get(membership)
         is_new = client is None or client.connection is not connection
         if client is None or is_new:
@@ -345,10 +345,10 @@ class Clients:
             self._entries -= group.entries
             del self.consumers[membership.group]
 
-    # --- telling
+    # --- notifications
 
     def rebalance(self, topics: Set[str]) -> None:
-        """Have the members of the groups that subscribe to any of these topics look at once which queues are theirs."""
+        """Notify the members of the groups that subscribe to any of these topics, so that they rebalance now."""
         for group in self.consumers.values() if topics else ():
             if not topics.isdisjoint(group.subscriptions):
                 self._notify_later(group.name)

@@ -17,7 +17,8 @@ from duemq.storage.config_file import ConfigFile
 
 SEPARATOR: Final = "@"
 MAX_OFFSET: Final = (2**63 - 1) // 20
-"""Consume queue files are named by a 63-bit position in the queue, which has 20 bytes per message."""
+"""The largest queue offset: consume queue files are named by a 63-bit position in the queue, which has 20 bytes per
+message."""
 _NO_OFFSET: Final = -1
 """An offset that stands for "none" in RocketMQ's table."""
 
@@ -36,7 +37,7 @@ class ConsumerOffsets:
         self._changed: set[str] = set()
         """Keys whose offsets are not in `_json` yet."""
         self._is_saved = True
-        """Whether everything is in the file, or was in the most recently begun write of it."""
+        """Whether everything is in the file, or in the most recently begun write of it."""
         self._pulled: dict[str, dict[int, int]] = {}
         """Where the last pulls of groups ended, by the keys of the table; only in memory, as in RocketMQ."""
 
@@ -46,7 +47,7 @@ class ConsumerOffsets:
         for key, offsets in section(self._file, data, "offsetTable", dict[int, int]).items():
             for queue_id, offset in offsets.items():
                 if not (0 <= queue_id < MAX_QUEUES and _NO_OFFSET <= offset <= MAX_OFFSET):
-                    refuse(self._file, f"{key}: queue {queue_id} has the offset {offset}, which cannot be")
+                    refuse(self._file, f"{key}: queue {queue_id} has the offset {offset}, which is not possible")
             self._table[key] = {queue_id: offset for queue_id, offset in offsets.items() if offset != _NO_OFFSET}
         self._extra = data
         self._changed.update(self._table)
@@ -63,7 +64,7 @@ class ConsumerOffsets:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set a consumer offset. Raises Refused if it is out of range."""
         if not 0 <= offset <= MAX_OFFSET:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"commitOffset={offset}: allowed are 0 to {MAX_OFFSET}")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"commitOffset={offset}: it must be 0 to {MAX_OFFSET}")
         key = f"{topic}{SEPARATOR}{group}"
         self._table.setdefault(key, {})[queue_id] = offset
         self._changed.add(key)
@@ -111,7 +112,7 @@ class ConsumerOffsets:
         return {**self._extra, "offsetTable": dict(self._json)}
 
     def save_if_changed(self) -> None:
-        """Have the table written in the background if it changed since the last write, or that failed."""
+        """Write the table in the background if it changed since the last write, or if that write failed."""
         if not self._is_saved:
             self._saved.save()
 

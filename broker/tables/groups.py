@@ -37,7 +37,7 @@ _FIELDS: Final = {field.encode_name for field in msgspec.structs.fields(Subscrip
 
 
 class Groups:
-    """All consumer groups."""
+    """The settings of all consumer groups of one broker."""
 
     def __init__(
         self,
@@ -99,15 +99,15 @@ class Groups:
         return group
 
     def retry_queues(self, name: str) -> int | None:
-        """Return the number of queues of the retry topic of a group that there is, or that `get` would create; None for
-        others. Changes nothing."""
+        """Return the number of queues of the retry topic of a group that exists or that `get` would create; None for
+        other groups. Changes nothing."""
         group = self.table.get(name)
         if group is None and self._settings.config.auto_create_group:
             group = SubscriptionGroupConfig(name)
         return group.retry_queue_nums if group is not None else None
 
     def check_all(self, names: Iterable[str]) -> None:
-        """Raise Refused if `get` would for one of some groups. Changes nothing."""
+        """Raise Refused if `get` would raise it for one of these groups. Changes nothing."""
         if self._settings.config.auto_create_group:
             self._check_room(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, len({name for name in names if name not in self.table})

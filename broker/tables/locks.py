@@ -1,5 +1,5 @@
-"""Locks on queues: the member of a consumer group that may consume a queue in order. Held in memory, as in RocketMQ: a
-lock ends 60 s after it was last renewed."""
+"""Locks on queues: which member of a consumer group may consume a queue in order. They are kept only in memory, as in
+RocketMQ, and a lock ends 60 s after it was last renewed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from duemq.storage.clock import Clock
 EXPIRE_SECONDS: Final = 60.0
 
 HeldLock = tuple[tuple[str, MessageQueue], tuple[str, float]]
-"""The group and the queue of a lock; its owner and renewal time."""
+"""The group and the queue of a lock; its owner (a client id) and renewal time (seconds, monotonic)."""
 
 
 class QueueLocks:
-    """All locks."""
+    """All locks on queues of one broker."""
 
     def __init__(self, clock: Clock, limits: Limits) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class QueueLocks:
         return [(key, lock) for key, lock in found if lock[0] == client_id]
 
     def release(self, held: Iterable[HeldLock]) -> None:
-        """Release locks as `held` returned them: none that was renewed or has another owner since."""
+        """Release locks as `held` returned them, except those that have been renewed or have another owner since."""
         for key, lock in held:
             if self._locks.get(key) is lock:
                 del self._locks[key]

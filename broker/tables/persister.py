@@ -1,4 +1,4 @@
-"""Writing the JSON tables in a thread: the event loop never waits for their disk.
+"""Writing the JSON tables in a thread, so that the event loop never waits for the disk.
 
 A table is saved as it is when its write begins; all saves requested while a write runs share one further write. The
 outcome of a write is a value, not an exception: many callers may wait for it, and each raises an error of its own. The
@@ -29,7 +29,7 @@ Written = Callable[[OSError | None], None]
 
 
 class Persister:
-    """All tables; they are written one at a time."""
+    """Writes all tables of one broker, one at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, workers: Workers) -> None:
         self.loop = loop
@@ -50,7 +50,7 @@ class Persister:
 
 class SavedTable:
     """A table that lives in memory and is saved into one file. `snapshot` is called when a write begins; it returns the
-    data to write, which must not change any more, and a function to call with the outcome: None, or the error."""
+    data to write, which must not change afterwards, and a function to call with the outcome: None, or the error."""
 
     def __init__(self, persister: Persister, file: ConfigFile, snapshot: Callable[[], tuple[Table, Written]]) -> None:
         self._persister = persister
@@ -91,7 +91,7 @@ class SavedTable:
         written(None)
 
     async def finish(self) -> None:
-        """Do the write that is queued or has failed; no other is started any more."""
+        """Do the write that is queued or has failed. No write is started after this."""
         if self._running is not None:
             await asyncio.wait([self._running])
         done, self._next = self._next, None

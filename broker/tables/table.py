@@ -34,9 +34,9 @@ def check_queues(file: ConfigFile, name: str, **counts: int) -> None:
     """Raise StoreFormatError if an entry of a table has an impossible number of queues."""
     for what, count in counts.items():
         if not 0 <= count <= MAX_QUEUES:
-            refuse(file, f"{name}: {what} is {count}, allowed are 0 to {MAX_QUEUES}")
+            refuse(file, f"{name}: {what} is {count}, it must be 0 to {MAX_QUEUES}")
 
 
 def refuse(file: ConfigFile, why: str) -> NoReturn:
     """Raise StoreFormatError for a table with an impossible entry."""
-    raise StoreFormatError(file.path, f"{why}. Correct it, or put the edition before it, {file.backup}, in its place")
+    raise StoreFormatError(file.path, f"{why}. Correct it, or replace it with its previous edition, {file.backup}")

@@ -1,4 +1,4 @@
-"""The broker's topics: config/topics.json, and what the hot path needs of each.
+"""The broker's topics: config/topics.json, and for each topic what the hot path needs to know about it.
 
 Keeps invariant 8 of ARCHITECTURE.md.
 """
@@ -78,7 +78,7 @@ class Topic:
     )
 
     def __init__(self, store: MessageStore, config: TopicConfig, extra: Fields, *, takes_messages: bool) -> None:
-        """`takes_messages`: whether the broker takes messages at all."""
+        """`takes_messages`: whether the broker accepts messages at all."""
         self.store = store
         self.takes_messages = takes_messages
         self.config = config
@@ -104,7 +104,7 @@ class Topic:
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
     def change(self, config: TopicConfig) -> None:
-        """Take over a new config."""
+        """Apply a new configuration."""
         self.config = config
         self.json = msgspec.Raw(fastjson.dumps({**self.extra, **config.to_json()}))
         known = self.store.queues.get(config.topic_name, {})
@@ -151,7 +151,7 @@ def timer_policy_of(config: TopicConfig) -> TimerPolicy | None:
 
 
 class Topics:
-    """All topics."""
+    """All topics of one broker."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Topics:
         """Topics that the running write is the first to contain."""
         self._extra: Fields = {}
         self._has_all = False
-        """Whether the table that was read had all topics that took messages."""
+        """Whether the table that was read had all topics that accepted messages."""
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
         self._on_change = on_change
@@ -200,7 +200,7 @@ class Topics:
         for name, fields in section(self._file, data, "topicConfigTable", Fields).items():
             config = typed(self._file, {**fields, "topicName": name}, TopicConfig, f"topic {name}")
             if "/" in name or "\0" in name or name in ("", ".", ".."):
-                refuse(self._file, f"{name!r} cannot be a topic: its messages are in a directory of its name")
+                refuse(self._file, f"{name!r} cannot be a topic: its messages would be in a directory of that name")
             queues = {"readQueueNums": config.read_queue_nums, "writeQueueNums": config.write_queue_nums}
             check_queues(self._file, f"topic {name}", **queues)
             extra = {key: value for key, value in fields.items() if key not in known}
@@ -208,7 +208,7 @@ class Topics:
         self._extra = data
 
     def begin(self) -> None:
-        """Add RocketMQ's own topics that are missing, and let all topics take messages; the store is open.
+        """Add RocketMQ's own topics that are missing, and let all topics accept messages. The store must be open.
 
         If the table was lost, or an earlier edition was read, the topics that have queues are created again, since
         nobody could otherwise read their messages. Raises OSError."""
@@ -240,8 +240,8 @@ class Topics:
                 "topics_made_again",
                 topics=len(made),
                 names=sorted(made)[:_MAX_NAMED],
-                reason=f"{self._file.path} does not have them, and the store has messages of theirs",
-                help="numbers of queues, permissions and attributes are to be set again: mqadmin updateTopic",
+                reason=f"{self._file.path} does not have them, but the store has their messages",
+                help="set their numbers of queues, permissions and attributes again with mqadmin updateTopic",
             )
 
     def _own_topics(self) -> list[TopicConfig]:
@@ -284,7 +284,7 @@ class Topics:
         return self.table.get(name)
 
     def is_own(self, name: str) -> bool:
-        """Return whether the broker makes this topic for itself."""
+        """Return whether the broker creates this topic for itself."""
         return is_own_topic(name, self._settings.config)
 
     def own_names(self) -> list[str]:
@@ -295,7 +295,7 @@ class Topics:
 
     def create_for_send(self, name: str, default_topic: str, queues: int, sys_flag: int) -> Topic | None:
         """Create a topic because a message was sent to it, modelled on a default topic that allows this; return None if
-        it is not allowed. The topic takes messages once `save` is done. Raises Refused if there are too many."""
+        it is not allowed. The topic accepts messages once `save` is done. Raises Refused if there are too many."""
         default = self.table.get(default_topic)
         if default is None or not default.config.perm & PERM_INHERIT:
             return None
@@ -320,8 +320,8 @@ class Topics:
         return created
 
     def check_for_groups(self, queues: Mapping[str, int]) -> None:
-        """Raise Refused if `create_for_group` would for one of some topics. `queues`: the number of queues of each, by
-        name. Changes nothing."""
+        """Raise Refused if `create_for_group` would raise it for one of these topics. `queues`: the number of queues of
+        each topic, by name. Changes nothing."""
         topics = so_many = 0
         for name, count in queues.items():
             if name not in self.table:
@@ -361,9 +361,9 @@ class Topics:
         return True
 
     def is_deleted(self, name: str) -> bool:
-        """Whether a topic was deleted that has taken messages: the table has every topic that takes some, see invariant
-        8 of ARCHITECTURE.md. False for all topics where the table was lost, or an earlier edition was read, until the
-        next start."""
+        """Whether a topic that has accepted messages was deleted. The table has every topic that accepts messages, see
+        invariant 8 of ARCHITECTURE.md. If the table was lost, or an earlier edition was read, this is False for all
+        topics until the next start."""
         return self._has_all and name not in self.table
 
     async def save(self) -> None:
@@ -388,15 +388,15 @@ class Topics:
         }
 
     def announced(self, topic: Topic) -> TopicConfig:
-        """Return a topic as name servers are told of it: without the permissions that brokerPermission denies, so that
-        clients go to other brokers."""
+        """Return a topic's configuration as it is registered with name servers: without the permissions that
+        brokerPermission denies, so that clients go to other brokers."""
         permission = self._settings.config.broker_permission
         if permission & PERM_READ and permission & PERM_WRITE:
             return topic.config
         return msgspec.structs.replace(topic.config, perm=topic.config.perm & permission)
 
     def announcement(self) -> dict[str, Any]:
-        """Return the table as name servers are told of it."""
+        """Return the table as it is registered with name servers, see `announced`."""
         permission = self._settings.config.broker_permission
         if permission & PERM_READ and permission & PERM_WRITE:
             return self.to_json()
@@ -419,7 +419,7 @@ class Topics:
         self, topic: Topic | None, queues: int, code: int, topics_before: int = 0, queues_before: int = 0
     ) -> None:
         """Raise Refused if a topic cannot be created (None), or cannot have this many queues. `topics_before`,
-        `queues_before`: how many other ones are to be created before it."""
+        `queues_before`: how many other topics and queues are to be created before it."""
         limits = self._limits
         had = topic.queue_limit if topic is not None else 0
         if topic is None and len(self.table) + topics_before >= limits.topics:
@@ -437,7 +437,7 @@ class Topics:
         raise LimitReached(limit, code, f"{why}, or raise that setting")
 
     def _snapshot(self) -> tuple[Table, Written]:
-        """Return the table for a write, and the function that, once it is durable, lets its new topics take
+        """Return the table for a write, and the function that, once it is durable, lets its new topics accept
         messages."""
         unsaved, self._unsaved = self._unsaved, []
         self._in_write.update(unsaved)
@@ -459,7 +459,7 @@ class Topics:
 
 
 def is_own_topic(name: str, config: BrokerConfig) -> bool:
-    """Return whether the broker makes this topic for itself."""
+    """Return whether a broker with these settings creates this topic for itself."""
     return (
         name in _SYSTEM
         or name.startswith(_SYSTEM_PREFIX)
@@ -468,7 +468,7 @@ def is_own_topic(name: str, config: BrokerConfig) -> bool:
 
 
 def missing_topics(store: MessageStore, known: Container[str], is_own: Callable[[str], bool]) -> Iterator[TopicConfig]:
-    """Yield the topics that have messages but are unknown, with default permissions and queues enough for these
+    """Yield the topics that have messages but are unknown, with default permissions and enough queues for these
     messages."""
     for name, queues in store.queues.items():
         count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)

@@ -22,7 +22,7 @@ def main() -> None:
     """Certificates for a broker."""
 
 
-@main.command(name="self-signed", short_help="Make a certificate and its key.")
+@main.command(name="self-signed", short_help="Create a certificate and its key.")
 @click.option(
     "--host",
     "hosts",
@@ -35,17 +35,20 @@ def main() -> None:
     type=click.IntRange(1, _MOST_DAYS),
     default=365,
     show_default=True,
-    help="How long it is valid. Renew it in time: with --force, and the broker takes the new one while it runs.",
+    help="Number of days it is valid. Renew it in time, with --force; the broker reads the new one while it runs.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Directory for the two files; ."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Directory for the two files; by default the current one.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 def self_signed_command(hosts: tuple[str, ...], days: int, out: Path, force: bool) -> None:
-    """Make a certificate that is signed by its own key, and the key.
+    """Create a certificate that is signed by its own key, and the key.
 
-    Clients have to be given the certificate, since no authority vouches for it. Whoever has a certificate of an
-    authority, their own or a public one, does not need this.
+    Clients need a copy of the certificate, since no authority vouches for it. If you have a certificate from an
+    authority, your own or a public one, you do not need this.
 
     \b
     duemq tls self-signed --host mq.example.com --host 10.0.0.5 --out /etc/duemq
@@ -58,7 +61,7 @@ def self_signed_command(hosts: tuple[str, ...], days: int, out: Path, force: boo
     certificate, key = out / CERTIFICATE, out / KEY
     there = [path for path in (certificate, key) if path.exists()]
     if there and not force:
-        _fail(f"{there[0]} is there already; --force replaces it, and clients then need the new certificate")
+        _fail(f"{there[0]} already exists; --force replaces it, and clients then need the new certificate")
     try:
         pair = self_signed.make(names, days, datetime.datetime.now(datetime.UTC))
     except (ValueError, UnicodeError) as error:

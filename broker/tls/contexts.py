@@ -1,12 +1,12 @@
 """The certificates and keys of a running broker, as OpenSSL's contexts.
 
-The files are looked at every few seconds, by size, modification time and inode, and read again when one has changed:
-either all count anew, from the next handshake on, or, if one is wrong, all stay as they are and the log says why. So a
-certificate is renewed without a restart, and while a certificate is new and its key is not yet, the old ones stay.
-Connections that exist keep theirs.
+The files are looked at every few seconds, by size, modification time and inode, and read again when one has changed.
+Either all new files count, from the next handshake on, or, if one is wrong, the old contexts stay and the log says why.
+So a certificate is renewed without a restart, and while the new certificate is in place but its key is not, the old
+pair stays. Existing connections keep the certificate that they began with.
 
-Without a certificate, in test mode, which is RocketMQ's default, one is made when the first client wants TLS, and lasts
-until the broker stops. It protects against eavesdroppers only: clients cannot tell it from another's.
+Without a certificate, in test mode, which is RocketMQ's default, one is made when the first client uses TLS, and lasts
+until the broker stops. It protects against eavesdroppers only: clients cannot tell it from another broker's.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from duemq.storage.clock import Clock
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-"""Time between two looks at the files; RocketMQ's broker looks every 500 ms."""
+"""The interval between looks at the files; RocketMQ's broker looks every 500 ms."""
 WARN_DAYS: Final = 14
-"""Days before the end of a certificate from which on the log warns of it each day."""
+"""From this many days before a certificate expires, the log warns of it each day."""
 WARN_SECONDS: Final = 3600.0
-"""Time between two looks at what is left, less than a day, so that each day is told."""
+"""The interval between checks of the days that are left: less than a day, so that no day is missed."""
 _DAY_MS: Final = 86_400_000
 _CHAIN_BYTES: Final = 1024 * 1024
 """More than any chain of certificates in PEM has."""
@@ -48,7 +48,7 @@ _KEY_BYTES: Final = 64 * 1024
 _VERIFY: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
 
 Stamps = dict[str, tuple[int, int, int] | None]
-"""By file: modification time in ns, size, inode; None if it is not there."""
+"""By file: modification time in ns, size, inode; None if it does not exist."""
 MakeCertificate = Callable[[str], tuple[bytes, bytes]]
 """Makes a certificate and its key, in PEM, for a host. May take long, and raise ImportError."""
 
@@ -98,7 +98,7 @@ class TlsContexts:
         self._made: ssl.SSLContext | None = None
         """The context with a certificate of test mode."""
         self._waiting: list[Callable[[], None]] = []
-        """Called when the certificate of test mode is made."""
+        """Called when the certificate of test mode is made, or could not be made."""
         self._failed: Stamps | None = None
         """The files that could not be read: they are not read again until one has changed."""
         self._why = ""
@@ -136,16 +136,16 @@ class TlsContexts:
 
     @property
     def client(self) -> ssl.SSLContext | None:
-        """The context for registration at name servers, None if that goes without TLS."""
+        """The context for registration with name servers; None if that does not use TLS."""
         return self._state.client
 
     @property
     def expiries(self) -> tuple[Expiry, ...]:
-        """Until when the certificates that files give are valid."""
+        """The ends of the validity of the certificates that come from files."""
         return self._state.expiries
 
     def warn(self) -> None:
-        """Log which certificates expire soon, once for each day that is left; to be called some times a day."""
+        """Log which certificates expire soon, once for each day that is left; to be called several times a day."""
         for expiry in self._state.expiries:
             days = expiry.days_left(self._clock.now_ms())
             if days >= WARN_DAYS or self._warned.get(expiry.setting) == (expiry, days):
@@ -157,11 +157,11 @@ class TlsContexts:
                 "tls_certificate_expired" if has_expired else "tls_certificate_expires",
                 certificate=expiry.path,
                 days=days,
-                help="replace the files: the broker takes new ones while it runs",
+                help="replace the files: the broker reads new ones while it runs",
             )
 
     def look(self) -> None:
-        """Have the files looked at, and read again if one has changed."""
+        """Look at the files, in a thread, and read them again if one has changed."""
         if self._is_looking or not self._state.stamps:
             return
         self._is_looking = True
@@ -174,7 +174,7 @@ class TlsContexts:
         self._failed = stamps
         state = self._read()
         if _stamps(stamps) != stamps:
-            self._failed = None  # a file is being written: it counts when it is whole, from the next look on
+            self._failed = None  # a file is being written; the next look tries again
             return
         self._state, self._failed, self._why = state, None, ""
         self.changes += 1
@@ -188,7 +188,7 @@ class TlsContexts:
             log.error("tls_not_changed", reason=self._why)
 
     def tell(self) -> None:
-        """Log what is used at the start, and what is doubtful about it."""
+        """Log at the start which certificate and file are used, and what is doubtful about the settings."""
         if self._state.server is not None or self._state.options.file is not None or self._state.options.warnings:
             self._tell("tls")
             self.warn()
@@ -238,7 +238,7 @@ class TlsContexts:
                 "certificate (duemq tls self-signed)",
             )
         elif isinstance(error, ImportError):
-            log.error("tls_no_certificate", reason="the package cryptography is missing; give tls.server.certPath")
+            log.error("tls_no_certificate", reason="the package cryptography is missing; set tls.server.certPath")
         else:
             log.error("tls_no_certificate", reason=str(error))
         waiting, self._waiting = self._waiting, []
@@ -260,7 +260,7 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
 
 def client_context(identity: Identity) -> ssl.SSLContext:
     """Return the context for connections to name servers. Like RocketMQ's clients it does not compare the server's
-    name: brokers are told addresses, which certificates rarely have. Raises ConfigError."""
+    name: brokers are configured with addresses, which certificates rarely have. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
@@ -309,12 +309,13 @@ def _trust(context: ssl.SSLContext, identity: Identity, prefix: str) -> None:
         raise ConfigError(
             f"{prefix}.trustCertPath={identity.trust}: no certificates in PEM ({_words(error)})"
         ) from None
-    # A certificate that is trusted itself counts, whether or not it is an authority's: a self-signed one, for example.
+    # A certificate in this file is trusted even if it is not an authority's: a self-signed one, for example.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
 def _expiry(setting: str, identity: Identity) -> Expiry | None:
-    """Return until when a certificate that OpenSSL has taken is valid, None if there is none."""
+    """Return the end of the validity of a certificate that OpenSSL has accepted; None if there is none, or if its dates
+    cannot be read."""
     if not identity.certificate:
         return None
     try:
@@ -353,7 +354,7 @@ def _stamps(paths: Stamps | list[str]) -> Stamps:
 
 
 def _make_certificate(host: str) -> tuple[bytes, bytes]:
-    # Loaded only when a client wants TLS and there is no certificate: it takes 10 MB.
+    # Imported only when a client uses TLS and there is no certificate: the library takes 10 MB.
     from duemq.broker.tls import self_signed
 
     return self_signed.make([host, "localhost"], _TEST_DAYS, datetime.datetime.now(datetime.UTC))

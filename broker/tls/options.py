@@ -1,11 +1,11 @@
 """The settings of TLS, by RocketMQ's names.
 
 In RocketMQ they are system properties of the JVM, and all but `tls.server.mode`, `tls.enable` and `tls.config.file` may
-stand in the file that `tls.config.file` names, by default /etc/rocketmq/tls.properties: what it has there counts before
-the system properties. Here they are settings of the broker, and the file has the same part.
+be in the file that `tls.config.file` names, by default /etc/rocketmq/tls.properties. That file overrides the system
+properties. Here they are settings of the broker, which the file overrides in the same way.
 
-Different from RocketMQ: a certificate that is given is used. RocketMQ ignores it unless tls.test.mode.enable=false is
-said too, since its default, true, stands for a certificate made at each start.
+Unlike in RocketMQ, a certificate that is set is used. RocketMQ ignores it unless tls.test.mode.enable=false is set too,
+since its default, true, stands for a certificate made at each start.
 
 Source: apache/rocketmq remoting/netty/TlsSystemConfig.java, TlsHelper.java at 4.9.7 and 5.3.3, which are alike.
 """
@@ -24,13 +24,13 @@ from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import DEFAULT_TLS_FILE, FIELDS, BrokerConfig, parse_value
 
 _OUTSIDE: Final = frozenset({"tls.server.mode", "tls.enable", "tls.config.file"})
-"""Settings that do not count in the file, as in RocketMQ."""
+"""Settings that have no effect in the file, as in RocketMQ."""
 _IN_FILE: Final = frozenset(name for name in FIELDS if name.startswith("tls.")) - _OUTSIDE
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate with its key, and whom it trusts. Paths are empty if not given."""
+    """A certificate with its key, and the certificates that are trusted. Paths are empty if not set."""
 
     certificate: str
     key: str
@@ -41,14 +41,14 @@ class Identity:
 
     @property
     def paths(self) -> list[str]:
-        """The paths that are given."""
+        """The paths that are set."""
         return [path for path in (self.certificate, self.key, self.trust) if path]
 
 
 @dataclass(frozen=True)
 class TlsOptions:
     """All settings of TLS. `needs_client`: none, optional or require. `file`: the file that some of them come from,
-    None if there is none. `warnings`: what has another effect than its author may think."""
+    None if there is none. `warnings`: about settings whose effect may not be what their author expects."""
 
     mode: TlsMode
     is_test_mode: bool
@@ -56,7 +56,7 @@ class TlsOptions:
     server: Identity
     client: Identity
     to_name_servers: bool
-    """Whether registration at name servers outside uses TLS."""
+    """Whether registration with external name servers uses TLS."""
     file: str | None
     warnings: tuple[str, ...]
 
@@ -75,7 +75,7 @@ def read(config: BrokerConfig) -> TlsOptions:
         values = broker_conf.read(file)
         known = {name: text for name, text in values.items() if name in _IN_FILE}
         warnings += [
-            f"{file}: {name} has no effect there; give it to the broker itself"
+            f"{file}: {name} has no effect there; set it for the broker itself"
             if name in _OUTSIDE
             else f"{file}: there is no property {name}"
             for name in sorted(set(values) - set(known))
@@ -118,7 +118,7 @@ def _doubts(options: TlsOptions) -> list[str]:
     if options.needs_client != "none" and not server.verifies:
         doubts.append(
             f"tls.server.need.client.auth={options.needs_client} without tls.server.authClient=true: certificates of "
-            "clients are not checked, and everybody is let in"
+            "clients are not checked, and anyone is let in"
         )
     if server.verifies and options.needs_client == "none":
         doubts.append(
@@ -126,7 +126,7 @@ def _doubts(options: TlsOptions) -> list[str]:
         )
     if options.to_name_servers and not options.client.verifies:
         doubts.append(
-            "tls.client.authServer is not true: the name servers' certificates are not checked, so anybody on the way "
-            "may stand for them"
+            "tls.client.authServer is not true: the name servers' certificates are not checked, so anyone on the way "
+            "may pose as them"
         )
     return doubts

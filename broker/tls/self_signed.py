@@ -22,9 +22,9 @@ class KeyPair(NamedTuple):
 
 
 def make(names: Sequence[str], days: int, now: datetime.datetime) -> KeyPair:
-    """Make a key on P-256 and a certificate for hosts, which are names or IP addresses; the first is the subject. It is
-    valid from an hour before `now`, since clocks differ, for `days`. It is for servers and for clients, and no
-    authority: who trusts it trusts this key and no other."""
+    """Make a key on P-256 and a certificate for hosts, which are names or IP addresses; the first is the subject. The
+    certificate is valid from an hour before `now`, since clocks differ, until `days` days after it. It is for servers
+    and for clients, but is not an authority: whoever trusts it trusts this key and no other."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())

@@ -1,7 +1,7 @@
-"""Until when certificates are valid, read from their files.
+"""Reads from certificates' files until when they are valid.
 
-Only the dates are read; whether the files are certificates at all, OpenSSL has checked before. It does not tell its
-dates to Python, and the package cryptography, which does, would take 10 MB of a running broker.
+Only the dates are read; OpenSSL has already checked that the files are certificates. Python's `ssl` does not return the
+dates of one's own certificate, and the package cryptography, which does, would take 10 MB in a running broker.
 
     Certificate ::= SEQUENCE { tbsCertificate SEQUENCE { [0] version OPTIONAL, INTEGER serialNumber,
         SEQUENCE signature, SEQUENCE issuer, SEQUENCE validity { Time notBefore, Time notAfter }, ... }, ... }
@@ -25,8 +25,8 @@ _FIRST_YEAR: Final = 1950
 
 
 def valid_until_ms(pem: str) -> int | None:
-    """Return the time at which the first of some certificates in PEM expires, in ms since the epoch: a chain is worth
-    nothing after that. None without a certificate. Raises ValueError for one that cannot be read."""
+    """Return the time, in ms since the epoch, at which the first of some certificates in PEM expires: a chain is
+    invalid after that. None without a certificate. Raises ValueError for one that cannot be read."""
     ends = [_not_after(ssl.PEM_cert_to_DER_cert(text)) for text in _PEM.findall(pem)]
     return min(ends, default=None)
 
@@ -47,7 +47,7 @@ def _not_after(der: bytes) -> int:
 
 
 def _contents(der: bytes) -> list[tuple[int, bytes]]:
-    """Return tag and contents of each element. Raises ValueError."""
+    """Return the tag and the contents of each DER element. Raises ValueError."""
     elements, position = [], 0
     while position < len(der):
         head = der[position : position + 2]

@@ -44,7 +44,8 @@ class ChangesById:
         self._learning = asyncio.Lock()
 
     def check_allowed(self, what: str) -> None:
-        """Raise Refused if waiting messages must not be changed (recallMessageEnable)."""
+        """Raise Refused if waiting messages must not be changed (recallMessageEnable). `what`: the request, for the
+        error's text."""
         if not self._settings.config.recall_enabled:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"

@@ -55,11 +55,11 @@ MAX_STEPS: Final = 10_000
 MIN_STEP_MS: Final = 1000
 MAX_SEARCHES: Final = 2
 MAX_QUEUED: Final = 64
-"""Number of searches that may wait for their turn; further ones are refused."""
+"""How many searches may wait for their turn; further searches are refused."""
 _CHANGE_UNITS: Final = 256
-"""Number of messages of a selection that are looked for before they are changed."""
+"""How many messages of a selection are found at a time and then changed."""
 _MAX_MS: Final = 2**53
-"""Numbers of ms beyond this are not times."""
+"""The largest number of ms that is accepted as a time or a delay."""
 
 _CANCEL: Final = "cancel"
 _RESCHEDULE: Final = "reschedule"
@@ -125,7 +125,7 @@ class PendingHandlers:
         )
         router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(PlainAction.ANY), role=Role.LOOK), self.curve)
         router.add(RequestCode.CHANGE_PENDING, ChangePending, OPERATE, self.change)
-        # As with a recall, whoever may send to the topic may take back what was sent, if he has the handle.
+        # As with a recall, a client that may send to the topic may also withdraw its messages, if it has the handles.
         router.add(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle, SEND, self.change_by_handle)
 
     # --- in slices
@@ -134,7 +134,7 @@ class PendingHandlers:
     async def _turn(self) -> AsyncIterator[None]:
         """Wait until one more search may begin. Raises Refused if too many wait."""
         if self._queued >= MAX_QUEUED:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_QUEUED} searches wait already, try again later")
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_QUEUED} searches are already waiting, try again later")
         self._queued += 1
         try:
             await self._turns.acquire()
@@ -221,7 +221,7 @@ class PendingHandlers:
         return await self._changed(connection, request, work)
 
     async def change_by_handle(self, connection: Connection, request: Request[ChangeByHandle]) -> Answer:
-        """As `change`, for messages of one topic, named by what their handles tell."""
+        """Like `change`, for messages of one topic that are named by the contents of their handles."""
         header = request.header
 
         async def work(done: ChangedMessages) -> None:
@@ -260,8 +260,8 @@ class PendingHandlers:
         return map(_Found, ids)
 
     async def _change_selected(self, selection: Selection, header: ChangePending, done: ChangedMessages) -> None:
-        """Change the messages of a selection: some are looked for and then changed, repeatedly. Raises Refused,
-        StoreError, OSError."""
+        """Change the messages of a selection: find some, change them, repeatedly. Raises Refused, StoreError,
+        OSError."""
         part: list[_Found] = []
         async for found in self._slices.of(self._messages.select(selection, self._clock.now_ms()), is_patient=True):
             # The messages themselves are not kept: together they may be large.
@@ -311,7 +311,7 @@ def _ids(action: str, text: str) -> list[str]:
     """Return the ids of a request. Raises Refused, RemoteProtocolError."""
     ids = text.split(",")
     if len(ids) > MAX_IDS:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{action} failed, {len(ids)} ids are over {MAX_IDS}")
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{action} failed, {len(ids)} ids are more than {MAX_IDS}")
     for message_id in ids:
         parse_offset_message_id(message_id)
     return ids
@@ -332,8 +332,8 @@ def _check_action(header: ChangePending | ChangeByHandle) -> None:
     if len(given) != (1 if header.action == _RESCHEDULE else 0) or abs(sum(given)) > _MAX_MS:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"{header.action}, deliverMs={header.deliver_ms}, delayMs={header.delay_ms}: reschedule needs a time, in "
-            "one of them, and no other action",
+            f"{header.action}, deliverMs={header.deliver_ms}, delayMs={header.delay_ms}: reschedule needs exactly one "
+            "of them, other actions neither",
         )
 
 
@@ -344,7 +344,7 @@ def _selection(header: ListPending | ChangePending) -> Selection:
 
 
 def _selection_to_change(header: ChangePending) -> Selection:
-    """As `_selection`, but require a topic and at least one more criterion. Raises Refused."""
+    """Like `_selection`, but require a topic and at least one more criterion. Raises Refused."""
     selection = _selection(header)
     if selection.topic is None or (selection.key, selection.begin_ms, selection.end_ms) == (None, None, None):
         raise Refused(

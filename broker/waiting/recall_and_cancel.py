@@ -1,5 +1,5 @@
-"""Waiting messages are cancelled: RECALL_MESSAGE (370) by a handle, CANCEL_MESSAGE (30002), duemq's own, by offset
-message ids."""
+"""Cancels waiting messages: RECALL_MESSAGE (370) by a handle; CANCEL_MESSAGE (30002), duemq's own, by offset message
+ids."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
 }
 _NOT_RECALLED: Final = {
     Cancelled.DELIVERED: "the message is already delivered",
-    Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store was compacted since",
+    Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store has been compacted since",
     Cancelled.UNKNOWN: "no such message",
 }
 
@@ -128,7 +128,9 @@ class RecallHandlers:
         self._changes.check_allowed("cancel")
         ids = request.header.msg_id.split(",")
         if len(ids) > MAX_CANCELLED:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are more than {MAX_CANCELLED}"
+            )
         for message_id in ids:
             parse_offset_message_id(message_id)
         told: list[CancelledMessage] = []

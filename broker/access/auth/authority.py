@@ -1,8 +1,8 @@
 """Authenticates requests for the guard: the user that signed a request, with the secret that is its password.
 
-With the stateful strategy of RocketMQ, the first request of a connection has to be signed, and those that follow by the
-same user count as signed. It lasts until the user changes: RocketMQ's lasts for 60 s, whatever changes, also after a
-wrong signature.
+With the stateful strategy of RocketMQ, the first request of a connection has to be signed, and the following requests
+of the same user count as signed. This lasts until the user changes. In RocketMQ it lasts for 60 s whatever changes,
+even after a wrong signature.
 
 Source: apache/rocketmq auth/authentication/chain/DefaultAuthenticationHandler.java, auth/authentication/strategy/*.java
 at 5.3.3.
@@ -28,7 +28,7 @@ class AuthAuthority:
     """Implements `guard.Authority` with the users of ACL 2.0."""
 
     def __init__(self, users: Users, free_codes: frozenset[int], *, is_stateful: bool) -> None:
-        """`free_codes`: request codes that everybody may use."""
+        """`free_codes`: request codes that need no user."""
         self._users = users
         self._free_codes = free_codes
         self._known: dict[Connection, Subject] | None = {} if is_stateful else None
@@ -68,7 +68,7 @@ class AuthAuthority:
     ) -> None:
         """See `guard.Authority`."""
         if account is None:
-            return  # its code is free, which no change of a user changes
+            return  # its code needs no user, so no change of a user matters
         name = account.user.username
         subject = self._users.by_name.get(name)
         if subject is None:

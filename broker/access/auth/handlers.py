@@ -1,10 +1,10 @@
 """Users and policies by request: AUTH_CREATE_USER (3001) to AUTH_LIST_ACL (3010).
 
-Passwords are shown to super users only: RocketMQ shows them to everybody who may see the cluster (Cluster, Get), which
-makes such a user a super one.
+Passwords are shown to super users only. RocketMQ shows them to every user that may see the cluster (Cluster, Get),
+which in effect makes it a super user.
 
-Answers after apache/rocketmq broker/processor/AdminBrokerProcessor.java at 5.3.3; where that fails with an error of
-Java, the answer says what was wrong.
+Answers after apache/rocketmq broker/processor/AdminBrokerProcessor.java at 5.3.3; where that fails with a Java error,
+the answer says what was wrong.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AuthHandlers:
     # --- users
 
     async def create_user(self, connection: Connection, request: Request[headers.Username]) -> Command:
-        """Make a user, a normal one that is enabled unless the body says otherwise."""
+        """Create a user; it is a normal one, and enabled, unless the body says otherwise."""
         username, info, kind = _user_of(request)
         if kind is UserType.SUPER and not _is_by_super(request):
             raise Refused(ResponseCode.SYSTEM_ERROR, _ONLY_SUPER.format("create"))
@@ -86,7 +86,7 @@ class AuthHandlers:
         return response(ResponseCode.SUCCESS)
 
     async def update_user(self, connection: Connection, request: Request[headers.Username]) -> Command:
-        """Change the password, the type or the status of a user: what the body has."""
+        """Change the password, the type and the status of a user, as far as the body has them."""
         username, info, kind = _user_of(request)
         if kind is UserType.SUPER and not _is_by_super(request):
             raise Refused(ResponseCode.SYSTEM_ERROR, _ONLY_SUPER.format("update"))
@@ -128,7 +128,7 @@ class AuthHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(info))
 
     async def list_users(self, _: Connection, request: Request[headers.ListUsers]) -> Command:
-        """Return the users whose names have a text in them; no body if there are none."""
+        """Return the users whose names contain a text; no body if there are none."""
         wanted, by_super = _filter(request.header.filter), _is_by_super(request)
         found = [
             model.user_info(subject.user, with_password=by_super)
@@ -138,8 +138,8 @@ class AuthHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(found) if found else b"")
 
     def _check_super(self, request: Request[Any], username: str) -> None:
-        """Refuse to change a super user, or its policies, which count if it becomes a normal one, for others. Raises
-        Refused."""
+        """Raise Refused if anyone but a super user changes a super user or its policies, which count as soon as it
+        becomes a normal user."""
         subject = self._users.by_name.get(username)
         if subject is not None and subject.user.is_super and not _is_by_super(request):
             _refuse(_ONLY_SUPER.format("update"))
@@ -147,7 +147,7 @@ class AuthHandlers:
     # --- policies
 
     async def update_acl(self, connection: Connection, request: Request[headers.Subject]) -> Command:
-        """Add entries to the policies of a user, in place of those for the same resources."""
+        """Add entries to the policies of a user, replacing those for the same resources."""
         info = bodies.decode_request(request.body, AclInfo)
         username = _subject(info.subject or request.header.subject)
         self._check_super(request, username)
@@ -185,8 +185,9 @@ class AuthHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(model.acl_info(acl)) if acl is not None else b"")
 
     async def list_acls(self, _: Connection, request: Request[headers.ListAcls]) -> Command:
-        """Return the policies of the users whose keys have a text in them: the entries whose resources have a text in
-        theirs, and, as with RocketMQ, all entries of a user whose own key has it. No body if there are none."""
+        """Return the policies of the users whose keys contain the subject filter: their entries whose resources contain
+        the resource filter, and, as in RocketMQ, all entries of a user whose own key contains the resource filter. No
+        body if there are none."""
         of_subject, of_resource = _filter(request.header.subject_filter), _filter(request.header.resource_filter)
         found = []
         for name, acl in sorted(self._users.acls.items(), key=lambda item: item[0].encode()):
@@ -207,7 +208,7 @@ def _user_of(request: Request[headers.Username]) -> tuple[str, UserInfo, UserTyp
         _refuse("username can not be blank")
     info = bodies.decode_request(request.body, UserInfo)
     if max(len(username), len(info.password or "")) > MAX_NAME or not username.isprintable():
-        _refuse(f"username and password have {MAX_NAME} characters at most, and username only printable ones")
+        _refuse(f"username and password may have at most {MAX_NAME} characters, and username only printable ones")
     return username, info, model.user_type(info.user_type)
 
 
@@ -220,7 +221,7 @@ def _subject(key: str) -> str:
 
 
 def _filter(text: str | None) -> str:
-    """Return a filter, empty for none: a text that matches all."""
+    """Return the text of a filter; without one, the empty text, which matches everything."""
     return text if text is not None and text.strip() else ""
 
 

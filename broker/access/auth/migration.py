@@ -1,12 +1,12 @@
-"""Users and policies made of plain_acl.yml, as `migrateAuthFromV1Enabled` does it: at a start, of the accounts that are
-no users yet.
+"""Users and policies created from plain_acl.yml (`migrateAuthFromV1Enabled`): at a start, from the accounts that are
+not users yet.
 
     admin: true            a super user, whatever the account lists
     topicPerms, groupPerms entries of the custom policy; DENY denies all actions
     default...Perm         entries of the default policy for all topics and groups; none if the file has none
 
-White lists and duemq's `role` have nothing in ACL 2.0 that stands for them. An unknown permission counts as DENY, as in
-plain_acl.yml; RocketMQ makes it one that allows everything.
+White lists and duemq's `role` have no equivalent in ACL 2.0. An unknown permission counts as DENY, as in plain_acl.yml;
+RocketMQ turns it into one that allows everything.
 
 Source: apache/rocketmq auth/migration/AuthMigrator.java, auth/migration/v1/PlainPermissionManager.java at 5.3.3.
 """
@@ -47,14 +47,15 @@ _ACTIONS: Final = {
 
 
 class Migrated(NamedTuple):
-    """Users, and policies of those that have some."""
+    """Users, and the policies of those users that have any."""
 
     users: list[User]
     acls: list[Acl]
 
 
 def read(directory: str) -> Migrated:
-    """Return what the files of accounts in RocketMQ's conf become; nothing if there are none. Raises AclFileError."""
+    """Return the users and policies for the files of accounts in RocketMQ's conf; none if there are no such files.
+    Raises AclFileError."""
     migrated = Migrated([], [])
     known = set()
     try:

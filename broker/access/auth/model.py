@@ -6,7 +6,7 @@
     ENTRY = {"actions":[3,4],"decision":1,"environment":{"sourceIps":["10.0.0.0/8"]},
              "resource":{"resourceName":"orders","resourcePattern":2,"resourceType":4}}
 
-Numbers are the codes of the enums below. What is null is left out. Requests have words in place of the numbers, see
+Numbers are the codes of the enums below. Null values are left out. Requests have words in place of the numbers, see
 `protocol.requests.auth_bodies`.
 
 Source: apache/rocketmq auth/authentication/model/User.java, auth/authorization/model/*.java, auth/*/enums/*.java,
@@ -74,7 +74,7 @@ class ResourceType(IntEnum):
 
 
 class Pattern(IntEnum):
-    """How the name of a resource is meant."""
+    """Which resources an entry means: all of a type, the one of a name, or those whose names begin with a prefix."""
 
     ANY = 1
     LITERAL = 2
@@ -104,7 +104,8 @@ class _Stored(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Resource(_Stored, frozen=True, omit_defaults=True, kw_only=True):
-    """A resource, or all of a kind, or all whose names begin the same. `resource_name` is None for all."""
+    """One resource, all of a type, or all whose names begin with a prefix. `resource_name`: the name or the prefix;
+    None for all."""
 
     resource_name: str | None = None
     resource_pattern: Pattern
@@ -124,7 +125,7 @@ class Resource(_Stored, frozen=True, omit_defaults=True, kw_only=True):
         if name == "*":
             return cls(resource_pattern=Pattern.ANY, resource_type=found)
         if "*" in name[:-1] or len(name) > MAX_NAME:
-            _refuse(f"The resource name has * at its end only, and {MAX_NAME} characters at most.")
+            _refuse(f"The resource name may have * only at its end, and at most {MAX_NAME} characters.")
         if name.endswith("*"):
             return cls(resource_name=name[:-1], resource_pattern=Pattern.PREFIXED, resource_type=found)
         return cls(resource_name=name, resource_pattern=Pattern.LITERAL, resource_type=found)
@@ -161,7 +162,7 @@ class Entry(_Stored, frozen=True, kw_only=True):
 
 
 class Policy(_Stored, frozen=True, kw_only=True):
-    """The entries of one type."""
+    """A policy of a user: its entries of one type, custom or default."""
 
     entries: tuple[Entry, ...]
     policy_type: PolicyType
@@ -175,7 +176,7 @@ class Policy(_Stored, frozen=True, kw_only=True):
 
 
 class Named(_Stored, frozen=True, kw_only=True):
-    """The subject of policies."""
+    """The subject of policies: a user, by its name."""
 
     subject_type: int = 1
     username: str
@@ -192,17 +193,18 @@ class Acl(_Stored, frozen=True, kw_only=True):
         return next((policy for policy in self.policies if policy.policy_type is kind), None)
 
     def changed(self, policies: Iterable[Policy]) -> Acl:
-        """Return it with the entries of these policies in place of those for the same resources. Raises Refused."""
+        """Return the policies with the entries of these policies added, replacing those for the same resources. Raises
+        Refused."""
         table = {policy.policy_type: policy for policy in self.policies}
         for policy in policies:
             old = table.get(policy.policy_type)
             table[policy.policy_type] = old.changed(policy.entries) if old is not None else policy.changed(())
         if sum(len(policy.entries) for policy in table.values()) > MAX_ENTRIES:
-            _refuse(f"The policies of a user have {MAX_ENTRIES} entries at most.")
+            _refuse(f"The policies of a user may have at most {MAX_ENTRIES} entries.")
         return Acl(policies=tuple(table.values()), subject=self.subject)
 
     def without(self, kind: PolicyType, resource: Resource) -> Acl:
-        """Return it without the entry for a resource."""
+        """Return the policies without the entry for a resource in the policy of this type."""
         policies = []
         for policy in self.policies:
             entries = policy.entries
@@ -227,17 +229,17 @@ class User(_Stored, frozen=True, kw_only=True):
 
     @property
     def is_super(self) -> bool:
-        """Whether it may do everything."""
+        """Whether the user may do everything."""
         return self.user_type is UserType.SUPER
 
     @property
     def is_enabled(self) -> bool:
-        """Whether it may do anything."""
+        """Whether the user may do anything at all."""
         return self.user_status is UserStatus.ENABLE
 
 
 def empty_acl(username: str) -> Acl:
-    """Return the policies of a user that has none."""
+    """Return empty policies for a user that has none."""
     return Acl(subject=Named(username=username))
 
 
@@ -285,8 +287,8 @@ def _optional(kind: type[E], text: str | None, name: str) -> E | None:
 
 
 def read_policies(info: AclInfo) -> list[Policy]:
-    """Return the policies in a request's body, checked as RocketMQ's brokers do, and in their words; what they would
-    understand as something else than is written is refused as well. Raises Refused."""
+    """Return the policies in a request's body. They are checked as RocketMQ's brokers do, with errors in their words;
+    text that those brokers would take for something other than what is written is refused as well. Raises Refused."""
     policies = [
         Policy(
             entries=tuple(_read_entry(entry) for entry in policy.entries), policy_type=policy_type(policy.policy_type)
@@ -346,7 +348,7 @@ def user_info(user: User, *, with_password: bool) -> UserInfo:
 
 
 def acl_info(acl: Acl, resource_filter: str = "") -> AclInfo:
-    """Return the policies of a user as answers have them, with the entries whose resource key contains
+    """Return the policies of a user as answers have them, with only those entries whose resource key contains
     `resource_filter`."""
     policies = []
     for policy in acl.policies:

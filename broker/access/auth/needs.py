@@ -1,8 +1,8 @@
-"""What each request code needs in ACL 2.0: any of some actions on each of some resources.
+"""What each request code needs in ACL 2.0: on each of some resources, any one of some actions.
 
-RocketMQ's brokers have that in DefaultAuthorizationContextBuilder and in annotations of the request headers. Where they
-check nothing, or something that does not protect what a request does, the permission of 4.9's access control that each
-handler is registered with says what is needed:
+RocketMQ's brokers say that in DefaultAuthorizationContextBuilder and in annotations of the request headers. Where they
+check nothing, or something that does not protect what a request does, the permission of 4.9's access control with which
+each handler is registered says what is needed:
 
     PUB, SUB for a topic or group     Pub, Sub on it
     either of the two for a topic     Sub or Get on it
@@ -10,7 +10,7 @@ handler is registered with says what is needed:
     the role look                     Get or List on the cluster
     the roles operate, administer     Update on the cluster
 
-A retry topic, %RETRY% and a group's name, stands for its group, and whatever is done with it is Sub.
+A retry topic, %RETRY% and a group's name, stands for its group, and sending to it counts as Sub.
 
 Source: apache/rocketmq auth/authorization/builder/DefaultAuthorizationContextBuilder.java,
 remoting/protocol/header/**/*.java at 5.3.3.
@@ -41,12 +41,12 @@ SUB_OR_UPDATE: Final = SUB | UPDATE
 GET_OR_LIST: Final = bits([Action.GET, Action.LIST])
 
 OF_ACTION: Final = {PlainAction.PUB: PUB, PlainAction.SUB: SUB, PlainAction.ANY: SUB_OR_GET}
-"""The actions that stand for one of 4.9's."""
+"""By action of 4.9: the actions that correspond to it."""
 _OF_ROLE: Final = {Role.NONE: 0, Role.LOOK: GET_OR_LIST, Role.OPERATE: UPDATE, Role.ADMINISTER: UPDATE}
 
 
 class NeededActions(NamedTuple):
-    """A resource and actions, any of which will do, see `rules.bits`."""
+    """A resource, and the actions on it of which any one will do (see `rules.bits`)."""
 
     kind: ResourceType
     name: str
@@ -66,7 +66,7 @@ def of_group(name: str, actions: int) -> NeededActions:
 
 
 class Needs:
-    """Tells which actions requests need on which resources of one cluster."""
+    """Determines which actions requests need on which resources of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
@@ -84,7 +84,7 @@ class Needs:
         yield from self.of_role(request.code, permission)
 
     def of_role(self, code: int, permission: Permission) -> Iterator[NeededActions]:
-        """Yield what is needed beside what a request is about."""
+        """Yield what a request needs whatever it is about: actions on the cluster."""
         actions = _OF_CLUSTER.get(code)
         if actions is None:
             actions = _OF_ROLE[permission.role] if code not in _SPECIAL else 0
@@ -107,7 +107,8 @@ def _group(actions: int, name: str = "consumer_group") -> Callable[[Request[Any]
 def _both(
     actions: int, name: str = "consumer_group", *, group_first: bool = False
 ) -> Callable[[Request[Any]], Iterable[NeededActions]]:
-    """Of the group and of the topic, if there is one. `group_first`: what is refused first, as RocketMQ has it."""
+    """Return a function for requests that need actions on a group, and on a topic if they name one. `group_first`:
+    which of the two is checked first, as in RocketMQ."""
 
     def find(request: Request[Any]) -> Iterable[NeededActions]:
         needs = [of_group(getattr(request.header, name), actions)]
@@ -119,7 +120,8 @@ def _both(
 
 
 def _topic_or_all(request: Request[Any]) -> Iterable[NeededActions]:
-    """The name of all topics is empty: only an entry for all of them is about it."""
+    """Return what is needed for one topic or for all. The name of all topics is empty, and only an entry for all topics
+    is about it."""
     return (NeededActions(ResourceType.TOPIC, request.header.topic or "", SUB_OR_GET),)
 
 
@@ -168,7 +170,7 @@ _SPECIAL: Final[dict[int, Callable[[Request[Any]], Iterable[NeededActions]]]] = 
 }
 """The needs of requests by code, where these differ from the permission and its role."""
 _OF_CLUSTER: Final[dict[int, int]] = {
-    # A consumer is given any record, which RocketMQ lets whoever may consume with the group.
+    # The request passes any record to a consumer. RocketMQ allows that to every user that may consume with the group.
     RequestCode.CONSUME_MESSAGE_DIRECTLY: UPDATE,
     RequestCode.REPORT_BRIDGE: GET_OR_LIST,
     RequestCode.QUERY_DATA_VERSION: UPDATE | GET,

@@ -1,4 +1,4 @@
-"""ACL 2.0 of one broker, opened by its settings: the users in the store, with those that the settings make."""
+"""Opens ACL 2.0 of one broker as its settings say: the users in the store, and those that the settings create."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATEFUL = "StatefulAuthenticationStrategy"
 
 
 class Auth(NamedTuple):
-    """The users, and who authenticates requests by them."""
+    """The users, and the authority that authenticates requests by them."""
 
     users: Users
     authority: AuthAuthority
@@ -34,9 +34,9 @@ def open_auth(
     workers: Workers,
     open_store: Callable[[str], AuthStore],
 ) -> Auth:
-    """Open the users of a broker, and make those that its settings ask for. `plain_directory`: where plain_acl.yml is,
-    None if nothing says so. `open_store` opens the users and policies in a directory. Raises AuthStoreError,
-    AclFileError."""
+    """Open the users of a broker, and create those that its settings ask for. `plain_directory`: the directory of
+    plain_acl.yml, None if no setting says where it is. `open_store` opens the users and policies in a directory. Raises
+    AuthStoreError, AclFileError."""
     store = open_store(os.path.join(config.store_root, "config"))
     try:
         return _opened(config, plain_directory, workers, store)
@@ -67,7 +67,7 @@ def _opened(config: BrokerConfig, plain_directory: str | None, workers: Workers,
     if added:
         log.info("users_made", users=added)
     if not users.supers:
-        log.warning("no_super_user", help="set initAuthenticationUser to make one")
+        log.warning("no_super_user", help="set initAuthenticationUser to create one")
     if free:
         log.info("codes_without_user", codes=sorted(free))
     return Auth(users, AuthAuthority(users, free, is_stateful=config.authentication_strategy.endswith(_STATEFUL)))

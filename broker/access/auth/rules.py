@@ -1,13 +1,13 @@
 """The entry of a user's policies that decides about a request.
 
-An entry is about a request if its resource, one of its actions and its addresses match. The custom policy counts; the
-default one only if no entry of the custom one is about the request. Among several entries the one with the narrowest
-resource counts: one of a kind before `*`, a literal name before a prefix, a longer prefix before a shorter one, and
-either before all names. Of two for the same resource, the one that denies counts. If no entry is about the request, it
-is refused.
+An entry is about a request if its resource, one of its actions and its addresses match. The default policy counts only
+if no entry of the custom policy is about the request. Among several entries of a policy, the one with the narrowest
+resource counts: a type of resource before `*`, a literal name before a prefix, a longer prefix before a shorter one,
+and either before all names. Of two entries for the same resource, the one that denies counts. If no entry is about the
+request, it is refused.
 
-5.3.3 itself takes the shortest prefix, and between a prefix and a name what comes first; later versions have this order
-(apache/rocketmq issue 9539).
+5.3.3 itself prefers the shortest prefix, and of a prefix and a name whichever comes first. Later versions have the
+order above (apache/rocketmq issue 9539).
 
 Source: apache/rocketmq auth/authorization/chain/AclAuthorizationHandler.java at 5.3.3 and later.
 """
@@ -55,12 +55,13 @@ class _Rule:
         self._actions = bits(entry.actions)
         found = [network(source) for source in entry.sources]
         self._networks = tuple(each for each in found if each is not None)
-        # RocketMQ takes host names for networks. Here they match nothing, or everything in an entry that denies.
+        # RocketMQ accepts host names as networks. Here they match no address, or every address in an entry that denies.
         self._is_for_all = not found or (self.decision is Decision.DENY and None in found)
         self.order = (self.kind is ResourceType.ANY, self.decision is Decision.ALLOW)
 
     def matches(self, kind: ResourceType, actions: int, address: Network | None, *, has_to_be_named: bool) -> bool:
-        """Whether it is about a request, whose resource's name is among its own, if it has one."""
+        """Whether the entry is about a request. The caller has already compared the names of the resources, see
+        `_Policy.about`."""
         if not self._actions & actions or self.kind not in (kind, ResourceType.ANY):
             return False
         names_none = self.kind is ResourceType.ANY or self.pattern is Pattern.ANY
@@ -88,7 +89,8 @@ class _Policy:
         self._lengths = sorted({len(prefix) for _, prefix in self._by_prefix}, reverse=True)
 
     def about(self, kind: ResourceType, name: str) -> Iterator[_Rule]:
-        """Yield the entries whose resources a name is among, or all of another kind; those that count first."""
+        """Yield the entries that name a resource or a prefix of it, then those for all names, which may be of another
+        type. Entries that count before others come first."""
         yield from self._by_name.get((kind, name), ())
         for length in self._lengths:
             if length <= len(name):
@@ -109,7 +111,8 @@ class Rules:
         self, kind: ResourceType, name: str, actions: int, host: str, *, has_to_be_named: bool = False
     ) -> Decision | None:
         """Return the decision about any of some actions (see `bits`) on a resource; None if no entry is about it.
-        `host`: the address of the peer. `has_to_be_named`: what allows it has to name it, or a prefix of it."""
+        `host`: the address of the peer. `has_to_be_named`: an entry that allows has to name the resource, or a prefix
+        of it."""
         address = _address(host)
         for policy in self._policies:
             for rule in policy.about(kind, name):
@@ -119,7 +122,8 @@ class Rules:
 
 
 def _address(host: str) -> Network | None:
-    """Return an address as a network of one. An IPv4 address that came over IPv6 is an IPv4 address."""
+    """Return an address as a network of one address; None if it is not one. An IPv4-mapped IPv6 address counts as
+    IPv4."""
     found = network(host.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Network) and found.network_address.ipv4_mapped is not None:
         return ipaddress.IPv4Network(found.network_address.ipv4_mapped)

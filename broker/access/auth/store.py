@@ -1,13 +1,13 @@
 """Where users and policies are kept: two RocksDB databases below the store's config directory, config/users and
-config/acls, as those of RocketMQ 5.3, which opens them too.
+config/acls. They have the form of RocketMQ 5.3, which can open them too.
 
 Each has the column families that RocketMQ's have, `default`, `kvDataVersion` and `forbidden`, and uses the first.
 `model` has the keys and values. Each write is synced. Tables are written in format 5 of RocksDB, which RocketMQ's
 version reads. A lock of RocksDB keeps a second process out.
 
-They are read as a whole at the start; after that, memory has what they have. What is damaged stops the start: users and
-denials must not be missing without anybody being told. RocksDB itself would end a reading early there, in a table file,
-and drop the rest of its log. Of the log only an unfinished write at its end is dropped, as a crash leaves it.
+Both are read completely at the start; after that, their content is in memory. Damage stops the start: users and denials
+must not be missing unnoticed. RocksDB itself would stop reading early at damage in a table file, and would drop the
+rest of a damaged log. Here only an unfinished write at the end of the log is dropped, which a crash may leave.
 
 Source: apache/rocketmq common/config/{ConfigRocksDBStorage,ConfigHelper}.java,
 auth/*/provider/Local*MetadataProvider.java at 5.3.3.
@@ -34,7 +34,7 @@ ACLS: Final = "acls"
 _FAMILIES: Final = ("default", "kvDataVersion", "forbidden")
 _TABLE_FORMAT: Final = 5
 _MEMORY_BYTES: Final = 1024 * 1024
-"""Size of what is not yet in a table file, at which one is made."""
+"""How many bytes of changes may be only in memory and in the log, before RocksDB writes them into a table file."""
 _MODE: Final = 0o700
 _DAMAGED: Final = "Corruption: "
 _NO_SPACE: Final = "No space left on device"
@@ -46,17 +46,17 @@ T = TypeVar("T")
 
 
 class AuthStore(Protocol):
-    """Keeps users and policies. Changes wait for the disk, and are durable when they return; one is made at a time, in
-    any thread. They raise AuthStoreError."""
+    """Keeps users and policies. Changes wait for the disk, and are durable when they return. Only one may be made at a
+    time, in any thread. They raise AuthStoreError."""
 
     def load(self) -> tuple[list[User], list[Acl]]:
-        """Return all users and policies, also of users that there are not. Raises AuthStoreError."""
+        """Return all users, and all policies, even of users that do not exist. Raises AuthStoreError."""
 
     def put_user(self, user: User) -> None:
         """Write a user."""
 
     def delete_user(self, username: str) -> None:
-        """Remove a user, and before it the user's policies: a later user of the name does not get them."""
+        """Remove a user, and before that its policies, so that a later user of the same name does not get them."""
 
     def put_acl(self, acl: Acl) -> None:
         """Write the policies of a user."""
@@ -65,14 +65,14 @@ class AuthStore(Protocol):
         """Remove the policies of a user."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the store."""
 
 
 class RocksStore:
     """The databases in a directory, `config` of the store. Implements AuthStore."""
 
     def __init__(self, directory: str) -> None:
-        """Open them, and make them if there are none. Raises AuthStoreError."""
+        """Open the databases, and create those that do not exist. Raises AuthStoreError."""
         self._users = _Database(os.path.join(directory, USERS))
         try:
             self._acls = _Database(os.path.join(directory, ACLS))
@@ -112,8 +112,8 @@ class RocksStore:
 
 class _Database:
     """One database. On a full disk it is opened for reading only, so that the broker starts, and opened again before
-    the next change. After a change for which there was no space it is opened again too: RocksDB itself would go on
-    refusing changes for some seconds."""
+    the next change. It is also opened again after a change for which there was no space: RocksDB itself would continue
+    to refuse changes for some seconds."""
 
     def __init__(self, path: str) -> None:
         """Raises AuthStoreError."""
@@ -131,11 +131,11 @@ class _Database:
         self._synced.sync = True
         self._opened: Rdict | None = None
         self._has_no_space = False
-        """Whether it has to be opened again before the next change."""
+        """Whether the disk was full, so that the database has to be opened again before the next change."""
         self._open()
 
     def items(self) -> Iterator[tuple[object, object]]:
-        """Yield all keys and values. Raises AuthStoreError, also at the end if a part cannot be read."""
+        """Yield all keys and values. Raises AuthStoreError, possibly only at the end, if a part cannot be read."""
         found = self._database().iter()
         found.seek_to_first()
         while found.valid():
@@ -152,12 +152,12 @@ class _Database:
         self._change(lambda: self._database().delete(key.encode(), write_opt=self._synced))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the database."""
         if self._opened is not None:
             opened, self._opened = self._opened, None
             try:
                 opened.close()
-            except Exception as error:  # it is closed; what could not be written was refused
+            except Exception as error:  # it is closed anyway; changes that could not be written were refused
                 log.warning("users_not_closed_cleanly", path=self._path, reason=str(error))
 
     def _change(self, work: Callable[[], None]) -> None:
@@ -215,7 +215,7 @@ def _options(library: ModuleType) -> Callable[[], Options]:
 
 
 def _decoded(key: object, value: object, kind: type[T], database: str) -> T:
-    """Return a value. Raises AuthStoreError, which does not repeat it."""
+    """Return a decoded value. Raises AuthStoreError, which does not repeat the value."""
     assert isinstance(key, bytes)
     assert isinstance(value, bytes)
     name = key.decode(errors="replace")
@@ -230,7 +230,7 @@ def _decoded(key: object, value: object, kind: type[T], database: str) -> T:
 
 
 def _done(work: Callable[[], T], why: str) -> T:
-    """Do work of the library. Raises AuthStoreError."""
+    """Call the library. `why`: the beginning of the error's text. Raises AuthStoreError."""
     try:
         return work()
     except OSError as error:
@@ -240,7 +240,7 @@ def _done(work: Callable[[], T], why: str) -> T:
             why = f"{why}: another broker is running on this store"
         if _DAMAGED in str(error):
             why = (
-                f"{why}: it is damaged. Put a copy of the whole directory back. To begin anew, with neither the users "
-                "nor the policies that it has, move it away: the next start makes the user of initAuthenticationUser"
+                f"{why}: it is damaged. Put a copy of the whole directory back. To start over without its users and "
+                "policies, move it away: the next start creates the user of initAuthenticationUser"
             )
         raise AuthStoreError(f"{why} ({error})") from None

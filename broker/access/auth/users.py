@@ -1,7 +1,7 @@
-"""The users and their policies in memory: what requests are checked by.
+"""The users and their policies in memory, by which requests are checked.
 
-A user is looked up for each request, and a change makes a new `Subject` in place of the old one, with new decisions. So
-a change counts from the next request on. Changes are made one after another: each is on the disk before it counts.
+A user is looked up for each request, and a change replaces its `Subject`, with the decisions kept in it, by a new one.
+So a change counts from the next request on. Changes are made one after another: each is on the disk before it counts.
 
 Keeps invariants 30 and 32 of ARCHITECTURE.md.
 """
@@ -52,9 +52,9 @@ T = TypeVar("T")
 
 MAX_USERS: Final = 100_000
 _MAX_DECISIONS: Final = 10_000
-"""Maximum number of decisions that are kept of one user."""
+"""Maximum number of decisions that are kept for one user."""
 _OF_ALL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC})
-"""They have messages of all topics: a policy that allows something on them has to name them."""
+"""Topics with messages for all topics: a policy that allows something on them has to name them."""
 
 
 class Authorization:
@@ -67,7 +67,7 @@ class Authorization:
 
 
 class Subject:
-    """A user with its policies, as of its last change. See `guard.Account`."""
+    """A user with its policies; a change of either replaces the object. See `guard.Account`."""
 
     __slots__ = ("_allowed", "_authorization", "_rules", "acl", "key", "may_all", "user")
 
@@ -79,8 +79,8 @@ class Subject:
         self._authorization = authorization
         self._rules = Rules(acl)
         self._allowed: set[tuple[object, ...]] = set()
-        """Requests that were allowed. None can become wrong, since neither the user nor its policies change. Names are
-        at most MAX_NAME_LENGTH characters long, so that their number bounds the memory."""
+        """Needs of requests that were allowed. None can become wrong, since neither the user nor its policies change.
+        Names are at most MAX_NAME_LENGTH characters long, so the number of entries bounds the memory."""
 
     @property
     def name(self) -> str:
@@ -160,7 +160,7 @@ class Users:
             _warn(acl)
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back after each change."""
+        """Call `callback` after each change."""
         self._on_change.append(callback)
 
     def close(self) -> None:
@@ -175,8 +175,8 @@ class Users:
     # --- changes. They raise Refused, in RocketMQ's words, and AuthStoreError.
 
     def add_at_start(self, users: Iterable[User], acls: Iterable[Acl]) -> list[str]:
-        """Before any request comes, make those users that do not exist yet, with their policies. Return the names of
-        the new users. Raises AuthStoreError."""
+        """Create the users among these that do not exist yet, with their policies, before any request comes. Return the
+        names of the new users. Raises AuthStoreError."""
         table = {acl.subject.username: acl for acl in acls}
         added = []
         for user in users:
@@ -192,19 +192,19 @@ class Users:
         return added
 
     async def create_user(self, user: User) -> None:
-        """Make a user."""
+        """Create a user."""
         async with self._one_at_a_time:
             name = user.username
             if name in self.by_name:
                 _refuse("The user is existed")
             if len(self.by_name) >= MAX_USERS:
-                _refuse(f"There are {MAX_USERS} users, which is the most")
+                _refuse(f"There are {MAX_USERS} users, which is the maximum")
             await self._write_user(user)
 
     async def update_user(
         self, username: str, password: str | None, user_type: UserType | None, status: UserStatus | None
     ) -> None:
-        """Change what is not None."""
+        """Change those properties of a user that are not None here."""
         async with self._one_at_a_time:
             old = self.by_name.get(username)
             if old is None:
@@ -229,7 +229,7 @@ class Users:
             self._changed()
 
     async def update_acl(self, username: str, info: AclInfo) -> list[Policy]:
-        """Add the entries of a request to a user's policies, in place of those for the same resources; return them."""
+        """Add the entries of a request to a user's policies, replacing those for the same resources; return them."""
         async with self._one_at_a_time:
             policies = await self._in_thread(lambda: read_policies(info))
             if username not in self.by_name:
@@ -288,7 +288,7 @@ class Users:
             raise
 
     def _use(self, user: User) -> None:
-        """Use a user that is on the disk, at a start."""
+        """At the start, make a user known that is already on the disk."""
         name = user.username
         self.by_name[name] = Subject(user, self.acls.get(name, empty_acl(name)), self._authorization)
 
@@ -297,7 +297,7 @@ class Users:
             callback()
 
     def _check_not_last(self, username: str) -> None:
-        """Refuse to remove the last super user: only a super user can make another one."""
+        """Raise Refused if this is the last enabled super user: only a super user can create another one."""
         if self.supers == [username]:
             _refuse(f"{username} is the last super user that is enabled, create another one first")
 
@@ -312,7 +312,7 @@ def _warn(acl: Acl) -> None:
                     "policy_doubtful",
                     user=acl.subject.username,
                     resource=entry.resource.key,
-                    reason=f"{', '.join(wrong)} is neither an address nor a network, and stands for {effect}",
+                    reason=f"{', '.join(wrong)} is neither an address nor a network, and counts as {effect}",
                 )
 
 

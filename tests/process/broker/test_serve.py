@@ -112,7 +112,7 @@ def test_a_property_that_nobody_knows_is_named_with_the_nearest_one(tmp_path: Pa
         ("flushDiskType=SOMETIMES", "ASYNC_FLUSH, SYNC_FLUSH"),
         ("messageDelayLevel=1s 5x", "'5x' is not a delay"),
         ("autoCreateTopicEnable=yes", "write true or false"),
-        ("maxMessageSize=0", "allowed are"),
+        ("maxMessageSize=0", "write a number from"),
         ("aclEnable=true", "rocketmqHome=DIRECTORY"),
         ("authorizationEnabled=true", "without authenticationEnabled=true"),
         ('initAuthenticationUser={"username":"a","password":"b"}', "every user of this machine sees it"),

@@ -122,7 +122,7 @@ def test_a_line_that_cannot_be_made_is_counted(log_format: str) -> None:
             text += os.read(reader, 65536).decode()
     lost, usual = text.splitlines()
     assert "log_lines_lost" in lost
-    assert "odd could not be told: MemoryError" in lost
+    assert "odd could not be logged: MemoryError" in lost
     assert "usual" in usual
     if log_format == "json":
         assert json.loads(lost)["lines"] == 1

@@ -332,7 +332,7 @@ async def test_a_wrong_file_leaves_the_accounts_and_is_told_once(
     assert denied(await peer.ask(signed(send("topicA"), ADMIN))) is None
     (line,) = (line for line in logged if line["event"] == "accounts_not_changed")
     assert line["log_level"] == "error"
-    assert line["reason"] == f"{path}, line 22: admin is true or false"
+    assert line["reason"] == f"{path}, line 22: admin must be true or false"
     write_accounts(tmp_path, ACCOUNTS.replace(ADMIN[1], "canary-secret-changed"))
     await looked(broker)
     assert denied(await peer.ask(signed(send("topicA"), ADMIN))) is not None

@@ -444,7 +444,7 @@ async def test_policies(broker: UnboundBroker, store: MemoryStore) -> None:
         ),
         (
             update_acl(USER[0], *(entry(f"Topic:{number}", "Pub") for number in range(10_001))),
-            (16, "The policies of a user have 10000 entries at most."),
+            (16, "The policies of a user may have at most 10000 entries."),
         ),
         (ask(3008, {}), (16, "The subject is null.")),
         (ask(3008, {"subject": "User:nobody"}), (16, "The subject is not exist.")),

@@ -106,7 +106,7 @@ def test_a_broker_for_this_machine_needs_nothing(tmp_path: Path) -> None:
     ("settings", "level", "part"),
     [
         (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5"), Level.ERROR, "does not start"),
-        (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5", "insecure=true"), Level.WARNING, "everybody"),
+        (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5", "insecure=true"), Level.WARNING, "anyone"),
         (("bindAddress=0.0.0.0", "brokerIP1=127.0.0.1", "aclEnable=true"), Level.WARNING, "their own machine"),
         (("brokerIP1=10.0.0.5",), Level.WARNING, "does not listen"),
     ],
@@ -123,9 +123,9 @@ SAFE = "accounts:\n- accessKey: administrator\n  secretKey: 0123456789abcdefXYZ\
     [
         (SAFE, 0o644, Level.ERROR, "may read"),
         (SAFE, 0o602, Level.ERROR, "may write"),
-        (SAFE.replace("0123456789abcdefXYZ", "12345678"), 0o600, Level.ERROR, "everybody knows"),
+        (SAFE.replace("0123456789abcdefXYZ", "12345678"), 0o600, Level.ERROR, "everyone knows"),
         (SAFE.replace("0123456789abcdefXYZ", "short-one"), 0o600, Level.WARNING, "9 characters"),
-        (SAFE.replace("admin: true", "admin: false"), 0o600, Level.WARNING, "no account administers"),
+        (SAFE.replace("admin: true", "admin: false"), 0o600, Level.WARNING, "no account is an administrator"),
         (f"globalWhiteRemoteAddresses: ['*']\n{SAFE}", 0o600, Level.ERROR, "without an account"),
         (f"globalWhiteRemoteAddresses: ['*:*:*:*:*:*:*:*']\n{SAFE}", 0o600, Level.ERROR, "without an account"),
         (f"{SAFE}  whiteRemoteAddress: '*'\n", 0o600, Level.ERROR, "without a signature"),
@@ -173,10 +173,10 @@ def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
     Path(certificates.path("server.key")).chmod(0o644)
     found = list(security.tls(config(tmp_path, *safe[:-1], "brokerIP1=10.0.0.5"), late))
     assert [text for _, text in bad(found)] == [
-        "tls.server.mode=permissive: clients may come without TLS, and then all can be read on the way",
+        "tls.server.mode=permissive: clients may connect without TLS, and then everything can be read on the way",
         f"every user of this machine may read {certificates.path('server.key')}, which has secrets",
         soon.text,
-        f"{certificates.path('server.pem')} is for broker.test, 127.0.0.1, and clients are told brokerIP1=10.0.0.5: "
+        f"{certificates.path('server.pem')} is for broker.test, 127.0.0.1, but clients are told brokerIP1=10.0.0.5: "
         "clients that compare names, such as duemq's, refuse it",
     ]
     wrong = config(tmp_path, "tls.server.certPath=/nothing", "tls.server.keyPath=/nothing")
@@ -221,7 +221,7 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: float, leve
     mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
     (found,) = machine.disk(config(tmp_path), mounts)
     assert (found.level, part in found.text + found.help) == (level, True)
-    for kind, warned in (("tmpfs", "ends with"), ("nfs4", "lock"), ("ext4", "")):
+    for kind, warned in (("tmpfs", "is lost with"), ("nfs4", "lock"), ("ext4", "")):
         mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nx {tmp_path} {kind} rw 0 0\ny {tmp_path}/stor tmpfs rw 0 0\n")
         texts = [each.text for each in machine.disk(config(tmp_path), mounts)][1:]
         assert [warned in text for text in texts] == ([True] if warned else [])

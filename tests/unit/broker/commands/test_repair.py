@@ -305,17 +305,17 @@ FOLDERS = (
 def directory(path: Path) -> str:
     (path / "of").mkdir(parents=True)
     (path / "of" / "somebody").write_bytes(b"else")
-    return "is a directory, where a file has to be; move it away"
+    return "is a directory, but must be a file; move it away"
 
 
 def file(path: Path) -> str:
     path.write_bytes(b"of somebody else")
-    return "is a file, where a directory has to be; move it away"
+    return "is a file, but must be a directory; move it away"
 
 
 def nowhere(path: Path) -> str:
     path.symlink_to("/nowhere/at/all")
-    return "is a link to /nowhere/at/all, where nothing is; remove it"
+    return "is a link to /nowhere/at/all, which does not exist; remove it"
 
 
 def loop(path: Path) -> str:
@@ -1100,13 +1100,13 @@ def test_the_command(tmp_path: Path, stopped: Stopped) -> None:
     dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
     assert dry.exit_code == 1, dry.output
     assert f"consumequeue/{SCHEDULE_TOPIC}/3 lacks units 0 to 14" in dry.output
-    assert "run it without --dry-run" in dry.output
+    assert "run this without --dry-run" in dry.output
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
     assert f"repaired: {stopped.root}" in done.output
     again = CliRunner().invoke(main, [*arguments, "--dry-run"])
     assert again.exit_code == 0, again.output
-    assert "nothing is to be repaired" in again.output
+    assert "nothing to repair" in again.output
 
 
 def test_the_command_tells_errors_in_one_line(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ async def test_who_holds_most_that_is_not_read_is_closed(loop: SteppedLoop) -> N
     assert [(event, peer) for event, peer, _ in frames.complaints] == [
         ("connection_dropped", f"127.0.0.1:{port}") for port in range(1, 5)
     ]
-    assert "300027 bytes of responses that it has not read for 18 s" in frames.complaints[0][2]
+    assert "it has not read 300027 bytes of responses for 18 s" in frames.complaints[0][2]
     reads = connect(Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(1_500_000))), output=output)
     reads.transport.block()
     reads.feed(numbered(1))

@@ -75,7 +75,7 @@ async def test_one_of_those_that_hold_most_goes(loop: SteppedLoop) -> None:
     made += readers(budget, 1000)
     assert (dropped(made), budget.used) == ([1], 5500)
     assert made[1].reasons == [
-        "5000 bytes of responses that it has not read for 2 s, and all clients together leave more than "
+        "it has not read 5000 bytes of responses for 2 s, and all clients together leave more than "
         "maxUnreadResponseBytes=10000 unread"
     ]
 

@@ -238,7 +238,7 @@ def test_a_setting_without_a_value_is_refused() -> None:
         (["maxMessageSize=8000000", "mappedFileSizeCommitLog=8000000"], "does not fit"),
         (["deleteWhen=4"], "deleteWhen=4"),
         (["timerPrecisionMs=500"], "timerPrecisionMs=500: only 1000 is possible, since the slots of a store would be"),
-        (["timerMaxDelaySec=400000000"], "timerMaxDelaySec=400000000: allowed are 1 to 316224000"),
+        (["timerMaxDelaySec=400000000"], "timerMaxDelaySec=400000000: write a number from 1 to 316224000"),
         (["deleteWhen=24"], "deleteWhen=24"),
         (["deleteWhen=04,05"], "deleteWhen"),
         (["nameserverPort=10911"], "nameserverPort=10911 is also a port of the broker"),

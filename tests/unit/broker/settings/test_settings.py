@@ -99,13 +99,13 @@ def test_an_update_that_changes_nothing_is_none(settings: LiveSettings) -> None:
     [
         ({"fileReservedTim": "1"}, "there is no property fileReservedTim; did you mean fileReservedTime?"),
         ({"fileReservedTime": "x"}, "fileReservedTime=x: write a number"),
-        ({"fileReservedTime": "-1"}, "fileReservedTime=-1: allowed are 0 to 10000000"),
+        ({"fileReservedTime": "-1"}, "fileReservedTime=-1: write a number from 0 to 10000000"),
         ({"deleteWhen": "4"}, "deleteWhen=4: write hours of two digits, such as 04 or 04;16"),
         ({"messageDelayLevel": "1x"}, "messageDelayLevel=1x: '1x' is not a delay: write a number and s, m, h or d"),
-        ({"aclEnable": "true"}, "aclEnable cannot change while the broker runs: give it to the broker's next start"),
-        ({"rocketmqHome": "x"}, "rocketmqHome cannot change while the broker runs: give it to the broker's next start"),
-        ({"listenPort": "1234"}, "listenPort cannot change while the broker runs: give it to the broker's next start"),
-        ({"testClock": "true"}, "testClock cannot change while the broker runs: give it to the broker's next start"),
+        ({"aclEnable": "true"}, "aclEnable cannot change while the broker runs: set it for the broker's next start"),
+        ({"rocketmqHome": "x"}, "rocketmqHome cannot change while the broker runs: set it for the broker's next start"),
+        ({"listenPort": "1234"}, "listenPort cannot change while the broker runs: set it for the broker's next start"),
+        ({"testClock": "true"}, "testClock cannot change while the broker runs: set it for the broker's next start"),
     ],
 )
 def test_an_update_is_made_as_a_whole_or_refused(
@@ -248,7 +248,7 @@ async def test_where_the_file_cannot_be_written_the_answer_says_so(tmp_path: Pat
         peer = broker.connect()
         answer = await peer.ask(update("fileReservedTime=48\n"))
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert (answer.remark or "").startswith("the settings are changed, but until the next start only: ")
+        assert (answer.remark or "").startswith("the settings are changed, but only until the next start: ")
         assert (await told(peer))["fileReservedTime"] == "48"
     (line,) = [line for line in logged if line["event"] == "setting_changed"]
     assert ("cannot be read" if what == "no directory" else "Is a directory") in line["until_restart_because"]

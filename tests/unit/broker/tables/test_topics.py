@@ -155,7 +155,7 @@ async def test_topics_that_cannot_be_are_refused(broker: UnboundBroker, peer: Pe
 async def test_a_misspelt_attribute_of_ours_is_refused(broker: UnboundBroker, peer: Peer, name: str) -> None:
     answer = await peer.ask(create("T", attributes=f"+{name}=true"))
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert f"unsupported key: {name}, there are timer.release.rate" in (answer.remark or "")
+    assert f"unsupported key: {name}, supported are timer.release.rate" in (answer.remark or "")
     assert "T" not in broker.topics.table
 
 

@@ -262,9 +262,9 @@ async def test_by_handle_only_the_message_that_is_meant_is_changed(
     [
         (("cancel", "T", "x", "K"), "x"),
         (("cancel", "T", "0" * 32, "K\x01K"), "2 uniqKeys for 1 ids"),
-        (("cancel", "T", ",".join(["0" * 32] * 1001), "K"), "1001 ids are over 1000"),
+        (("cancel", "T", ",".join(["0" * 32] * 1001), "K"), "1001 ids are more than 1000"),
         (("drop", "T", "0" * 32, "K"), "is not one of cancel, reschedule, deliver"),
-        (("reschedule", "T", "0" * 32, "K"), "reschedule needs a time"),
+        (("reschedule", "T", "0" * 32, "K"), "reschedule needs exactly one of them"),
     ],
 )
 async def test_a_wrong_change_by_handle_is_refused(peer: Peer, fields: tuple[str, str, str, str], remark: str) -> None:
@@ -347,13 +347,13 @@ async def test_a_new_time_may_be_a_delay_by_the_brokers_clock(known: UnboundBrok
     ("command", "remark"),
     [
         (change("stop", "0" * 32), "action=stop"),
-        (change("reschedule", "0" * 32), "reschedule needs a time"),
-        (change("cancel", "0" * 32, deliver_ms=5), "reschedule needs a time"),
-        (change("deliver", "0" * 32, deliver_ms=5), "reschedule needs a time"),
-        (change("reschedule", "0" * 32, deliver_ms=2**60), "reschedule needs a time"),
-        (change("reschedule", "0" * 32, delay_ms=2**60), "reschedule needs a time"),
-        (change("reschedule", "0" * 32, delay_ms=5, deliver_ms=5), "reschedule needs a time"),
-        (change("cancel", "0" * 32, delay_ms=5), "reschedule needs a time"),
+        (change("reschedule", "0" * 32), "reschedule needs exactly one of them"),
+        (change("cancel", "0" * 32, deliver_ms=5), "reschedule needs exactly one of them"),
+        (change("deliver", "0" * 32, deliver_ms=5), "reschedule needs exactly one of them"),
+        (change("reschedule", "0" * 32, deliver_ms=2**60), "reschedule needs exactly one of them"),
+        (change("reschedule", "0" * 32, delay_ms=2**60), "reschedule needs exactly one of them"),
+        (change("reschedule", "0" * 32, delay_ms=5, deliver_ms=5), "reschedule needs exactly one of them"),
+        (change("cancel", "0" * 32, delay_ms=5), "reschedule needs exactly one of them"),
         (change("cancel", "x"), "is not 32 or 56 hex digits"),
         (change("cancel", msg_id=""), "hex"),
         (change("cancel", *["0" * 32] * 1001), "1000"),
