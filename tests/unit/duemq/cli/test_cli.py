@@ -174,15 +174,15 @@ def test_errors_are_one_line_with_exit_code_1(run: Callable[..., Result]) -> Non
 
 # --- cancel -------------------------------------------------------------------------------------------------------
 
-GONE_LONG_AGO = "was delivered or cancelled long ago, or its store was compacted since"
+GONE_LONG_AGO = "was delivered or cancelled long ago, or its store has been compacted since"
 IDS = ["7F00000100002A9F000000000000000" + digit for digit in "12"]
 
 
 @pytest.mark.parametrize(
     ("outcomes", "lines", "code"),
     [
-        (["CANCELLED", "ALREADY_CANCELLED"], ["is cancelled", "was cancelled before"], 0),
-        (["CANCELLED", "ALREADY_DELIVERED"], ["is cancelled", "is delivered already"], 1),
+        (["CANCELLED", "ALREADY_CANCELLED"], ["is cancelled", "was already cancelled"], 0),
+        (["CANCELLED", "ALREADY_DELIVERED"], ["is cancelled", "was already delivered"], 1),
         (["NO_LONGER_WAITS", "CANCELLED"], [GONE_LONG_AGO, "is cancelled"], 1),
     ],
 )
@@ -256,8 +256,8 @@ def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
     result = run(*command, GONE, here)
     assert (result.exit_code, result.stderr) == (1, "")
     assert result.stdout.splitlines() == [
-        f"{GONE} is of the broker 127.0.0.1:10911, which is not there now; it may wait there",
-        f"{here} is no message that waits or waited here",
+        f"{GONE} is of the broker 127.0.0.1:10911, which the name servers do not know now; it may wait there",
+        f"{here} never waited at these brokers",
     ]
     assert '"BROKER_UNKNOWN"' in run(*command, GONE, "--json").stdout
 
@@ -268,7 +268,7 @@ def test_cancel_says_how_to_go_on_where_there_is_no_answer_in_time(
     known.on(RequestCode.CHANGE_PENDING, None)
     result = run("cancel", IDS[0], "--timeout", "50ms")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "to CHANGE_PENDING within 0.05 s. The same command again tells what became of each" in result.stderr
+    assert "to CHANGE_PENDING within 0.05 s. Run the same command again to see the result for each" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", IDS[0], "0" * 33]])
@@ -370,12 +370,12 @@ def test_a_curve_is_drawn_as_bars(known: FakeBroker, run: Callable[..., Result])
     ("command", "outcome", "line", "code"),
     [
         (["cancel"], "CANCELLED", "is cancelled", 0),
-        (["cancel"], "ALREADY_CANCELLED", "was cancelled before", 0),
-        (["cancel"], "ALREADY_DELIVERED", "is delivered already", 1),
-        (["cancel"], "NO_LONGER_WAITS", "was delivered or cancelled long ago, or its store was compacted since", 1),
+        (["cancel"], "ALREADY_CANCELLED", "was already cancelled", 0),
+        (["cancel"], "ALREADY_DELIVERED", "was already delivered", 1),
+        (["cancel"], "NO_LONGER_WAITS", GONE_LONG_AGO, 1),
         (["deliver"], "DELIVERED_NOW", "is due now", 0),
-        (["deliver"], "ALREADY_CANCELLED", "was cancelled before", 1),
-        (["reschedule", "--in", "1h"], "RESCHEDULED", "has another time", 0),
+        (["deliver"], "ALREADY_CANCELLED", "was already cancelled", 1),
+        (["reschedule", "--in", "1h"], "RESCHEDULED", "has a new time", 0),
     ],
 )
 def test_messages_are_changed_by_id(
@@ -404,7 +404,7 @@ def test_a_selection_is_changed(known: FakeBroker, run: Callable[..., Result]) -
     arguments = ["reschedule", "--topic", "t", "--key", "k", "--to", "2029-01-01T00:00+00:00"]
     result = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
     assert result.exit_code == 1
-    assert result.stdout.splitlines() == ["2 messages have another time", "1 message is delivered already"]
+    assert result.stdout.splitlines() == ["2 messages have a new time", "1 message was already delivered"]
     (request,) = known.requests_of(RequestCode.CHANGE_PENDING)
     assert request.ext == {
         "action": "reschedule",
@@ -414,16 +414,16 @@ def test_a_selection_is_changed(known: FakeBroker, run: Callable[..., Result]) -
         "endMs": "1861920000000",
     }
     nothing = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
-    assert (nothing.exit_code, nothing.stdout) == (0, "no such message waits\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no waiting message matches\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "what_now"),
     [
-        (IDS, "the same command again tells what became of each message"),
+        (IDS, "run the same command again to see the result for each message"),
         (
             ["--topic", "t", "--key", "a b", "--from", "2030-01-01T00:00+00:00"],
-            "how many of the messages still wait: duemq pending count --topic t --key 'a b' --from "
+            "to count the messages that still wait: duemq pending count --topic t --key 'a b' --from "
             "2030-01-01T00:00:00+00:00 --nameserver",
         ),
     ],
@@ -435,7 +435,7 @@ def test_a_change_that_is_not_answered_in_time_goes_on(
     known.on(RequestCode.CHANGE_PENDING, None)
     result = run("pending", *command, *arguments, "--timeout", "50ms")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"to CHANGE_PENDING within 0.05 s. The broker goes on with the change; {what_now}" in result.stderr
+    assert f"to CHANGE_PENDING within 0.05 s. The broker continues with the change; {what_now}" in result.stderr
     known.on(RequestCode.LIST_PENDING, page(counted=7))
     if "count" in what_now:
         again = result.stderr.strip().partition("duemq pending ")[2]
@@ -461,10 +461,10 @@ def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Call
         (["reschedule", IDS[0], "--in", "soon"], "is no duration"),
         (["list", "--from", "soon"], "is not a time"),
         (["list", "--limit", "0"], "range"),
-        (["curve", "--step", "999ms"], "1s or longer"),
+        (["curve", "--step", "999ms"], "1s or more"),
         (["curve", "--steps", "10001"], "range"),
         (["curve", "--to", "2020-01-01T00:00"], "after --from"),
-        (["curve", "--to", "2100-01-01T00:00", "--steps", "5"], "without --steps"),
+        (["curve", "--to", "2100-01-01T00:00", "--steps", "5"], "cannot be combined with --steps"),
         (["curve", "--to", "2100-01-01T00:00", "--step", "1s"], "1 to 10000 steps"),
     ],
 )

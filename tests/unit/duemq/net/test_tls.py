@@ -94,9 +94,12 @@ def test_each_option_means_tls(certificates: Certificates) -> None:
     [
         (["--tls-cert", "{}/client.pem"], "--tls-cert and --tls-key go together"),
         (["--tls-trust", "{}/nothing"], "No such file"),
-        (["--tls-trust", "{}/client.key"], "no certificates"),
-        (["--tls-cert", "{}/client.pem", "--tls-key", "{}/server.key"], "no key that belongs to them"),
-        (["--tls-cert", "{}/server.pem", "--tls-key", "{}/encrypted.key"], f"${KEY_PASSWORD} is the key's password"),
+        (["--tls-trust", "{}/client.key"], "not certificates in PEM"),
+        (["--tls-cert", "{}/client.pem", "--tls-key", "{}/server.key"], "not the key that belongs to them"),
+        (
+            ["--tls-cert", "{}/server.pem", "--tls-key", "{}/encrypted.key"],
+            f"if the key has a password, set ${KEY_PASSWORD}",
+        ),
     ],
 )
 def test_wrong_files_are_wrong_usage(certificates: Certificates, options: list[str], error: str) -> None:
