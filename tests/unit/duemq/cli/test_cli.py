@@ -146,13 +146,13 @@ def test_send_for_programs(run: Callable[..., Result]) -> None:
     [
         (["send"], "Missing argument 'TOPIC'"),
         (["send", "de mo", "x"], "has characters other than"),
-        (["send", "demo", "x", "--in", "5"], "'5' is no duration"),
+        (["send", "demo", "x", "--in", "5"], "'5' is not a duration"),
         (["send", "demo", "x", "--at", "tomorrow"], "'tomorrow' is not a time"),
         (["send", "demo", "x", "--level", "0"], "0 is not in the range"),
         (["send", "demo", "x", "--in", "5s", "--level", "2"], "contradict each other"),
         (["send", "demo", "x", "--property", "novalue"], "is not NAME=VALUE"),
-        (["send", "demo", ""], "an empty body"),
-        (["send", "demo", "x", "--nameserver", "h:x"], "is no address"),
+        (["send", "demo", ""], "the body is empty"),
+        (["send", "demo", "x", "--nameserver", "h:x"], "is not an address"),
         (["receive", "demo", "--from", "middle"], "is not a time"),
         (["receive", "demo", "--tag", "||"], "write * for all"),
     ],
@@ -223,7 +223,7 @@ def test_a_senders_id_is_refused_with_what_to_do(
     sent = json.loads(run("send", "demo", "hello", "--level", "2", "--json").stdout)["message_id"]
     refused = run(*command, sent)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert f"{sent!r} is the sender's id of a message" in refused.stderr
+    assert f"{sent!r} is the id that a sender gave a message" in refused.stderr
     assert f"duemq pending list --topic TOPIC --key {sent}" in refused.stderr
 
 
@@ -239,7 +239,7 @@ def test_cancel_takes_the_handle_that_send_prints(known: FakeBroker, run: Callab
     known.on(RequestCode.CHANGE_BY_HANDLE, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
     refused = run("cancel", handle)
     assert refused.exit_code == 1
-    assert "is no duemq broker, and to cancel a message without a recall handle" in refused.stderr
+    assert "is not a duemq broker, and cannot cancel a message without a recall handle" in refused.stderr
 
 
 GONE = "7F00000100002A9F0000000000000042"
@@ -453,12 +453,12 @@ def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Call
     ("arguments", "complaint"),
     [
         (["cancel"], "give message ids"),
-        (["cancel", "x"], "no offset message id"),
+        (["cancel", "x"], "not an offset message id"),
         (["cancel", IDS[0], "--topic", "t"], "not both"),
         (["cancel", "--topic", "t"], "at least one of"),
         (["reschedule", IDS[0]], "give one of --in and --at"),
         (["reschedule", IDS[0], "--in", "5s", "--at", "2030-01-01T00:00"], "give one of --in and --at"),
-        (["reschedule", IDS[0], "--in", "soon"], "is no duration"),
+        (["reschedule", IDS[0], "--in", "soon"], "is not a duration"),
         (["list", "--from", "soon"], "is not a time"),
         (["list", "--limit", "0"], "range"),
         (["curve", "--step", "999ms"], "1s or more"),
