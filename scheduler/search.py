@@ -254,7 +254,8 @@ class WaitingMessages:
     def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
         """Iterate over the messages that are not in the wheel at the time of this call and whose records lie behind a
         physical offset: queue offset, physical offset, size and deliver time. Deleting records and messages that
-        Apache's broker stored are left out, since their units do not tell enough. Yields reads as `select` does."""
+        Apache's broker stored are left out, since their units do not have enough information. Yields reads as `select`
+        does."""
         queue = self._timers.queue
         return self._units_behind(max(self._timers.queue_offset, queue.min_offset), queue.next_offset, reached)
 

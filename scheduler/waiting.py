@@ -156,8 +156,8 @@ def left_of(
 
 def is_behind(units: NDArray[Any], found: StartFacts) -> Mask:
     """Whether each unit of the timer topic's queue that is not in the wheel yet stands for a waiting message. False for
-    units whose tags code is a hash, as for messages of RocketMQ's broker and deleting records: only their records tell
-    (`is_told_by_record`)."""
+    units whose tags code is a hash, as for messages of RocketMQ's broker and deleting records: only their records show
+    that (`is_told_by_record`)."""
     physical = units["physical_offset"].astype(np.int64)
     waits = is_message(units["size"]) & (units["tags_code"] > MAX_HASH)
     waits &= ~is_among(physical, found.done) & ~is_among(physical, found.withdrawn)
@@ -165,7 +165,7 @@ def is_behind(units: NDArray[Any], found: StartFacts) -> Mask:
 
 
 def is_told_by_record(units: NDArray[Any]) -> Mask:
-    """Whether, for each unit of the timer topic's queue, only the record tells if a message waits there."""
+    """Whether, for each unit of the timer topic's queue, only its record shows if a message waits there."""
     return is_message(units["size"]) & (units["tags_code"] <= MAX_HASH)
 
 

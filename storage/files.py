@@ -253,7 +253,7 @@ class OsFile:
             return False
 
     def read_apart(self, ranges: Ranges) -> bytes:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _read_all(fd, ranges, self.path)
@@ -261,7 +261,7 @@ class OsFile:
             os.close(fd)
 
     def read_ahead(self, ranges: Ranges) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for offset, size in ranges:
@@ -296,7 +296,7 @@ class OsFile:
             written += os.pwrite(fd, view[written:end], offset + written)
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             for offset, data in writes:
@@ -308,7 +308,7 @@ class OsFile:
             os.close(fd)
 
     def allocate(self, offset: int, size: int) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.posix_fallocate(fd, offset, size)
@@ -332,7 +332,7 @@ class OsFile:
             offset = stop
 
     def sync(self) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _sync(fd, self.path)

@@ -155,8 +155,8 @@ class MessageStore:
         self._being_removed: Counter[str] = Counter()
         """Topics with former queues whose files are being removed, and the number of those removals."""
         self.removals = 0
-        """Generation counter: whoever keeps a ConsumeQueue has to look it up again once this changes, because queues
-        were removed, or a topic's number of queues changed."""
+        """Generation counter: a cached ConsumeQueue has to be looked up again once this changes, because queues were
+        removed, or a topic's number of queues changed."""
         self.queue_limits: dict[str, int] = {}
         """Number of queues that consumers read, by topic."""
         self.dirty: dict[ConsumeQueue, int] = {}
@@ -310,7 +310,7 @@ class MessageStore:
         """Rebuild all derived files under a root that has none of them yet, and accept no messages; call this after
         `inspect`. For the parameters see `Recovery.make_anew`. Raises StoreFormatError, OSError."""
         recovery = self._recovery
-        assert recovery is not None, "a store is inspected before it is made anew"
+        assert recovery is not None, "a store is inspected before it is rebuilt"
         self._recovery = None
         self.files.make_directories(self.queue_directory, durable=True)
         self._make_extension_directory()
@@ -570,8 +570,8 @@ class MessageStore:
         A sender may have put a whole forged record into the body of a message, with the physical offset at which it
         would come to lie. So a record counts only if its consume queue has it: the unit at its queue offset has to have
         its physical offset and its size, or a mark in place of the size. A record of a deleted topic no longer has a
-        unit, and is not returned: nothing tells it from bytes inside another record. Consume queues lose no unit before
-        the commitlog loses the record."""
+        unit, and is not returned: nothing distinguishes it from bytes inside another record. Consume queues lose no
+        unit before the commitlog loses the record."""
         data = self.record_at(physical_offset)
         message = _decoded(data) if data is not None else None
         if data is None or message is None or message.queue_offset < 0:

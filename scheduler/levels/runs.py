@@ -16,10 +16,10 @@ recovery finds behind that offset, the note tells exactly which messages were de
     | uint32           | uint16 | uint16 | int64    |     | int64           | int64    | int64        | 16 bytes |
     First the levels one after another, each with its runs. Then those scheduled records behind the cursors that an
     earlier recovery found delivered, since their deliveries may lie before the recovery offset. Then the limits of
-    runs, each with the run's number in its level. At last, as of the last reading of the clock, the end of the
-    commitlog, the wall time, the monotonic time, and the id of the boot from which the monotonic time counts (zeros if
-    unknown). Notes of earlier versions end before the monotonic time, before the end of the commitlog, or before the
-    limits. All integers are big-endian.
+    runs, each with the run's number in its level. Finally, for the last reading of the clock, the end of the commitlog,
+    the wall time, the monotonic time, and the id of the boot from which the monotonic time counts (zeros if unknown).
+    Notes of earlier versions end before the monotonic time, before the end of the commitlog, or before the limits. All
+    integers are big-endian.
 
 Keeps invariants 15 and 16 of ARCHITECTURE.md.
 """

@@ -9,7 +9,7 @@ to their real topics when they are due.
 Delivery copies a message into a record of its real topic and queue (properties REAL_TOPIC, REAL_QID). The properties
 are unchanged; the prepared-transaction offset of the copy, otherwise unused, names the record that scheduled it.
 
-Nothing polls: the heads of the queues tell when the next step is due, and an append to a queue where nothing waits
+Nothing polls: the heads of the queues determine when the next step is due, and an append to a queue where nothing waits
 calls `wake`.
 `step` does a bounded amount of work and returns the time of the next step; its caller owns the timer. `levels.delivery`
 has the two paths by which a batch is delivered.
@@ -80,7 +80,7 @@ _TOO_MANY: Final = "too many messages were delivered before earlier ones; Apache
 
 def reached(checkpoint: Checkpoint, saved: DelayOffsets) -> dict[int, int]:
     """Return the queue offset up to which each level was read, by level, according to the checkpoint, or to
-    delayOffset.json (`saved`) if RocketMQ had the store last. Empty if that source does not tell."""
+    delayOffset.json (`saved`) if RocketMQ had the store last. Empty if that source has none."""
     note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
     if note is not None:
         return {level: max(run.cursor for run in found) for level, found in note.runs.items()}

@@ -152,7 +152,7 @@ def _due_of(message: StoredMessage) -> int:
 
 def _next_unique_key(text: str) -> str:
     """Return the UNIQ_KEY of the record that follows the one with these properties: each delivery is a message of its
-    own, and by this key a start can tell whether a delivery has its next record. It is a hash of several properties,
+    own, and by this key a start recognizes whether a delivery has its next record. It is a hash of several properties,
     since senders may give several messages the same UNIQ_KEY."""
     names = (properties.UNIQ_KEY, properties.REAL_TOPIC, properties.KEYS, properties.TIMER_DELIVER_MS)
     parts = "\0".join(properties.get(text, name) or "" for name in names)

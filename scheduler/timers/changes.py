@@ -169,7 +169,7 @@ class TimerChanges:
     ) -> _Place | StoredMessage | Cancelled:
         """Return the place in the wheel at which a message waits by the record at a physical offset, or the message
         itself if it waits in a level; otherwise the reason why it does not wait by that record. If it was appended
-        again, that is CANCELLED_BEFORE, or NO_LONGER_WAITS if nothing is left that tells so. Raises OSError."""
+        again, that is CANCELLED_BEFORE, or NO_LONGER_WAITS if nothing is left that shows this. Raises OSError."""
         if message is None:
             return self._missing(physical_offset)
         if message.topic == SCHEDULE_TOPIC:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.seconds.second import Waits
 
 LOOK_UNITS: Final = 32
-"""Most records that are read in one piece of work if units do not tell enough about their messages."""
+"""Most records that are read in one piece of work if units do not have enough information about their messages."""
 
 
 def due_of(message: StoredMessage) -> int | None:

@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 _UNITS: Final = 4096
 _FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
 _LOOK_BYTES: Final = 1 << 20
-"""Approximate number of bytes of records that are read in one go if units do not tell enough. Reading them takes a few
-ms."""
+"""Approximate number of bytes of records that are read in one go if units do not have enough information. Reading them
+takes a few ms."""
 
 
 class Enqueuer:
@@ -164,7 +164,7 @@ class Enqueuer:
         return unit[:2] if unit is not None else None
 
     def _look(self, units: NDArray[Any]) -> _ReadUnits:
-        """Return the messages of units, reading records for topics or deliver times that the units do not tell. Covers
+        """Return the messages of units, reading records for topics or deliver times that the units do not have. Covers
         as many units, from the first one on, as one piece of work allows. Raises OSError."""
         codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
         physical = units["physical_offset"].astype(np.int64)

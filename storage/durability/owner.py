@@ -103,8 +103,8 @@ class CheckpointPart(Protocol):
         """Prepare to write for a new checkpoint, whose note was taken just now; the next `write_some` begins."""
 
     def write_some(self, now: Moment) -> bool:
-        """Write some of the state in memory into files; return whether there is more to write. Raises OSError; then
-        writing begins again."""
+        """Write some of the state in memory into files; return whether there is more to write. Raises OSError; writing
+        then starts over."""
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         """Return the work, run by a worker, that makes durable everything that was put into files so far. `is_last`:
@@ -698,7 +698,7 @@ class Durability:
     def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
         """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
         extension = self._store.extension_directory_of(topic)
-        # The directory of the queues goes last: from it the next start knows to remove what is left of both.
+        # The directory of the queues goes last: as long as it exists, the next start removes the rest of both.
         directories = [directory] if extension is None else [extension, directory]
         # Files of a new topic may have these names.
         for path in [path for path in self._expired if path.startswith(tuple(f"{each}/" for each in directories))]:

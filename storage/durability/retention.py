@@ -40,8 +40,8 @@ class RetentionConfig:
 
 
 class Retention:
-    """Decides which files may be deleted. The age of a file is told by the store time of the next file's first record,
-    not by the file's times, so copying a store does not make its files younger."""
+    """Decides which files may be deleted. The age of a file is judged by the store time of the next file's first
+    record, not by the file's times, so copying a store does not make its files younger."""
 
     def __init__(self, config: Current[RetentionConfig], files: Files, log: Commitlog) -> None:
         self._config = config

@@ -70,8 +70,8 @@ _END: Final = END_OF_FILE.to_bytes(2, "big", signed=True)
 FIRST_ADDRESS: Final = -(2**63)
 """The address of offset 0."""
 _MAX_END: Final = EXT_ADDRESS_MAX - FIRST_ADDRESS - (1 << 40)
-"""The offset beyond which nothing more is written: addresses of much higher offsets could not be told from hashes of
-tags."""
+"""The offset beyond which nothing more is written: addresses of much higher offsets could not be distinguished from
+hashes of tags."""
 _GAP: Final = 4096
 """Largest distance, in bytes, between units that are read with one call: there may be bitmaps between them."""
 _MAX_READ: Final = 1 << 20

@@ -132,7 +132,7 @@ def _first_candidate(queue: ConsumeQueue, offset: int, data: bytes, codes: froze
         try:
             data = queue.read_stored(offset, _CHUNK - offset % BLOCK)  # an address may stand for any tags code
         except NotInMemory:
-            break  # the units before are done with, so the search gets on however long the reads take
+            break  # the units before this need not be searched again: the search progresses even if reads take long
         found, at = _search(data, codes)
         if at < len(found) or not at:
             return offset + at

@@ -323,7 +323,7 @@ def log_end_of(notes: Mapping[str, bytes]) -> int | None:
 
 def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
     """Return the queue offset up to which the timer topic's queue was read, according to the checkpoint, or to
-    timercheck in `directory` if RocketMQ had the store last; 0 if that source does not tell. Raises StoreFormatError,
+    timercheck in `directory` if RocketMQ had the store last; 0 if that source has none. Raises StoreFormatError,
     OSError."""
     if checkpoint.is_foreign:
         check = load_check(files, f"{directory}/timercheck")

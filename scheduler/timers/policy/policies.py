@@ -197,7 +197,7 @@ class Policies:
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
         parked = waits[is_parked]
-        parked["held"] = False  # the policy is applied again when the topic goes on
+        parked["held"] = False  # the policy is applied again when the topic's pause ends
         held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
         return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
 

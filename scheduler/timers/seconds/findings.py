@@ -78,7 +78,8 @@ class Findings:
 
     def turned_to(self, second: int) -> None:
         """Note that a second got its turn. Deliveries since the start need not be noted here: none was of a message in
-        this slot or a later one. The deliveries that the start found are kept until no slot has messages of theirs."""
+        this slot or a later one. The deliveries that the start found are kept until no slot can have messages that they
+        delivered."""
         if self.is_replayed and second >= self.start.recovered_to:
             self.start, self._met_offsets = _NOTHING, []
 
