@@ -56,7 +56,7 @@ class File(Protocol):
         OSError."""
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
-        """Return the bytes of ranges, joined, or None where reading them all would wait for the disk."""
+        """Return the bytes of ranges, joined, or None if reading them all would have to wait for the disk."""
 
     def read_apart(self, ranges: Ranges) -> bytes:
         """Read as `read_ranges` does, from any thread. Raises OSError."""
@@ -126,7 +126,7 @@ class Files(Protocol):
         """Remove a directory and its content, or a file, if it exists. Raises OSError; the call may be repeated."""
 
     def read_whole(self, path: str) -> bytes | None:
-        """Return the bytes of a small file, or None where it does not exist. Raises StoreFormatError if the path is not
+        """Return the bytes of a small file, or None if it does not exist. Raises StoreFormatError if the path is not
         a regular file, OSError."""
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
@@ -578,7 +578,7 @@ def _named(error: OSError, path: str) -> OSError:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Return the status of a file; None where it does not exist. Raises StoreFormatError if the path is not a regular
+    """Return the status of a file; None if it does not exist. Raises StoreFormatError if the path is not a regular
     file, or is a broken link; OSError."""
     try:
         status = os.stat(path)

@@ -503,7 +503,7 @@ class MessageStore:
         return os.path.join(self.queue_directory, topic)
 
     def extension_directory_of(self, topic: str) -> str | None:
-        """Return the directory of the extensions of a topic's queues; None where there is none."""
+        """Return the directory of the extensions of a topic's queues; None if there is none."""
         directory = os.path.join(self.extension_directory, topic)
         return directory if self.files.exists(directory) else None
 
@@ -548,13 +548,13 @@ class MessageStore:
         return found is not None
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """Return the bytes of the record at a physical offset, or None where there is none. May wait for the disk."""
+        """Return the bytes of the record at a physical offset, or None if there is none. May wait for the disk."""
         found = read_record(self.log, physical_offset)
         return self.log.read(physical_offset, found.size) if found is not None else None
 
     def message_at(self, physical_offset: int, size: int | None = None) -> StoredMessage | None:
         """Return the message at a physical offset, or None if there is none, or no longer. `size`: the size of its
-        record, where the caller knows it. May wait for the disk."""
+        record, if the caller knows it. May wait for the disk."""
         data = self.log.read(physical_offset, size) if size is not None else self.record_at(physical_offset)
         return _decoded(data) if data is not None else None
 

@@ -88,7 +88,7 @@ class Recovered:
     records: int
     """Number of records read."""
     torn: str | None
-    """Why the commitlog was cut; None where it was not."""
+    """Why the commitlog was cut; None if it was not."""
     rebuilt: bool
     """Whether all consume queues were rebuilt."""
     last_store_timestamp: int

@@ -138,7 +138,7 @@ class QueueCheck:
         self._unread: dict[Key, _Planned] = {}
         """Queues whose units could not be read when they were to be noted."""
         self._at = 0
-        """Position of the next block; 0 where a new file is to be begun."""
+        """Position of the next block; 0 if a new file is to be begun."""
         self._capacity = 0
 
     # --- reading
