@@ -96,6 +96,7 @@ from duemq.broker.waiting.timer_status import TimerStatusHandlers
 from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.signature import Signer
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.service import LevelQueues
@@ -116,7 +117,6 @@ from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention
 from duemq.storage.errors import StoreError
 from duemq.storage.files import Files, OsFiles
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
 from duemq.storage.store import MessageStore
 

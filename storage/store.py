@@ -28,6 +28,7 @@ from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage, Summary, summarize
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.current import Current
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
@@ -45,15 +46,7 @@ from duemq.storage.log.scan import read_record, whole_records
 from duemq.storage.queues import check, pull
 from duemq.storage.queues.check import Key, QueueCheck
 from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
-from duemq.storage.queues.consume_queue import (
-    FOLLOWING,
-    MARK_SIZES,
-    PADDING_SIZE,
-    SCHEDULE_TOPIC,
-    UNIT_SIZE,
-    ConsumeQueue,
-    place_of,
-)
+from duemq.storage.queues.consume_queue import FOLLOWING, MARK_SIZES, PADDING_SIZE, UNIT_SIZE, ConsumeQueue, place_of
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
 from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
 from duemq.storage.queues.tags_codes import Told, tags_code

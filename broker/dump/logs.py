@@ -24,11 +24,11 @@ from duemq.protocol.records.record import (
     StoredMessage,
     decode,
 )
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.files import unit as timer_unit
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.storage.queues import consume_queue
 from duemq.storage.queues import extension as extended
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -46,7 +46,8 @@ from duemq.broker.repair.promised import PromisedDelays
 from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
 from duemq.broker.settings.parts import store_config, timer_config
-from duemq.broker.tables.topics import RETRY_PREFIX, is_own_topic, missing_topics
+from duemq.broker.tables.topics import is_own_topic, missing_topics
+from duemq.protocol.topics import RETRY_PREFIX
 from duemq.scheduler.delivery.deliveries import Deliveries
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.delay_offsets import OFFSET_TABLE, DelayOffsets

@@ -31,6 +31,7 @@ import numpy as np
 import structlog
 
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels import runs
@@ -49,7 +50,7 @@ from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.extension import EXT_ADDRESS_MAX
 from duemq.storage.queues.pull import ColdRead, ReadCold, patiently
 from duemq.storage.store import MessageStore

@@ -20,6 +20,7 @@ from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import properties, recurrence
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second, stored_key
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
@@ -38,7 +39,6 @@ from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import ORIGIN_ZERO
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
 

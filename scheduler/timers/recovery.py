@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.small_files import NO_OFFSETS, StartFacts, Sums, TimerCheck, TimerNote
@@ -34,7 +35,7 @@ from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:

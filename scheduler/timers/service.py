@@ -32,6 +32,7 @@ import structlog
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.delivery.batches import Batches, Kind
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
@@ -61,7 +62,7 @@ from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, ReadAhead, ReadCold
 from duemq.storage.store import MessageStore
 

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
 from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
@@ -43,8 +44,6 @@ from duemq.storage.queues.check import Key, QueueCheck, Wrong
 from duemq.storage.queues.consume_queue import (
     MARK_SIZES,
     PADDING_SIZE,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
     TOPIC_NAME,
     UNIT,
     WITHDRAWN_SIZE,

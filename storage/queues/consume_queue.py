@@ -58,9 +58,6 @@ MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
 _SIZE_AT: Final = 8
 TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 """The topic names that RocketMQ's TopicValidator accepts; a directory with any other name has no queues."""
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""The topic in which messages with a timer wait, all in queue 0."""
 FOLLOWING: Final = 1 << 62
 """In a unit that stands for no record, the tags code is this value plus the physical offset where the following records
 begin. No hash is as large."""

@@ -21,13 +21,13 @@ from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import first_id
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.timers.deliver_times import LOOK_UNITS
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 from duemq.storage.log.copies import origin_of
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range
 from duemq.storage.store import MessageStore
 

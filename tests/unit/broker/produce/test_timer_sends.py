@@ -17,10 +17,10 @@ from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, due_of
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.recall_handle import RecallHandle
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.config import Refusal
 from duemq.storage.budget import Unlimited
 from duemq.storage.clock import Moment
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import ADDED, ADDED_TEXT, request, send
 from tests.unit.broker.produce.test_retry import back, last

@@ -35,13 +35,13 @@ from duemq.protocol.requests.headers import (
     RelayToConsumer,
     ViewMessage,
 )
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment, SystemClock
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreError
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send

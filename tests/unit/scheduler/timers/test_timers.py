@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.records import properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
 from duemq.scheduler.timers.deliver_times import LOOK_UNITS
 from duemq.scheduler.timers.files import small_files
@@ -34,7 +35,6 @@ from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import origin_of
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
 from tests.support.messages import HOST
 from tests.unit.scheduler.timer_world import ANY_HOUR, START_MS, TimerWorld
