@@ -204,8 +204,14 @@ class Broker:
             raise
         self._turns = turns = Turns(loop, self._clock, self._make_budget)
         self._request_turns = RequestTurns(turns, self._request_budget)
-        self._durability_work, self._levels_work, self._timers_work, self._hand_over_work = (
-            turns.work(name) for name in ("durability", "levels", "timers", "hand over")
+        self._reads = ColdReads(self._files, self._workers, turns.share)
+        self._durability_work, self._levels_work, self._timers_work = (
+            turns.work(name, step, self._reads.step)
+            for name, step in (
+                ("durability", self._step_durability),
+                ("levels", self._step_levels),
+                ("timers", self._step_timers),
+            )
         )
         self.store = MessageStore(
             store_config(self.config),
@@ -434,7 +440,7 @@ class Broker:
 
         self.clients = clients = Clients(self.settings, real_clock, limits, turns)
         locks = QueueLocks(real_clock, limits)
-        reads = ColdReads(self._files, self._workers, self._turns.share)
+        reads = self._reads
         items = StatsItems(store.appender, real_clock, reads, config.cluster_name)
         stats = BrokerStats(store.appender, real_clock, items)
         admission = Admission(loop, config.max_waiting_request_bytes)
@@ -589,9 +595,6 @@ class Broker:
                 Chore("new connections", lambda: NEW_SECONDS, connection_limits.close_old),
             ),
         )
-        self._durability_work.start(reads.step(self._step_durability, self._durability_work.wake))
-        self._levels_work.start(reads.step(self._step_levels, self._levels_work.wake))
-        self._timers_work.start(reads.step(self._step_timers, self._timers_work.wake))
 
     # --- turns
 
@@ -773,10 +776,10 @@ class Broker:
 
         if self.store.health.verdict is Verdict.POISONED:
             return
-        self._hand_over_work.start(step)
-        self._hand_over_work.wake()
+        work = self._turns.work("hand over", step)
+        work.wake()
         await done
-        self._hand_over_work.stop()
+        work.stop()
 
     async def _stop_store(self) -> str | None:
         self._stopped_store = self._loop.create_future()

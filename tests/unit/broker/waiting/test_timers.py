@@ -579,7 +579,7 @@ def steps(broker: UnboundBroker) -> list[int]:
         called.append(now.wall_ms - NOW_MS)
         return 5.0
 
-    broker._timers_work.start(step)
+    broker._timers_work.step = step
     return called
 
 
@@ -651,8 +651,7 @@ def test_uvloop_is_driven_as_well() -> None:
     loop = uvloop.new_event_loop()
     called: list[int] = []
     turns = Turns(loop, SystemClock())
-    work = turns.work("timers")
-    work.start(lambda now, budget: called.append(1))
+    work = turns.work("timers", lambda now, budget: called.append(1))
     turns.start()
     work.wake()
     work.wake_later()
@@ -688,7 +687,7 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
             broker._timers_work.wake()
         return 5.0
 
-    broker._timers_work.start(step)
+    broker._timers_work.step = step
     broker._timers_work.wake()
     await turns(5)
     assert called == [0, 0]
@@ -704,7 +703,7 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
         if len(called) == 1:
             raise RuntimeError("x")
 
-    broker._timers_work.start(step)
+    broker._timers_work.step = step
     broker._timers_work.wake()
     await turns()
     await pass_time(broker, loop, 1)
