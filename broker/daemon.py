@@ -754,7 +754,7 @@ class Broker:
         """Leave the files of levels and timers in a state from which Apache's broker can continue. duemq itself needs
         only the look at the clock, in case the clock was set after the last turn."""
         done: asyncio.Future[None] = self._loop.create_future()
-        parts = deque((self.levels.hand_over_some, self.timers.hand_over_some))
+        parts = deque((self.levels.hand_over_next, self.timers.hand_over_next))
 
         def step(now: Moment, budget: Budget) -> float | None:
             try:

@@ -46,7 +46,14 @@ from duemq.storage.log.scan import read_record, whole_records
 from duemq.storage.queues import check, pull
 from duemq.storage.queues.check import Key, QueueCheck
 from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
-from duemq.storage.queues.consume_queue import FOLLOWING, MARK_SIZES, PADDING_SIZE, UNIT_SIZE, ConsumeQueue, place_of
+from duemq.storage.queues.consume_queue import (
+    FOLLOWING,
+    MARK_SIZES,
+    PADDING_SIZE,
+    UNIT_SIZE,
+    ConsumeQueue,
+    physical_offset_of,
+)
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
 from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
 from duemq.storage.queues.tags_codes import Told, tags_code
@@ -587,7 +594,7 @@ class MessageStore:
         limit = timestamp + 1 if upper else timestamp
 
         def reached(physical: int, size: int, code: int) -> bool:
-            found = read_record(self.log, place_of(physical, size, code), check_crc=False)
+            found = read_record(self.log, physical_offset_of(physical, size, code), check_crc=False)
             if found is None:
                 return size == PADDING_SIZE and code >= FOLLOWING  # nothing follows
             return found.store_timestamp >= limit

@@ -128,7 +128,7 @@ def queue(source: Source, start: int, end: int) -> Iterator[str]:
 
 def _unit(topic: str, physical: int, size: int, code: int) -> str:
     if size == consume_queue.PADDING_SIZE:
-        place = consume_queue.place_of(physical, size, code)
+        place = consume_queue.physical_offset_of(physical, size, code)
         return "no message" + (f" {fields(offset=physical, following=place)}" if place or physical else "")
     is_timed, is_extended = topic in (SCHEDULE_TOPIC, TIMER_TOPIC), code <= extended.EXT_ADDRESS_MAX
     told = fields(

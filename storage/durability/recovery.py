@@ -49,7 +49,7 @@ from duemq.storage.queues.consume_queue import (
     WITHDRAWN_SIZE,
     ConsumeQueue,
     hole,
-    place_of,
+    physical_offset_of,
 )
 from duemq.storage.queues.extension import extension_of
 from duemq.storage.queues.tags_codes import Told
@@ -694,7 +694,7 @@ class Recovery:
 
 def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
     """Whether a unit belongs to a record at or behind the physical offset `wanted`."""
-    return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
+    return physical_offset_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
 
 
 def _describe(wrong: dict[Key, list[Wrong]]) -> str:

@@ -335,9 +335,10 @@ def set_from_outside(node: ast.Assign) -> Iterator[str]:
     value = node.value
     is_function = isinstance(value, ast.Lambda) or (isinstance(value, ast.Attribute) and value.attr in methods)
     for target in node.targets:
-        if isinstance(target, ast.Attribute) and ast.unparse(target.value) not in ("self", "cls"):
-            if is_function or target.attr.lstrip("_").startswith("on_"):
-                yield ast.unparse(target)
+        if not isinstance(target, ast.Attribute) or ast.unparse(target.value) in ("self", "cls"):
+            continue
+        if is_function or target.attr.lstrip("_").startswith("on_"):
+            yield ast.unparse(target)
 
 
 def test_no_object_is_given_its_callbacks_later() -> None:
@@ -365,7 +366,7 @@ def test_no_object_is_given_its_callbacks_later() -> None:
     ],
 )
 def test_a_callback_that_is_given_later_is_seen(code: str) -> None:
-    found = []
+    found = list[str]()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ClassDef):
             found += given_later(node)

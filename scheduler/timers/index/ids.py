@@ -97,7 +97,7 @@ class TimerIds:
         again."""
         if self._reached == _NOT_BEGUN:
             self._reached = 0
-        if self._enqueuer.behind and self._enqueuer.enqueue_some(now_ms):
+        if self._enqueuer.behind and self._enqueuer.enqueue_next(now_ms):
             return None
         start = max(self._reached, self._log.begin)
         for position, units in self._log.scan(start, min(self._log.end, start + _SCAN_UNITS * UNIT_SIZE)):

@@ -732,7 +732,7 @@ async def test_at_its_end_the_broker_hands_over_before_the_last_flush(tmp_path: 
     async with running(tmp_path) as broker:
         events: list[str] = []
 
-        def hand_over_some(now_ms: int) -> bool:
+        def hand_over_next(now_ms: int) -> bool:
             events.append("hand over")
             return len(events) < 3
 
@@ -741,7 +741,7 @@ async def test_at_its_end_the_broker_hands_over_before_the_last_flush(tmp_path: 
             real_stop()
 
         real_stop = broker.durability.stop
-        broker.timers.hand_over_some = hand_over_some  # type: ignore[method-assign]
+        broker.timers.hand_over_next = hand_over_next  # type: ignore[method-assign]
         broker.durability.stop = stop  # type: ignore[method-assign]
     assert events == [*["hand over"] * 3, "stop"]
 
@@ -753,9 +753,9 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
         def fail(now_ms: int) -> bool:
             raise StoreError("x")
 
-        broker.timers.hand_over_some = fail  # type: ignore[method-assign]
+        broker.timers.hand_over_next = fail  # type: ignore[method-assign]
         # Both parts: a failure of the one does not keep the other from being handed over.
-        broker.levels.hand_over_some = fail  # type: ignore[assignment, method-assign]
+        broker.levels.hand_over_next = fail  # type: ignore[assignment, method-assign]
     assert [line["reason"] for line in logged if line["event"] == "not_handed_over"] == ["x", "x"]
     assert not (tmp_path / "abort").exists()
 

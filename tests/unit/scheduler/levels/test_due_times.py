@@ -211,7 +211,7 @@ def expire_half(world: World, level: Level) -> int:
     for queue in world.store.all_queues():
         queue.advance_min(world.store.log.begin)
     assert 0 < level.queue.min_offset == len(gone) < level.queue.next_offset
-    world.levels.expire_some()
+    world.levels.expire_next()
     return len(gone)
 
 

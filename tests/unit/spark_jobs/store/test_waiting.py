@@ -412,7 +412,7 @@ def test_what_waits_on_in_a_new_record_was_not_destroyed_with_its_file(tmp_path:
         broker.timer(START_MS + 90_000_000 + number, b"timer" + bytes(500))
         broker.schedule(4, b"level" + bytes(500))
     broker.run()
-    while broker.timers.keep_some(SEGMENT, look(broker.clock)) is not None:
+    while broker.timers.keep_next(SEGMENT, look(broker.clock)) is not None:
         broker.run()
     broker.run()
     broker.close()
