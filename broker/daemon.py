@@ -473,21 +473,21 @@ class Broker:
         )
         bridges = Bridges()
         sources = Sources(
-            self.settings,
-            store,
-            stats,
-            levels,
-            timers,
-            held,
-            retention,
-            self._pulls.polls,
-            bridges,
-            real_clock,
-            clock,
-            limits,
-            router,
-            self._tls,
-            guard,
+            settings=self.settings,
+            store=store,
+            stats=stats,
+            levels=levels,
+            timers=timers,
+            held=held,
+            retention=retention,
+            polls=self._pulls.polls,
+            bridges=bridges,
+            clock=real_clock,
+            messages_clock=clock,
+            limits=limits,
+            router=router,
+            tls=self._tls,
+            guard=guard,
         )
         added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
         staging = Staging(store, levels, timers, added)
