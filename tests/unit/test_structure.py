@@ -398,3 +398,16 @@ def test_every_setting_says_what_it_is_for() -> None:
     from duemq.broker.settings.config import FIELDS
 
     assert all(field.metadata["help"] for field in FIELDS.values())
+
+
+def test_the_tests_that_pages_cite_are_there() -> None:
+    there = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        there |= {path.stem, *re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))}
+    cited = {
+        name
+        for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for name in re.findall(r"`(?:[\w/]*/)?(test_\w+)(?:\.py)?`", page.read_text(encoding="utf-8"))
+    }
+    assert len(cited) > 20
+    assert cited <= there
