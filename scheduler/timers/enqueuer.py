@@ -223,7 +223,7 @@ def _were_again(records: PackedRecords) -> NDArray[np.bool_]:
     """Return, for each record, whether it is one with which its message was appended again."""
     result = np.zeros(len(records), bool)
     if _FIRST_ID in bytes(records.data):
-        origins = records.heads["prepared_transaction_offset"].tolist()
+        origins = records.heads["prepared_offset"].tolist()
         for at, text in enumerate(records.properties()):
             if _FIRST_ID in text:
                 result[at] = first_id(text.decode("utf-8", "replace"), origins[at]) is not None

@@ -19,8 +19,6 @@ from duemq.protocol.records.properties import MAX_BYTES
 from duemq.protocol.records.record import (
     FLAG_BORN_IPV6,
     FLAG_STORE_IPV6,
-    HEAD_FIELDS,
-    HEAD_SIZE_IPV4,
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
@@ -33,6 +31,7 @@ from duemq.protocol.records.record import (
 from duemq.spark_jobs.columns.hashes import hash_slices
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.columns.texts import Texts
+from duemq.storage.log.copies import HEAD
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,11 +46,6 @@ ZEROS: Final = "zeros where a record should be"
 _NOT_WRITTEN: Final = bytes(8)
 PADDING: Final = 128
 """Number of zeros that readers put behind the bytes to be walked over, so that a whole head can always be taken."""
-
-_NUMPY_CODES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "V8"}
-HEAD: Final = np.dtype([(name, _NUMPY_CODES[code]) for name, code in HEAD_FIELDS])
-"""All fields of a record up to its body, for IPv4 hosts."""
-assert HEAD.itemsize == HEAD_SIZE_IPV4
 
 
 class Damage(NamedTuple):

@@ -25,13 +25,13 @@ from duemq.protocol.records.record import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
 )
-from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
+from duemq.spark_jobs.columns.records import PADDING, Records
 from duemq.spark_jobs.compact.scan import KEYED_MESSAGE, PLAIN, TIMER_AGAIN, TIMER_DELETE
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.writers import layout
 from duemq.spark_jobs.writers.index import items_of
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
-from duemq.storage.log.copies import ORIGIN_ZERO
+from duemq.storage.log.copies import HEAD, ORIGIN_ZERO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
