@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _UNITS: Final = 16_384
 """Number of units that are read together."""
+_MARKER_SIZE, _MARKER_MAGIC_AT = 16, 12
+"""Size of the marker that ends a file of the timer log, and the position of its magic number, both in bytes."""
 _SEARCHED: Final = WINDOW - MAGIC_AT - 4
 _MAGIC_NAMES: Final = {
     timer_unit.NORMAL: "normal",
@@ -184,30 +186,33 @@ def extension(source: Source, start: int, end: int) -> Iterator[str]:
 
 
 def timers(source: Source, start: int, end: int) -> Iterator[str]:
-    """Yield the units of a timer log file, and the marker that ends it."""
+    """Yield the units of a timer log file, and the marker that ends it, whose size may be less than that of a unit."""
     base, unit_size = source.base, timer_unit.UNIT_SIZE
-    at = max(0, start - base) // unit_size * unit_size
+    at = batch_at = -(-max(0, start - base) // unit_size) * unit_size
+    units, superseded = np.empty(0, timer_unit.UNIT), np.empty(0, np.bool_)
     while at < source.size and base + at < end:
-        data = source.read(at, _UNITS * unit_size)[: _UNITS * unit_size]
-        units = np.frombuffer(data.ljust(-(-len(data) // unit_size) * unit_size, b"\0"), timer_unit.UNIT)
-        superseded = is_superseded(units)
-        for number in range(len(units)):
-            position = at + number * unit_size
-            if base + position >= end:
+        place = fields(position=base + at)
+        head = source.read(at, _MARKER_SIZE)
+        if int.from_bytes(head[_MARKER_MAGIC_AT:_MARKER_SIZE]) == MAGIC_END:
+            yield f"{place} end of the file: {int.from_bytes(head[:4], signed=True)} bytes are free"
+            return
+        left = min(unit_size, source.size - at)
+        if not any(head[:4]) and (behind := source.after_zeros(at)) >= at + left:
+            yield f"{place} zeros, {behind - at} bytes"
+            at = behind // unit_size * unit_size if behind < source.size else source.size
+            continue
+        if left < unit_size:
+            yield f"{place} damaged: {left} bytes behind the last unit"
+            return
+        if not batch_at <= at < batch_at + len(units) * unit_size:
+            batch_at, data = at, source.read(at, min(_UNITS, (source.size - at) // unit_size) * unit_size)
+            units = np.frombuffer(data[: len(data) // unit_size * unit_size], timer_unit.UNIT)
+            if not len(units):  # the file became shorter
                 return
-            each = units[number]
-            if int(each["magic"]) & 0xFFFFFFFF == MAGIC_END:
-                yield f"{fields(position=base + position)} end of the file: {each['size']} bytes are free"
-                return
-            if not each["size"] and (behind := source.after_zeros(position)) >= position + min(
-                unit_size, source.size - position
-            ):
-                yield f"{fields(position=base + position)} zeros, {behind - position} bytes"
-                at = behind // unit_size * unit_size if behind < source.size else source.size
-                break
-            yield f"{fields(position=base + position)} {_timer(each, is_superseded=bool(superseded[number]))}"
-        else:
-            at += len(units) * unit_size
+            superseded = is_superseded(units)
+        number = (at - batch_at) // unit_size
+        yield f"{place} {_timer(units[number], is_superseded=bool(superseded[number]))}"
+        at += unit_size
 
 
 def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:

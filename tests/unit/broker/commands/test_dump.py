@@ -237,6 +237,31 @@ def test_a_damaged_timer_log_and_wheel(store: Path, capsys: pytest.CaptureFixtur
     assert sum(line.startswith(f"misplaced: in slot {number} ") for line in found) == 1
 
 
+def test_a_timer_log_that_is_cut_off(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = store / "timerlog" / FIRST
+    before = rows(path, capsys=capsys)
+    for size in (103, 100, 56):
+        os.truncate(path, size)
+        damaged = f"position=52 damaged: {size - 52} bytes behind the last unit"
+        assert rows(path, capsys=capsys) == [before[0], damaged]
+
+
+def test_a_part_of_the_timer_log(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, later = store / "timerlog" / FIRST, store / "timerlog" / f"{52 * 1000:020}"
+    os.truncate(first, 52 * 10)
+    shutil.copy(first, later)
+    for path in (first, later):
+        before = rows(path, capsys=capsys)
+        at = [int(value) for value in values(before, "position")]
+        assert at[0] == int(path.name)
+        assert rows(path, "--from", str(at[1]), "--to", str(at[3]), capsys=capsys) == before[1:3]
+        assert rows(path, "--from", str(at[0] + 1), "--to", str(at[2] + 1), capsys=capsys) == before[1:3]
+    damage(first, 52 * 2, bytes(4) + struct.pack(">qI", 0, 0xCBD43194))
+    assert rows(first, capsys=capsys)[2:] == ["position=104 end of the file: 0 bytes are free"]
+    os.truncate(first, 52 * 2 + 16)
+    assert rows(first, capsys=capsys)[2:] == ["position=104 end of the file: 0 bytes are free"]
+
+
 def test_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = np.array([(5, 100, START_MS), (9, 200, START_MS + 2500), (5, 300, START_MS + 3000)], index_file.ITEM)
     path = tmp_path / "index" / index_file.file_name(START_MS / 1000, 0)
