@@ -1,7 +1,8 @@
 """Prints any file of a store, duemq's or RocketMQ's, as lines of text, for finding faults. Nothing is written, and no
 broker has to be stopped; writes of a running broker may be seen in part.
 
-    python -m duemq.broker.dump FILE...       for a directory, such as a whole store, all files in it
+    python -m duemq.broker.dump FILE...       for a directory, such as a whole store, all files in it,
+                                              also through symbolic links
         --from N --to N                       the first position, and the one to stop before; see below
         --limit N                             at most N lines of each file
         --body                                the bodies of messages as well
@@ -19,7 +20,8 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | config/users, config/acls | user; entry of a policy | |
 
 The kind of a file is recognised by its path, or else by its content. Damaged bytes are shown as a line with the word
-`damaged`, and the lines continue with what can be read behind them. Exit code 1 if a file could not be read.
+`damaged`, and the lines continue with what can be read behind them. Exit code 1 if a file could not be
+read, or a directory not listed.
 """
 
 from __future__ import annotations
@@ -29,27 +31,16 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
 
 try:
     from duemq.broker.dump.databases import is_database
     from duemq.broker.dump.kinds import BEGIN, END, lines
+    from duemq.broker.dump.walk import walk
 except ModuleNotFoundError as error:
     if __name__ != "__main__" or (error.name or "").partition(".")[0] == "duemq":
         raise
     # The same text as from the commands of `duemq`, whose code cannot catch this error.
     sys.exit(f"python -m duemq.broker.dump needs the package {error.name}: pip install 'duemq[broker]'")
-
-
-def _files(path: str) -> Iterator[str]:
-    if not os.path.isdir(path) or is_database(path):
-        yield path
-        return
-    for directory, directories, names in os.walk(path):
-        directories.sort()
-        yield from (os.path.join(directory, name) for name in directories if is_database(os.path.join(directory, name)))
-        directories[:] = (name for name in directories if not is_database(os.path.join(directory, name)))
-        yield from (os.path.join(directory, name) for name in sorted(names))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,8 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
     if given.limit is not None and given.limit < 0:
         parser.error("--limit must be 0 or more")
     failed = 0
-    for path in [path for each in given.files for path in _files(each)]:
+    for path, why in (found for each in given.files for found in walk(each)):
+        if isinstance(why, str) and why:
+            sys.stdout.write(f"{path}: {why}\n")
+            continue
         try:
+            if isinstance(why, OSError):
+                raise why
             if not stat.S_ISREG(os.stat(path).st_mode) and not is_database(path):
                 raise OSError("this is not a regular file; copy the bytes into one")
             for line in lines(path, given.start, given.end, given.limit, with_bodies=given.body):

@@ -14,7 +14,8 @@ from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import check, extension, index_file
 
 BEGIN: Final = -(2**63)
-END: Final = 2**63
+END: Final = 2**80
+"""Behind all positions: a damaged name, of 20 digits, may be beyond 2**63."""
 
 _COMMITLOG, _QUEUE, _EXTENSION, _TIMERS = "commitlog", "consume queue", "consume queue's extension", "timer log"
 _WHEEL, _INDEX, _TABLE, _UNKNOWN = "timer wheel", "index", "table", "bytes"

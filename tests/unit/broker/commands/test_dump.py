@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -347,6 +348,47 @@ def test_a_whole_store_and_what_cannot_be_read(store: Path, capsys: pytest.Captu
     assert told.err == f"{store}/commitlog/{SEGMENT:020}: No such file or directory\n"
     assert all(f"{path}: " in told.out for path in before)
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_symbolic_links_are_followed(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for name in ("commitlog", "consumequeue/plain", "config"):
+        (store / name).rename(disk / Path(name).name)
+        (store / name).symlink_to(disk / Path(name).name)
+    (disk / "commitlog" / "loop").symlink_to(store)
+    (store / "again").symlink_to(disk / "config")
+    (store / "index").mkdir(exist_ok=True)
+    assert command.main([str(store), "--limit", "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    for name in (f"commitlog/{FIRST}: commitlog", f"consumequeue/plain/0/{FIRST}: consume queue"):
+        assert sum(line.startswith(f"{store}/{name}, ") for line in told) == 1
+    assert f"{store}/commitlog/loop: the same directory as {store}" in told
+    assert f"{store}/config: the same directory as {store}/again" in told
+    assert f"{store}/index: no files" in told
+
+
+def test_a_directory_that_cannot_be_listed(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list_directory = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == f"{store}/commitlog":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return list_directory(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert command.main([str(store), "--limit", "1"]) == 1
+    told = capsys.readouterr()
+    assert told.err == f"{store}/commitlog: Permission denied\n"
+    assert f"{store}/checkpoint: " in told.out
+
+
+def test_a_name_beyond_all_offsets(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (f"commitlog/{FIRST}", f"timerlog/{FIRST}", f"consumequeue/plain/0/{FIRST}"):
+        path = (store / name).rename((store / name).with_name("9" * 20))
+        assert len(rows(path, "--limit", "3", capsys=capsys)) == 3
 
 
 def test_whoever_has_seen_enough_is_not_told_of_it(written: Broker) -> None:
