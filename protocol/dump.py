@@ -60,6 +60,7 @@ MAX_BYTES: Final = 1 << 27
 MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
 """Matches the bytes behind the size of a record."""
 MAGIC_AT: Final = 4
+MAGIC_SIZE: Final = 4
 
 _SHOWN: Final = 256
 """Number of bytes of a body that is shown in part."""

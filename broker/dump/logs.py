@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from duemq.broker.dump.source import WINDOW, Source
-from duemq.protocol.dump import MAGIC_AT, MAGICS, fields, record, when
+from duemq.broker.dump.source import Source
+from duemq.protocol.dump import MAGIC_AT, MAGIC_SIZE, MAGICS, fields, record, when
 from duemq.protocol.errors import RecordError
 from duemq.protocol.records.record import (
     END_MARKER,
@@ -21,6 +21,7 @@ from duemq.protocol.records.record import (
     MAGIC_V1,
     MAGIC_V2,
     MIN_SIZE,
+    PHYSICAL_OFFSET_AT,
     StoredMessage,
     decode,
 )
@@ -37,7 +38,6 @@ _UNITS: Final = 16_384
 """Number of units that are read together."""
 _MARKER_SIZE, _MARKER_MAGIC_AT = 16, 12
 """Size of the marker that ends a file of the timer log, and the position of its magic number, both in bytes."""
-_SEARCHED: Final = WINDOW - MAGIC_AT - 4
 _MAGIC_NAMES: Final = {
     timer_unit.NORMAL: "normal",
     timer_unit.ROLL: "roll",
@@ -90,14 +90,15 @@ def _record(source: Source, at: int) -> StoredMessage | str:
 def _following(source: Source, at: int) -> int:
     """Return the position, from a byte of the file on, of the next record whose own physical offset matches; the file's
     size if there is none."""
-    at = max(0, at)
-    while at < source.size:
-        data = source.read(at, WINDOW)
-        for place in [at + found.start() - MAGIC_AT for found in MAGICS.finditer(data, MAGIC_AT)]:
-            found_there = _record(source, place)
-            if isinstance(found_there, StoredMessage) and found_there.physical_offset == source.base + place:
-                return place
-        at = source.after_zeros(at + _SEARCHED) - MAGIC_AT - 4 if at + WINDOW < source.size else source.size
+    at = max(0, at) + MAGIC_AT
+    while (at_magic := source.find(MAGICS, at, MAGIC_SIZE)) is not None:
+        place = at_magic - MAGIC_AT
+        told = source.read(place + PHYSICAL_OFFSET_AT, 8)  # first, since the size may be wrong, and large
+        if int.from_bytes(told, signed=True) == source.base + place and isinstance(
+            _record(source, place), StoredMessage
+        ):
+            return place
+        at = at_magic + 1
     return source.size
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from duemq.broker.dump import __main__ as command
 from duemq.broker.dump import source
 from duemq.broker.dump.kinds import lines
+from duemq.protocol.records.record import StoredMessage, encode
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import index_file
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
@@ -152,6 +154,59 @@ def test_consume_queues(written: Broker, capsys: pytest.CaptureFixture[str]) -> 
     assert values(levels, "due") == ["2023-11-14T23:13:20.000Z"]
     timers = rows(queues / TIMER_TOPIC / "0" / FIRST, "--limit", "1", capsys=capsys)
     assert values(timers, "due") == ["2023-11-14T22:13:21.000Z"]
+
+
+def bytes_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of bytes that are read of a file to make its lines."""
+    read, sizes = os.pread, list[int]()
+
+    def counted(descriptor: int, size: int, at: int) -> bytes:
+        data = read(descriptor, size, at)
+        sizes.append(len(data))
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", counted)
+        patch.setattr(source, "WINDOW", WINDOW)
+        assert len(list(lines(str(path)))) > 2
+    return sum(sizes)
+
+
+WINDOW = 8192
+UNIT = struct.pack(">qiq", 5, 200, 7)
+RECORD = StoredMessage(
+    queue_id=0,
+    queue_offset=0,
+    topic="t",
+    body=b"x",
+    born_timestamp=START_MS,
+    born_host=bytes(8),
+    store_timestamp=0,
+    store_host=bytes(8),
+)
+SIZE = len(encode(RECORD))
+RECORDS = b"".join(encode(msgspec.structs.replace(RECORD, physical_offset=at)) for at in range(0, SIZE * 1_000, SIZE))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("consumequeue/plain/0", UNIT * 5_000),
+        ("consumequeue/plain/0", (UNIT + bytes(20)) * 2_500),
+        ("consumequeue_ext/plain/0", (struct.pack(">hqqh", 20, 5, START_MS, 0) + bytes(20)) * 2_500),
+        ("timerlog", (struct.pack(">iqiqiqiiq", 52, -1, 1, START_MS, 0, 5, 200, 7, START_MS) + bytes(52)) * 1_000),
+        ("commitlog", RECORDS),
+        ("commitlog", b"".join(RECORDS[at : at + SIZE] + bytes(SIZE) for at in range(0, len(RECORDS), 2 * SIZE))),
+        ("commitlog", b"".join(RECORDS[at : at + 2 * SIZE - 1] + b"x" for at in range(0, len(RECORDS), 2 * SIZE))),
+        ("commitlog", RECORDS[:SIZE] * 3 + (struct.pack(">i", 60_000) + RECORDS[4:8]) * 10_000),
+    ],
+    ids=["units", "units-and-zeros", "extension", "timers", "records", "zeros", "damaged", "magic-numbers"],
+)  # fmt: skip
+def test_no_byte_is_read_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes) -> None:
+    path = tmp_path / name / FIRST
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    assert bytes_read(path, monkeypatch) < 4 * len(data) + 2 * WINDOW
 
 
 def test_units_that_stand_for_no_record(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
