@@ -17,6 +17,7 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | index/ | item | number of the item |
 | checkpoint, queuecheck, timercheck | value, note, block | |
 | JSON tables in config/ | entry | |
+| audit/ | entry | |
 | config/users, config/acls | user; entry of a policy | |
 
 The kind of a file is recognised by its path, or else by its content. Damaged bytes are shown as a line with the word

@@ -1,9 +1,10 @@
-"""Lines of a store's other files: those of fixed layout, and the JSON tables. Damage is reported.
+"""Lines of a store's other files: those of fixed layout, the JSON tables, and the audit log. Damage is reported.
 
 `start`, `end`: seconds since the epoch in the wheel, numbers of items in an index file. Raises OSError."""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, Final
@@ -25,6 +26,9 @@ from duemq.storage.queues import check, index_file
 
 _SHOWN: Final = 1024
 """Bytes shown of unknown content."""
+_LINE_END: Final = re.compile(rb"\n")
+_MAX_ENTRY: Final = 1 << 20
+"""Maximum size, in bytes, of an entry of the audit log that is shown."""
 
 
 # --- the wheel and the index
@@ -232,6 +236,27 @@ def table(source: Source) -> Iterator[str]:
                 yield f"{fields(table=name, name=key)} {_entry(entry)}"
         else:
             yield f"{fields(table=name)} {_entry(content)}"
+
+
+def audit(source: Source) -> Iterator[str]:
+    """Yield the entries of a file of the audit log, one per line. Memory: that of one entry."""
+    at = 0
+    while at < source.size:
+        end = source.find(_LINE_END, at, 1)
+        stop = source.size if end is None else end
+        try:
+            if stop - at > _MAX_ENTRY:
+                raise BodyError(f"a line of {stop - at} bytes; entries are shown up to {_MAX_ENTRY} bytes")
+            if end is None:
+                raise BodyError("the last line has no end")
+            entry: Any = fastjson.loads(source.read(at, stop - at))
+            if not isinstance(entry, dict):
+                raise BodyError("this is no JSON object")
+            yield " ".join(f"{value(key)}={value(each)}" for key, each in entry.items())
+        except BodyError as error:
+            part = shown(source.read(at, min(stop - at, _SHOWN)))
+            yield f"damaged at byte {at}: {error}: {part}"
+        at = stop + 1
 
 
 def _entry(entry: object) -> str:

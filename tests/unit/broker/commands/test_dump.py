@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duemq.broker.dump import __main__ as command
-from duemq.broker.dump import source
+from duemq.broker.dump import source, tables
 from duemq.broker.dump.kinds import lines
 from duemq.protocol.records.record import StoredMessage, encode
 from duemq.scheduler.timers.files import wheel
@@ -377,6 +377,29 @@ def test_json_tables(written: Broker, store: Path, capsys: pytest.CaptureFixture
     assert text == r'"{\"offsetTable\":"'
 
 
+def test_the_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"time": "2026-11-25T19:30:00.123Z", "action": "CLEAN", "code": 5, "topic": "a b", "fields": {"perm": 6}}
+    line = json.dumps(entry, separators=(",", ":")) + "\n"
+    shown = 'time=2026-11-25T19:30:00.123Z action=CLEAN code=5 topic="a b" fields={"perm": 6}'
+    monkeypatch.setattr(source, "WINDOW", 100)
+    for name in ("audit.log", "audit.log.12", "elsewhere"):
+        (tmp_path / name).write_text(line * 3)
+        assert command.main([str(tmp_path / name)]) == 0
+        head, *found = capsys.readouterr().out.splitlines()
+        assert head == f"{tmp_path / name}: audit log, {3 * len(line)} bytes"
+        assert found == [shown] * 3
+    monkeypatch.setattr(tables, "_MAX_ENTRY", len(line))
+    path = tmp_path / "audit.log"
+    path.write_text(f"{line}[1]\nx\n{'y' * 300}\n{line}{line[:-1]}")
+    first, array, text, long, again, cut = rows(path, capsys=capsys)
+    assert first == again
+    size = len(line)
+    assert array == f'damaged at byte {size}: this is no JSON object: "[1]"'
+    assert text.startswith(f"damaged at byte {size + 4}: JSON that ")
+    assert long.startswith(f"damaged at byte {size + 6}: a line of 300 bytes; entries are shown up to {size} bytes: ")
+    assert cut.startswith(f"damaged at byte {2 * size + 307}: the last line has no end: ")
+
+
 def test_a_file_that_was_moved_is_known_by_its_content(written: Broker, tmp_path: Path) -> None:
     kinds = {
         f"commitlog/{FIRST}": "commitlog",
@@ -502,6 +525,22 @@ def test_a_huge_file_of_a_small_kind_is_refused(tmp_path: Path, capsys: pytest.C
         file.truncate(source.MAX_WHOLE + 1)
     assert command.main([str(tmp_path / name)]) == 1
     assert f"{source.MAX_WHOLE + 1} bytes; files of this kind are read up to" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("users", "acls"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "CURRENT").write_text("MANIFEST-000001\n")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert command.main([str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "damaged" not in told.out
+    assert told.err.splitlines() == [
+        f"{tmp_path}/{name}: a RocksDB database, for which the package rocksdict is missing: pip install 'duemq[auth]'"
+        for name in ("acls", "users")
+    ]
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
