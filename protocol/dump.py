@@ -5,14 +5,14 @@
         --as raw|hex|base64                      the encoding, if the bytes themselves do not tell
         --body                                   the bodies of messages as well, and bodies of frames in full
 
-Exit code 1 if a file could not be read, has no frames, or is damaged.
+Exit code: 0; 1 if a file could not be read, has no frames, or is damaged; 2 for wrong options.
 
 For each frame: its code and the name of that, the kind of header, its fields, and the body: the records of an answer to
 a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. What is readable
 behind it is shown, but for frames behind a wrong length: nothing tells where they begin.
 
-`fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control characters in the
-bytes are escaped, so that a terminal does not obey them.
+`DamageLine`, `fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control
+characters in the bytes are escaped, so that a terminal does not obey them.
 """
 
 from __future__ import annotations
@@ -85,6 +85,17 @@ _FLAGS: Final = {
     FLAG_BORN_IPV6: "born-ipv6",
     FLAG_STORE_IPV6: "store-ipv6",
 }
+
+
+class DamageLine(str):
+    """A line that reports damage: commands end with exit code 1 for it."""
+
+    __slots__ = ()
+
+
+def prefixed(prefix: str, line: str) -> str:
+    """Return a line behind a prefix; a DamageLine remains one."""
+    return type(line)(prefix + line)
 
 
 # --- values
@@ -181,7 +192,7 @@ def records(data: Body, *, with_bodies: bool = False) -> Iterator[str]:
             message = decode(view, at)
         except RecordError as error:
             following = next((place for place in _places(data, at + 1) if _is_record(view, place)), len(view))
-            yield f"damaged at byte {at}: {error.why}; {following - at} bytes are passed over"
+            yield DamageLine(f"damaged at byte {at}: {error.why}; {following - at} bytes are passed over")
             at = following
         else:
             yield record(message, with_body=with_bodies)
@@ -210,11 +221,11 @@ def frames(data: bytes, *, with_bodies: bool = False) -> Iterator[str]:
     for number, frame in enumerate(reader.receive_data(data), 1):
         size = 8 + len(frame[1]) + len(frame[2])
         yield f"frame {number}, bytes {at} to {at + size}"
-        yield from (f"  {line}" for line in _frame(frame, with_bodies=with_bodies))
+        yield from (prefixed("  ", line) for line in _frame(frame, with_bodies=with_bodies))
         at += size
     reader.receive_eof()
     if reader.error is not None:
-        yield f"damaged at byte {at}: {reader.error}; {len(data) - at} bytes are left"
+        yield DamageLine(f"damaged at byte {at}: {reader.error}; {len(data) - at} bytes are left")
         yield f"  {shown(data[at:], _SHOWN)}"
 
 
@@ -224,7 +235,7 @@ def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
     try:
         command = codec.decode(frame)
     except FrameError as error:
-        yield f"damaged: {error}; {sizes}"
+        yield DamageLine(f"damaged: {error}; {sizes}")
         yield f"header {shown(header, _SHOWN)}"
         if body:
             yield f"body {shown(body, None if with_bodies else _SHOWN)}"
@@ -263,7 +274,7 @@ def _body(command: Command, *, with_bodies: bool) -> Iterator[str]:
         try:
             yield f"body {_json(fastjson.loads(body))}"
         except BodyError as error:
-            yield f"body damaged: {error}"
+            yield DamageLine(f"body damaged: {error}")
             yield f"body {shown(body, None if with_bodies else _SHOWN)}"
     elif body:
         yield f"body {shown(body, None if with_bodies else _SHOWN)}"
@@ -293,7 +304,7 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
             body=content if with_bodies else None,
         )
     if why:
-        yield f"damaged: {why}"
+        yield DamageLine(f"damaged: {why}")
 
 
 # --- the command
@@ -343,26 +354,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--as", dest="form", choices=FORMATS, help="what the files are, where their bytes do not tell")
     parser.add_argument("--body", action="store_true", help="bodies of messages, too, and others in full length")
     given = parser.parse_args(arguments)
-    failed = 0
+    failed = False
     for name in given.files:
         try:
             data = unpacked(_read(name), given.form)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else None
             sys.stderr.write(f"{name}: {why or error}\n")
-            failed = 1
+            failed = True
             continue
         if not data:
             sys.stderr.write(f"{name}: there are no bytes\n")
-            failed = 1
+            failed = True
             continue
         if len(given.files) > 1:
             sys.stdout.write(f"== {name}\n")
         for line in frames(data, with_bodies=given.body):
             sys.stdout.write(f"{line}\n")
-            if line.lstrip().startswith(("damaged", "body damaged")):
-                failed = 1
-    return failed
+            failed = failed or isinstance(line, DamageLine)
+    return int(failed)
 
 
 if __name__ == "__main__":

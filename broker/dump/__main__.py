@@ -21,8 +21,9 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | config/users, config/acls | user; entry of a policy | |
 
 The kind of a file is recognised by its path, or else by its content. Damaged bytes are shown as a line with the word
-`damaged`, and the lines continue with what can be read behind them. Exit code 1 if a file could not be
-read, or a directory not listed.
+`damaged`, a record or a slot in the wrong place with `misplaced`, and the lines continue with what can be read behind
+them. Exit code: 0; 1 if a line that was printed reports damage, a file could not be read or a directory not be listed;
+2 for wrong options.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ try:
     from duemq.broker.dump.databases import is_database
     from duemq.broker.dump.kinds import BEGIN, END, lines
     from duemq.broker.dump.walk import walk
+    from duemq.protocol.dump import DamageLine
 except ModuleNotFoundError as error:
     if __name__ != "__main__" or (error.name or "").partition(".")[0] == "duemq":
         raise
@@ -60,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.limit is not None and given.limit < 0:
         parser.error("--limit must be 0 or more")
-    failed = 0
+    failed = False
     for path, why in (found for each in given.files for found in walk(each)):
         if isinstance(why, str) and why:
             sys.stdout.write(f"{path}: {why}\n")
@@ -72,10 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
                 raise OSError("this is not a regular file; copy the bytes into one")
             for line in lines(path, given.start, given.end, given.limit, with_bodies=given.body):
                 sys.stdout.write(f"{line}\n")
+                failed = failed or isinstance(line, DamageLine)
         except OSError as error:
             sys.stderr.write(f"{path}: {error.strerror or error}\n")
-            failed = 1
-    return failed
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from duemq.broker.access.auth.model import Acl, User, word
 from duemq.broker.access.auth.store import ACLS, USERS, RocksStore
 from duemq.broker.errors import AuthStoreError
-from duemq.protocol.dump import fields
+from duemq.protocol.dump import DamageLine, fields
 
 _MARK = "CURRENT"
 
@@ -41,7 +41,7 @@ def lines(directory: str) -> Iterator[str]:
             finally:
                 store.close()
         except AuthStoreError as error:
-            yield f"damaged: {str(error).replace(copy, os.path.dirname(os.path.abspath(directory)))}"
+            yield DamageLine(f"damaged: {str(error).replace(copy, os.path.dirname(os.path.abspath(directory)))}")
             return
     for user in users:
         yield _user(user)

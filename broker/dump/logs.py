@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from duemq.broker.dump.source import Source
-from duemq.protocol.dump import MAGIC_AT, MAGIC_SIZE, MAGICS, fields, record, when
+from duemq.protocol.dump import MAGIC_AT, MAGIC_SIZE, MAGICS, DamageLine, fields, prefixed, record, when
 from duemq.protocol.errors import RecordError
 from duemq.protocol.records.record import (
     END_MARKER,
@@ -60,19 +60,22 @@ def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Ite
             yield f"{fields(offset=base + at)} end of the file: {size} bytes are free"
             return
         if (behind := source.after_zeros(at)) > at + END_MARKER_SIZE:
-            yield f"{fields(offset=base + at)} zeros, {behind - at} bytes"
+            zeros = f"zeros, {behind - at} bytes"
+            place = fields(offset=base + at)
+            yield f"{place} {zeros}" if behind == source.size else DamageLine(f"{place} damaged: {zeros}")
             at = behind if behind == source.size else _following(source, max(at, behind - END_MARKER_SIZE))
             if behind < at:
-                yield f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are not a record"
+                yield DamageLine(f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are not a record")
             continue
         found = _record(source, at)
         if isinstance(found, StoredMessage):
+            line = record(found, with_body=with_bodies)
             is_elsewhere = found.physical_offset != base + at
-            yield (f"misplaced: lies at {base + at} " if is_elsewhere else "") + record(found, with_body=with_bodies)
+            yield DamageLine(f"misplaced: lies at {base + at} {line}") if is_elsewhere else line
             at += found.size
         else:
             following = _following(source, at + 1)
-            yield f"{fields(offset=base + at)} damaged: {found}; {following - at} bytes are passed over"
+            yield DamageLine(f"{fields(offset=base + at)} damaged: {found}; {following - at} bytes are passed over")
             at = following
 
 
@@ -111,7 +114,7 @@ def queue(source: Source, start: int, end: int) -> Iterator[str]:
     topic = source.parents[1] if len(source.parents) > 1 else ""
     first = source.base // unit_size
     if source.base % unit_size:
-        yield f"damaged: {source.name} is not a multiple of {unit_size} bytes"
+        yield DamageLine(f"damaged: {source.name} is not a multiple of {unit_size} bytes")
     last = min(end, first + source.size // unit_size)
     number = max(start, first)
     while number < last:
@@ -120,13 +123,15 @@ def queue(source: Source, start: int, end: int) -> Iterator[str]:
         if behind >= at + unit_size:
             empty = min(last, first + behind // unit_size) - number
             is_end = first + behind // unit_size >= last
-            yield f"{fields(queueOffset=number)} {'free' if is_end else 'damaged: zeros'}, {empty} units"
+            place = fields(queueOffset=number)
+            yield f"{place} free, {empty} units" if is_end else DamageLine(f"{place} damaged: zeros, {empty} units")
             number += empty
             continue
-        yield f"{fields(queueOffset=number)} {_unit(topic, *unit.unpack(source.read(at, unit_size)))}"
+        line = _unit(topic, *unit.unpack(source.read(at, unit_size)))
+        yield prefixed(f"{fields(queueOffset=number)} ", line)
         number += 1
     if source.size % unit_size and end > last:
-        yield f"damaged: {source.size % unit_size} bytes behind the last unit"
+        yield DamageLine(f"damaged: {source.size % unit_size} bytes behind the last unit")
 
 
 def _unit(topic: str, physical: int, size: int, code: int) -> str:
@@ -142,7 +147,7 @@ def _unit(topic: str, physical: int, size: int, code: int) -> str:
         address=code if is_extended else None,
     )
     if physical < 0 or (size not in _MARKS and size < MIN_SIZE):
-        return f"damaged: {told}"
+        return DamageLine(f"damaged: {told}")
     return f"{told} {_MARKS[size]}" if size in _MARKS else told
 
 
@@ -163,11 +168,11 @@ def extension(source: Source, start: int, end: int) -> Iterator[str]:
                 yield f"{place} free, {behind - at} bytes"
                 return
             zeros = max(1, (behind - at) // extended.HEAD_SIZE) * extended.HEAD_SIZE
-            yield f"{place} damaged: zeros, {zeros} bytes"
+            yield DamageLine(f"{place} damaged: zeros, {zeros} bytes")
             at += zeros
             continue
         if not 0 <= size - extended.HEAD_SIZE == int(unit["bitmap_size"]):
-            yield f"{place} damaged: size {size}, and a bitmap of {unit['bitmap_size']} bytes"
+            yield DamageLine(f"{place} damaged: size {size}, and a bitmap of {unit['bitmap_size']} bytes")
             at += extended.HEAD_SIZE
             continue
         code = int(unit["tags_code"])
@@ -199,11 +204,12 @@ def timers(source: Source, start: int, end: int) -> Iterator[str]:
             return
         left = min(unit_size, source.size - at)
         if not any(head[:4]) and (behind := source.after_zeros(at)) >= at + left:
-            yield f"{place} zeros, {behind - at} bytes"
+            zeros = f"zeros, {behind - at} bytes"
+            yield f"{place} {zeros}" if behind == source.size else DamageLine(f"{place} damaged: {zeros}")
             at = behind // unit_size * unit_size if behind < source.size else source.size
             continue
         if left < unit_size:
-            yield f"{place} damaged: {left} bytes behind the last unit"
+            yield DamageLine(f"{place} damaged: {left} bytes behind the last unit")
             return
         if not batch_at <= at < batch_at + len(units) * unit_size:
             batch_at, data = at, source.read(at, min(_UNITS, (source.size - at) // unit_size) * unit_size)
@@ -212,7 +218,7 @@ def timers(source: Source, start: int, end: int) -> Iterator[str]:
                 return
             superseded = is_superseded(units)
         number = (at - batch_at) // unit_size
-        yield f"{place} {_timer(units[number], is_superseded=bool(superseded[number]))}"
+        yield prefixed(f"{place} ", _timer(units[number], is_superseded=bool(superseded[number])))
         at += unit_size
 
 
@@ -236,5 +242,5 @@ def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:
         key=due >> timer_unit.DUE_BITS or None,
     )
     if int(unit["size"]) != timer_unit.UNIT_SIZE or not 0 <= magic <= timer_unit.ANY_MAGIC:
-        return f"damaged: unitSize={int(unit['size'])} {told}"
+        return DamageLine(f"damaged: unitSize={int(unit['size'])} {told}")
     return f"{told} superseded" if is_superseded else told

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from duemq.broker.dump.source import Source
-from duemq.protocol.dump import fields, shown, value, when
+from duemq.protocol.dump import DamageLine, fields, prefixed, shown, value, when
 from duemq.protocol.errors import BodyError
 from duemq.protocol.frames import fastjson
 from duemq.scheduler.levels import runs
@@ -37,7 +37,7 @@ _MAX_ENTRY: Final = 1 << 20
 def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the slots that were ever used, by their seconds."""
     if source.size != wheel.FILE_SIZE:
-        yield f"damaged: {source.size} bytes; a timer wheel has {wheel.FILE_SIZE}"
+        yield DamageLine(f"damaged: {source.size} bytes; a timer wheel has {wheel.FILE_SIZE}")
     data = source.whole()
     slots = np.frombuffer(data, wheel.SLOT, len(data) // wheel.SLOT.itemsize)
     seconds = slots["second"].astype(np.int64)
@@ -55,14 +55,14 @@ def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
             magic=int(slot["magic"]) or None,
         )
         is_elsewhere = second % wheel.SLOTS != number
-        yield f"misplaced: in slot {number} {told}" if is_elsewhere and second else told
+        yield DamageLine(f"misplaced: in slot {number} {told}") if is_elsewhere and second else told
 
 
 def index(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the head of an index file, and its items."""
     header, item = index_file.HEADER, index_file.STORED
     if source.size != index_file.FILE_SIZE:
-        yield f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}"
+        yield DamageLine(f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}")
     if source.size < header.size:
         return
     begin_ms, end_ms, first, last, used, following = header.unpack(source.read(0, header.size))
@@ -72,7 +72,7 @@ def index(source: Source, start: int, end: int) -> Iterator[str]:
     at = index_file.ITEMS_AT
     room = (source.size - at) // item.itemsize
     if not 0 <= following <= room:
-        yield f"damaged: {following - 1} items in a file that has room for {max(0, room - 1)}"
+        yield DamageLine(f"damaged: {following - 1} items in a file that has room for {max(0, room - 1)}")
     for number in range(max(1, start), min(following, room, end)):
         each = np.frombuffer(source.read(at + number * item.itemsize, item.itemsize), item)[0]
         yield fields(
@@ -102,9 +102,9 @@ def checkpoint_file(source: Source) -> Iterator[str]:
     for name, note in found.notes.items():
         yield f"note {name}, {len(note)} bytes"
         try:
-            yield from (f"  {line}" for line in _note(name, note))
+            yield from (prefixed("  ", line) for line in _note(name, note))
         except (ValueError, LookupError, struct.error) as error:
-            yield f"  damaged: {error}"
+            yield DamageLine(f"  damaged: {error}")
 
 
 def _note(name: str, note: bytes) -> Iterator[str]:
@@ -158,7 +158,7 @@ def timer_check(source: Source) -> Iterator[str]:
     """Yield the content of timercheck."""
     found = small_files.load_check(OsFiles(), source.path)
     if found is None:
-        yield f"damaged: {source.size} bytes are too few"
+        yield DamageLine(f"damaged: {source.size} bytes are too few")
         return
     yield fields(read=when(found.read_ms), versionAt=when(found.version_ms), **_numbers(found))
 
@@ -181,9 +181,9 @@ def queue_check(source: Source) -> Iterator[str]:
     try:
         for offset, items in check.blocks(data, segment_size):
             yield f"block {fields(recoveryOffset=offset, size=len(items))}"
-            yield from (f"  {line}" for line in _describe_items(items, segment_size))
+            yield from (prefixed("  ", line) for line in _describe_items(items, segment_size))
     except QueueCheckDamaged as error:
-        yield f"damaged: {error}"
+        yield DamageLine(f"damaged: {error}")
 
 
 def _describe_items(items: bytes, segment_size: int) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _describe_items(items: bytes, segment_size: int) -> Iterator[str]:
                 sizes=each.sizes or None,
             )
     if why is not None:
-        yield f"damaged: {why}"
+        yield DamageLine(f"damaged: {why}")
 
 
 # --- text
@@ -221,7 +221,7 @@ def table(source: Source) -> Iterator[str]:
     try:
         found: Any = decode_table(data, source.path)
     except BodyError as error:
-        yield f"damaged: {error}"
+        yield DamageLine(f"damaged: {error}")
         try:
             found = fastjson.loads(data)
         except BodyError:
@@ -255,7 +255,7 @@ def audit(source: Source) -> Iterator[str]:
             yield " ".join(f"{value(key)}={value(each)}" for key, each in entry.items())
         except BodyError as error:
             part = shown(source.read(at, min(stop - at, _SHOWN)))
-            yield f"damaged at byte {at}: {error}: {part}"
+            yield DamageLine(f"damaged at byte {at}: {error}: {part}")
         at = stop + 1
 
 

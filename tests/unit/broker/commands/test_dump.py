@@ -56,9 +56,11 @@ def store(written: Broker, tmp_path: Path) -> Path:
 
 
 def rows(path: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the command's output for a file, without the first line."""
-    assert command.main([str(path), *options]) == 0
-    return capsys.readouterr().out.splitlines()[1:]
+    """Return the command's output for a file, without the first line. The exit code is 1 if a line reports damage."""
+    code = command.main([str(path), *options])
+    found = capsys.readouterr().out.splitlines()[1:]
+    assert code == any(re.search(r"\b(damaged|misplaced)(:| at byte)", line) for line in found), found
+    return found
 
 
 def values(found: list[str], name: str) -> list[str]:
@@ -115,7 +117,7 @@ def test_a_damaged_commitlog(store: Path, capsys: pytest.CaptureFixture[str]) ->
         rf"offset={at[2]} damaged: checksum .* of the body, which has .*; {size[2]} bytes are .*", found[2]
     )
     assert found[3:5] == before[3:5]
-    assert found[5] == f"offset={at[5]} zeros, {size[5] + 2} bytes" or found[5].startswith(f"offset={at[5]} zeros")
+    assert found[5] == f"offset={at[5]} damaged: zeros, {size[5] + 2} bytes"  # two of the next record's size
     assert found[6] == before[6]
     assert re.fullmatch(rf"offset={at[7]} damaged: .*; {size[7]} bytes are passed over", found[7])
     assert found[8] == before[8]
@@ -281,7 +283,7 @@ def test_a_damaged_timer_log_and_wheel(store: Path, capsys: pytest.CaptureFixtur
     assert found[1].startswith("position=52 damaged: unitSize=53 second=")
     assert found[2] == before[2]
     assert found[3].startswith("position=156 damaged: unitSize=52 second=")
-    assert found[4:6] == [before[4], "position=260 zeros, 107 bytes"]
+    assert found[4:6] == [before[4], "position=260 damaged: zeros, 107 bytes"]
     assert found[6:] == before[7:]
     path = store / "timerwheel"
     slots = np.fromfile(path, wheel.SLOT)
@@ -426,6 +428,25 @@ def test_a_whole_store_and_what_cannot_be_read(store: Path, capsys: pytest.Captu
     assert told.err == f"{store}/commitlog/{SEGMENT:020}: No such file or directory\n"
     assert all(f"{path}: " in told.out for path in before)
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_the_exit_code_counts_damage_and_reads_no_text(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "name\x01damaged: misplaced: x damaged at byte 5"
+    path = tmp_path / "commitlog" / FIRST
+    path.parent.mkdir()
+    path.write_bytes(encode(msgspec.structs.replace(RECORD, topic="damaged", properties_text=text)))
+    assert command.main([str(path), "--body"]) == 0
+    assert "damaged: misplaced" in capsys.readouterr().out
+    assert command.main([str(store)]) == 0
+    damage(store / "queuecheck", 40, b"x")
+    assert command.main([str(store / "queuecheck")]) == 1
+    assert command.main([str(store / "queuecheck"), "--limit", "1"]) == 0
+    assert command.main([str(store)]) == 1
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(store), "--limit", "-1"])
+    assert ended.value.code == 2
 
 
 def test_symbolic_links_are_followed(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

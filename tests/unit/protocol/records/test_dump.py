@@ -108,6 +108,19 @@ def test_bodies_of_json_and_of_other_bytes() -> None:
     assert lines(answer(bytes(300)), with_bodies=True)[-1] == f"  body 0x{'00' * 300}"
 
 
+def test_the_exit_code_counts_damage_and_reads_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "frames"
+    command = Command(code=10, ext={"damaged": "5", "body damaged": ""}, remark="damaged at byte 5")
+    path.write_bytes(codec.encode(command))
+    assert dump.main([str(path)]) == 0
+    assert "  damaged=5\n" in capsys.readouterr().out
+    parts = batch.encode([(0, b"a", "")])
+    torn = wire.send("orders", parts[:-1], code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
+    for data in (join_frame(0, b"{", b"x"), answer(b'{"a":'), answer(encode(STORED)[:-1]), codec.encode(torn)):
+        path.write_bytes(data)
+        assert dump.main([str(path)]) == 1
+
+
 def test_a_code_of_no_name() -> None:
     assert lines(answer(b"", 4711))[1].startswith("  answer 4711 of no known name, ")
 
