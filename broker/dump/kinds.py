@@ -35,6 +35,8 @@ _AUDIT_NAME: Final = re.compile(r"audit\.log(\.[0-9]+)?")
 _AUDIT_BEGIN: Final = b'{"time":"'
 """First bytes of an entry of the audit log, whose files the setting auditLogPath may name."""
 _AT_FIRST: Final = 64
+_OF_ANY_SIZE: Final = (_COMMITLOG, _QUEUE, _EXTENSION, _TIMERS, _AUDIT, _UNKNOWN)
+"""Kinds of which an empty file is not damaged: their sizes are settings, or they grow."""
 _PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
     "checkpoint": tables.checkpoint_file,
     "queuecheck": tables.queue_check,
@@ -103,6 +105,9 @@ def lines(
     with Source(path) as source:
         kind = kind_of(source)
         yield f"{path}: {kind}, {source.size} bytes"
+        if not source.size and kind in _OF_ANY_SIZE:
+            yield from islice(["empty"], limit)
+            return
         rows = (
             logs.commitlog(source, start, end, with_bodies=with_bodies)
             if kind == _COMMITLOG

@@ -155,24 +155,33 @@ def extension(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the units of a file of a consume queue's extension. Behind a wrong size, the next unit is looked for where
     it lies if no unit has a bitmap."""
     topic = source.parents[1] if len(source.parents) > 1 else ""
-    at = 0
-    while at + extended.HEAD_SIZE <= source.size and source.base + at < end:
-        place = fields(address=source.base + at + extended.FIRST_ADDRESS, offset=source.base + at)
-        (unit,) = np.frombuffer(source.read(at, extended.HEAD_SIZE), extended.HEAD)
-        size = int(unit["size"])
-        if size == extended.END_OF_FILE:
-            yield f"{place} end of the file: {source.size - at} bytes are free"
+    at, first = 0, start - source.base
+    while at < source.size and source.base + at < end:
+        head, left = source.read(at, extended.HEAD_SIZE), source.size - at
+        size = int.from_bytes(head[:2], signed=True)
+        if size == extended.END_OF_FILE and len(head) >= extended.END_SIZE:
+            if at >= first:
+                yield f"{_place(source, at)} end of the file: {left} bytes are free"
             return
-        if not size and (behind := source.after_zeros(at)) > at:
+        if not size and (behind := source.after_zeros(at)) >= at + min(left, extended.HEAD_SIZE):
+            begin = max(at, first)
             if behind >= source.size:
-                yield f"{place} free, {behind - at} bytes"
+                if begin < behind:
+                    yield f"{_place(source, begin)} free, {behind - begin} bytes"
                 return
-            zeros = max(1, (behind - at) // extended.HEAD_SIZE) * extended.HEAD_SIZE
-            yield DamageLine(f"{place} damaged: zeros, {zeros} bytes")
-            at += zeros
+            at += (behind - at) // extended.HEAD_SIZE * extended.HEAD_SIZE
+            if begin < at:
+                yield DamageLine(f"{_place(source, begin)} damaged: zeros, {at - begin} bytes")
             continue
-        if not 0 <= size - extended.HEAD_SIZE == int(unit["bitmap_size"]):
-            yield DamageLine(f"{place} damaged: size {size}, and a bitmap of {unit['bitmap_size']} bytes")
+        if left < extended.HEAD_SIZE:
+            if at >= first:
+                yield DamageLine(f"{_place(source, at)} damaged: {left} bytes behind the last unit")
+            return
+        (unit,) = np.frombuffer(head, extended.HEAD)
+        if not 0 <= size - extended.HEAD_SIZE == int(unit["bitmap_size"]) or size > left:
+            if at >= first:
+                what = f"size {size}, and a bitmap of {unit['bitmap_size']} bytes, with {left} bytes left"
+                yield DamageLine(f"{_place(source, at)} damaged: {what}")
             at += extended.HEAD_SIZE
             continue
         code = int(unit["tags_code"])
@@ -183,9 +192,14 @@ def extension(source: Source, start: int, end: int) -> Iterator[str]:
             stored=when(int(unit["store_time"])),
             bitmap=source.read(at + extended.HEAD_SIZE, size - extended.HEAD_SIZE).hex() or None,
         )
-        if source.base + at >= start:
-            yield f"{place} {told}"
+        if at >= first:
+            yield f"{_place(source, at)} {told}"
         at += size
+
+
+def _place(source: Source, at: int) -> str:
+    """Return the address and the offset of a unit of the extension at a byte of the file, as fields."""
+    return fields(address=source.base + at + extended.FIRST_ADDRESS, offset=source.base + at)
 
 
 # --- the timer log

@@ -67,7 +67,12 @@ def index(source: Source, start: int, end: int) -> Iterator[str]:
         return
     begin_ms, end_ms, first, last, used, following = header.unpack(source.read(0, header.size))
     yield fields(
-        begin=when(begin_ms), end=when(end_ms), beginOffset=first, endOffset=last, slots=used, items=following - 1
+        begin=when(begin_ms),
+        end=when(end_ms),
+        beginOffset=first,
+        endOffset=last,
+        slots=used,
+        items=max(following, 1) - 1,
     )
     at = index_file.ITEMS_AT
     room = (source.size - at) // item.itemsize
@@ -90,6 +95,11 @@ def index(source: Source, start: int, end: int) -> Iterator[str]:
 def checkpoint_file(source: Source) -> Iterator[str]:
     """Yield the times of a checkpoint, and the content of its notes."""
     data = source.whole()
+    fault = checkpoint.fault_in(data)
+    if fault:
+        yield DamageLine(f"damaged: {fault}")
+    if len(data) < checkpoint.THEIR_SIZE:
+        return
     found = checkpoint.decode(data)
     yield fields(
         physic=when(found.physic_timestamp),
@@ -97,8 +107,8 @@ def checkpoint_file(source: Source) -> Iterator[str]:
         index=when(found.index_timestamp),
         recoveryOffset=found.recovery_offset,
     )
-    if found.is_foreign:
-        yield "what duemq adds is missing, damaged, or older than what RocketMQ has written"
+    if found.is_foreign and not fault:
+        yield "what duemq adds is missing, or older than what RocketMQ has written"
     for name, note in found.notes.items():
         yield f"note {name}, {len(note)} bytes"
         try:
@@ -156,9 +166,10 @@ def _timers(note: TimerNote) -> Iterator[str]:
 
 def timer_check(source: Source) -> Iterator[str]:
     """Yield the content of timercheck."""
-    found = small_files.load_check(OsFiles(), source.path)
+    if source.size != small_files.CHECK_SIZE:
+        yield DamageLine(f"damaged: {source.size} bytes instead of {small_files.CHECK_SIZE}")
+    found = small_files.decode_check(source.read(0, small_files.CHECK_SIZE))
     if found is None:
-        yield DamageLine(f"damaged: {source.size} bytes are too few")
         return
     yield fields(read=when(found.read_ms), versionAt=when(found.version_ms), **_numbers(found))
 
@@ -176,7 +187,12 @@ def _numbers(found: TimerCheck) -> dict[str, int]:
 def queue_check(source: Source) -> Iterator[str]:
     """Yield the blocks of queuecheck, and the content of each."""
     data = source.whole()
-    segment_size = check.HEAD.unpack(data[: check.HEAD.size])[1] if len(data) >= check.HEAD.size else 0
+    if len(data) < check.HEAD.size or not data.startswith(check.MAGIC):
+        yield DamageLine(
+            f"damaged: it does not begin with {check.MAGIC.decode()} and the size of a consume queue's file"
+        )
+        return
+    segment_size = check.HEAD.unpack_from(data)[1]
     yield fields(queueFileSize=segment_size)
     try:
         for offset, items in check.blocks(data, segment_size):

@@ -24,6 +24,8 @@ from duemq.broker.dump import source, tables
 from duemq.broker.dump.kinds import lines
 from duemq.protocol.records.record import StoredMessage, encode
 from duemq.scheduler.timers.files import wheel
+from duemq.storage.durability.checkpoint import Checkpoint, encode_theirs, save
+from duemq.storage.files import OsFiles
 from duemq.storage.queues import index_file
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
 from tests.support.copies import copy_tree
@@ -250,9 +252,25 @@ def test_extensions_of_consume_queues(store: Path, capsys: pytest.CaptureFixture
     assert found[2:] == [f"address={42 - 2**63} offset=42 end of the file: {(48 << 20) - 42} bytes are free"]
     damage(path, 0, struct.pack(">h", 7) + bytes(58) + struct.pack(">h", 20))
     found = rows(path, capsys=capsys)
-    assert found[0] == f"address={-(2**63)} offset=0 damaged: size 7, and a bitmap of 0 bytes"
+    size = 48 << 20
+    assert found[0] == f"address={-(2**63)} offset=0 damaged: size 7, and a bitmap of 0 bytes, with {size} bytes left"
     assert found[1].endswith(" damaged: zeros, 40 bytes")
     assert values(found[2:-1], "tagsCode") == ["112785"] * 57
+    later = rows(path, "--from", "50", capsys=capsys)
+    assert later == [
+        found[1].replace("zeros, 40", "zeros, 10").replace("=20 ", "=50 ").replace(str(20 - 2**63), str(50 - 2**63)),
+        *found[2:],
+    ]
+    assert rows(path, "--from", "61", capsys=capsys) == found[3:]
+    os.truncate(path, 1190)
+    assert rows(path, "--from", "1160", capsys=capsys)[1].endswith("offset=1180 damaged: 10 bytes behind the last unit")
+    damage(path, 1180, b"\xff\xff\0\0")
+    assert rows(path, "--from", "1180", capsys=capsys)[0].endswith(" end of the file: 10 bytes are free")
+    assert rows(path, "--from", "1181", capsys=capsys) == []
+    damage(path, 1160, struct.pack(">hqqh", 31, 5, START_MS, 11))
+    assert rows(path, "--from", "1160", capsys=capsys)[0].endswith(
+        " damaged: size 31, and a bitmap of 11 bytes, with 30 bytes left"
+    )
 
 
 def test_the_timer_log_and_the_wheel(written: Broker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,8 +365,19 @@ def test_the_checkpoint_and_the_notes(written: Broker, store: Path, capsys: pyte
     assert any(line.startswith("note levels, ") for line in found)
     assert {"1", "4"} <= set(values(found, "level"))
     assert values(found, "logEnd") == [str(61 * 52)]
-    damage(store / "checkpoint", 2050, b"x")
-    assert rows(store / "checkpoint", capsys=capsys)[1].startswith("what duemq adds is missing, damaged, or ")
+    data = (store / "checkpoint").read_bytes()
+    for at, wrong in (
+        (2050, "byte 2048 does not begin duemq's part"),
+        (2100, "duemq's part, from byte 2048 on, has a wrong checksum"),
+    ):
+        damage(store / "checkpoint", at, b"x")
+        told = rows(store / "checkpoint", capsys=capsys)
+        assert told == [f"damaged: {wrong}", found[0].partition(" recovery")[0]]
+        (store / "checkpoint").write_bytes(data)
+    damage(store / "checkpoint", 2, b"x")
+    assert rows(store / "checkpoint", capsys=capsys)[1] == (
+        "what duemq adds is missing, or older than what RocketMQ has written"
+    )
     check = rows(written.root / "queuecheck", capsys=capsys)
     assert check[0] == "queueFileSize=1000"
     assert any(re.match(rf"  topic=plain queue=0 file={FIRST} units=50 ", line) for line in check)
@@ -359,7 +388,49 @@ def test_the_checkpoint_and_the_notes(written: Broker, store: Path, capsys: pyte
     (timers,) = rows(written.root / "config/timercheck", capsys=capsys)
     assert values([timers], "queueOffset") == ["61"]
     os.truncate(store / "config/timercheck", 50)
-    assert rows(store / "config/timercheck", capsys=capsys) == ["damaged: 50 bytes are too few"]
+    assert rows(store / "config/timercheck", capsys=capsys) == ["damaged: 50 bytes instead of 4096"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "config/timercheck"])
+@pytest.mark.parametrize("size", [0, 23, 24, 55, 56, 2048, 4095, 4097, 100_000])
+def test_files_of_a_wrong_size(store: Path, capsys: pytest.CaptureFixture[str], name: str, size: int) -> None:
+    path = store / name
+    whole = rows(path, capsys=capsys)
+    path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
+    damaged, *found = rows(path, capsys=capsys)
+    assert damaged == f"damaged: {size} bytes instead of 4096"
+    assert bool(found) == (size >= (24 if name == "checkpoint" else 56))
+    assert found == whole or size < 4096
+    path.write_bytes(os.urandom(100_000))
+    assert rows(path, capsys=capsys)[0] == "damaged: 100000 bytes instead of 4096"
+
+
+def test_a_checkpoint_as_apache_s_broker_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(encode_theirs(Checkpoint(START_MS, START_MS, 0)))
+    assert rows(path, capsys=capsys)[1:] == ["what duemq adds is missing, or older than what RocketMQ has written"]
+    save(OsFiles(), str(path), Checkpoint(START_MS, START_MS, 0, 5, {"big": bytes(5000)}))
+    assert rows(path, capsys=capsys)[1].startswith("note big, 5000 bytes")
+
+
+def test_empty_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (*NAMES, *OTHERS, "audit.log"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        found = rows(path, capsys=capsys)
+        assert found == ["empty"] or found[0].startswith("damaged: "), name
+        assert len(found) < 3
+
+
+def test_an_index_file_without_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "index"
+    with path.open("wb") as file:
+        file.truncate(index_file.FILE_SIZE)
+    (head,) = rows(path, capsys=capsys)
+    assert head.endswith(" slots=0 items=0")
+    damage(path, 36, b"\xff\xff\xff\xff")
+    assert rows(path, capsys=capsys)[1].startswith("damaged: -2 items in a file")
 
 
 def test_json_tables(written: Broker, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
