@@ -35,7 +35,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import BodyError, FrameError, RecordError
 from duemq.protocol.frames import codec, fastjson
 from duemq.protocol.frames.command import Body, Command
-from duemq.protocol.frames.frame import BINARY, JSON, MSGPACK, Frame, FrameReader
+from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, Frame, FrameReader
 from duemq.protocol.records import batch, properties
 from duemq.protocol.records.message_id import unpack_host
 from duemq.protocol.records.record import (
@@ -62,6 +62,8 @@ MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for mag
 MAGIC_AT: Final = 4
 MAGIC_SIZE: Final = 4
 
+_PREFIX_SIZE: Final = 8
+"""Bytes of a frame in front of its header."""
 _SHOWN: Final = 256
 """Number of bytes of a body that is shown in part."""
 _CONTROL: Final = re.compile(rb"[^\t\r\n -~]")
@@ -216,17 +218,24 @@ def _is_record(data: memoryview, at: int) -> bool:
 
 def frames(data: bytes, *, with_bodies: bool = False) -> Iterator[str]:
     """Yield the frames in some bytes, as lines. Never raises because of the content of the bytes."""
-    reader = FrameReader()
-    at = 0
-    for number, frame in enumerate(reader.receive_data(data), 1):
-        size = 8 + len(frame[1]) + len(frame[2])
-        yield f"frame {number}, bytes {at} to {at + size}"
-        yield from (prefixed("  ", line) for line in _frame(frame, with_bodies=with_bodies))
-        at += size
-    reader.receive_eof()
-    if reader.error is not None:
-        yield DamageLine(f"damaged at byte {at}: {reader.error}; {len(data) - at} bytes are left")
-        yield f"  {shown(data[at:], _SHOWN)}"
+    at = number = 0
+    while at < len(data):
+        # A frame of its own for each reader, which reads nothing behind a fault.
+        end = at + 4 + int.from_bytes(data[at : at + 4], signed=True)
+        is_whole = at + _PREFIX_SIZE <= end <= min(len(data), at + MAX_FRAME_BYTES)
+        end = end if is_whole else len(data)
+        reader = FrameReader()
+        found = reader.receive_data(data[at:end])
+        reader.receive_eof()
+        number += 1
+        if found:
+            yield f"frame {number}, bytes {at} to {end}"
+            yield from (prefixed("  ", line) for line in _frame(found[0], with_bodies=with_bodies))
+        else:
+            what = f"{end - at} bytes are " + ("passed over" if is_whole else "left")
+            yield DamageLine(f"damaged at byte {at}: {reader.error}; {what}")
+            yield f"  {shown(data[at:end], _SHOWN)}"
+        at = end
 
 
 def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:

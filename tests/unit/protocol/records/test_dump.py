@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -131,6 +132,22 @@ def test_a_header_that_does_not_parse_and_what_follows() -> None:
     assert found[1].startswith("  damaged: ")
     assert found[2:4] == ['  header "{"', '  body "x"']
     assert found[4] == f"frame 2, bytes 10 to {10 + len(good)}"
+
+
+@pytest.mark.parametrize(
+    ("word", "why"), [(7 << 24 | 2, "header codec 7; known are "), (9, "a header of 9 bytes in a frame of length 7")]
+)
+def test_a_frame_that_is_unknown_is_passed_over_by_its_length(word: int, why: str) -> None:
+    good = codec.encode(SEND)
+    bad = struct.pack(">iI", 7, word) + b"{}x"
+    found = lines(bad + good + bad + bad + good)
+    _, *rest = lines(good)
+    damaged = [line for line in found if line.startswith("damaged ")]
+    starts = [0, 11 + len(good), 22 + len(good)]
+    assert [line.partition(": ")[0] for line in damaged] == [f"damaged at byte {at}" for at in starts]
+    assert all(why in line and line.endswith("; 11 bytes are passed over") for line in damaged)
+    assert f"frame 2, bytes 11 to {11 + len(good)}" in found
+    assert found[-len(rest) - 1 :] == [f"frame 5, bytes {33 + len(good)} to {33 + 2 * len(good)}", *rest]
 
 
 def test_a_stream_that_is_cut_off_or_broken() -> None:
