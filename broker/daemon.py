@@ -679,7 +679,7 @@ class Broker:
         return self.settings.config.offset_flush_interval_ms / 1000
 
     def _close_idle(self) -> None:
-        close_idle(self.router.connections, self._loop.time() - self.config.idle_seconds)
+        close_idle(self.router.connections, self._loop.time() - self.settings.config.idle_seconds)
 
     # --- work that waits for the disk
 

@@ -1,12 +1,14 @@
 """Fixtures for tests of programs that use duemq: a broker for each test, in its process, and its clock.
 
+    @pytest.mark.asyncio
     async def test_a_reminder(duemq_broker, duemq_clock):
         async with Producer(duemq_broker.nameserver) as producer:
             await producer.send("reminders", b"call back", delay="2h")
         duemq_clock.advance("2h")
         ...
 
-pytest finds this module by itself where duemq is installed. `pip install 'duemq[test]'` installs what a broker needs.
+pytest loads this module where duemq is installed. `pip install 'duemq[test]'` installs what a broker needs, and
+pytest-asyncio for tests that are coroutines.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
     python -m duemq.protocol.dump [FILE...]      files of consecutive frames, as raw bytes, hex or base64;
                                                  without FILE, or for -, standard input
         --as raw|hex|base64                      the encoding, if the bytes themselves do not tell
-        --body                                   the bodies of messages as well, and bodies of frames in full
+        --body                                   show the bodies of messages as well, and bodies of frames in full
 
 Exit code: 0; 1 if a file could not be read, has no frames, or is damaged; 2 for wrong options.
 
-For each frame: its code and the name of that, the kind of header, its fields, and the body: the records of an answer to
-a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. What is readable
-behind it is shown, but for frames behind a wrong length: nothing tells where they begin.
+Each frame is shown with its code and the code's name, the kind of header, its fields, and the body: the records of an
+answer to a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. Readable bytes
+behind it are shown, except for frames behind a wrong length: nothing tells where they begin.
 
 `DamageLine`, `fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control
-characters in the bytes are escaped, so that a terminal does not obey them.
+characters in the bytes are escaped, so that a terminal does not act on them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MAGIC_SIZE: Final = 4
 _PREFIX_SIZE: Final = 8
 """Bytes of a frame in front of its header."""
 _SHOWN: Final = 256
-"""Number of bytes of a body that is shown in part."""
+"""Number of bytes that are shown of a body that is shown in part."""
 _CONTROL: Final = re.compile(rb"[^\t\r\n -~]")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
@@ -105,12 +105,12 @@ def prefixed(prefix: str, line: str) -> str:
 
 def fields(**values: object) -> str:
     """Return `name=value` for each value that is not None, joined by blanks. Text with blanks, quotes or unprintable
-    characters becomes a JSON string, bytes the text of `shown`, other values JSON."""
+    characters is shown as a JSON string, bytes as in `shown`, and other values as JSON."""
     return " ".join(f"{name}={value(each)}" for name, each in values.items() if each is not None)
 
 
 def when(ms: int) -> str:
-    """Return a time in ms since the epoch as UTC; the number where it is before that or beyond the year 9999."""
+    """Return a time in ms since the epoch as UTC; as the number if it is before the epoch or beyond the year 9999."""
     try:
         moment = _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -119,8 +119,8 @@ def when(ms: int) -> str:
 
 
 def shown(data: Body, most: int | None = None) -> str:
-    """Return bytes as a JSON string if they are printable text, else as hex digits behind 0x; of more than `most` bytes
-    the first ones, and the number of the others."""
+    """Return bytes as a JSON string if they are printable text, else as hex digits after 0x. If there are more than
+    `most` bytes, return the first ones, and the number of the others."""
     part = bytes(data) if most is None else bytes(data[:most])
     more = f" and {len(data) - len(part)} bytes more" if len(part) < len(data) else ""
     try:
@@ -154,7 +154,7 @@ def _host(host: bytes) -> str:
 
 
 def record(message: StoredMessage, *, with_body: bool = False) -> str:
-    """Return a stored message as one line. Times in UTC; `prepared`: the prepared transaction offset."""
+    """Return a stored message as one line. Times are in UTC; `prepared` is the prepared transaction offset."""
     found = properties.parse(message.properties_text)
     keys = found.pop(properties.KEYS, None)
     return fields(
@@ -303,7 +303,7 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
         parts = batch.decode(data)
     except BodyError as error:
         why = str(error)
-        first = bisect_left(range(len(data)), True, key=fails)  # the number of messages up to the first broken one
+        first = bisect_left(range(len(data)), True, key=fails)  # number of messages up to and with the first broken one
         parts = batch.decode(data, first - 1)
     for number, (flag, content, text) in enumerate(parts):
         yield f"message {number} " + fields(
@@ -320,9 +320,9 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
 
 
 def unpacked(data: bytes, form: str | None = None) -> bytes:
-    """Return frames from data in one of FORMATS. Without a format, the data is hex or base64 if all of it is, and if it
-    begins like a frame, which has a length below 2**24. Raises ValueError if the data is not in the given format, or is
-    text in none of them."""
+    """Return the bytes of frames from data in one of FORMATS. If no format is given, the data counts as hex or base64
+    if all of it can be, and if the result begins like a frame, whose length is below 2**24. Raises ValueError if the
+    data is not in the given format, or is text in none of them."""
     text = b"".join(data.split())
     if form == "hex":
         return bytes.fromhex(text.decode("ascii"))
@@ -338,14 +338,15 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
                 return found
         if data.isascii() and not _CONTROL.search(data):
             raise ValueError(
-                "this is text, but neither hex nor base64 of frames. Of a hex dump only the columns with the bytes are "
-                "taken, without offsets and characters: make one with xxd -p"
+                "this is text, but neither hex nor base64 of frames. A hex dump must have only the columns with the "
+                "bytes, without offsets and characters: make one with xxd -p"
             )
     return data
 
 
 def _read(name: str) -> bytes:
-    """Return the content of a file, or of standard input for "-". Raises OSError; ValueError for too many bytes."""
+    """Return the content of a file, or of standard input for "-". Raises OSError; ValueError if there are too many
+    bytes."""
     with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -354,14 +355,14 @@ def _read(name: str) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command, see the module; return its exit code: 1 if a file could not be read, has no frames, is not
+    """Run the command (see the module) and return its exit code: 1 if a file could not be read, has no frames, is not
     in the given format, or is damaged."""
     parser = argparse.ArgumentParser(
         prog="python -m duemq.protocol.dump", description="Show captured frames of the remoting protocol as text."
     )
     parser.add_argument("files", nargs="*", metavar="FILE", default=["-"], help="- is standard input, the default")
-    parser.add_argument("--as", dest="form", choices=FORMATS, help="what the files are, where their bytes do not tell")
-    parser.add_argument("--body", action="store_true", help="bodies of messages, too, and others in full length")
+    parser.add_argument("--as", dest="form", choices=FORMATS, help="the encoding, if the bytes themselves do not tell")
+    parser.add_argument("--body", action="store_true", help="show bodies of messages, too, and other bodies in full")
     given = parser.parse_args(arguments)
     failed = False
     for name in given.files:

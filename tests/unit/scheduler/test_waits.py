@@ -383,8 +383,8 @@ def test_whether_a_timer_log_is_the_one_that_was_noted() -> None:
     assert trouble(logged(NORMAL, NORMAL), [100]) is None
     assert trouble(logged(NORMAL, withdrawn(NORMAL)), [100]) is None
     assert trouble(logged(NORMAL, withdrawn(NORMAL | ROLL)), [100]) is None
-    assert "checksum differs" in (trouble(logged(NORMAL, withdrawn(NORMAL)), [0]) or "")
-    assert "checksum differs" in (trouble(logged(NORMAL), []) or "")
+    assert "checksum is wrong" in (trouble(logged(NORMAL, withdrawn(NORMAL)), [0]) or "")
+    assert "checksum is wrong" in (trouble(logged(NORMAL), []) or "")
     assert "is missing" in (trouble(logged(), []) or "")
 
 
