@@ -23,7 +23,6 @@ import binascii
 import contextlib
 import json
 import re
-import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -31,28 +30,35 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from duemq.protocol.codes import RequestCode, ResponseCode
-from duemq.protocol.errors import BodyError, FrameError, RecordError
-from duemq.protocol.frames import codec, fastjson
-from duemq.protocol.frames.command import Body, Command
-from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, Frame, FrameReader
-from duemq.protocol.records import batch, properties
-from duemq.protocol.records.message_id import unpack_host
-from duemq.protocol.records.record import (
-    FLAG_BORN_IPV6,
-    FLAG_COMPRESSED,
-    FLAG_MULTI_TAGS,
-    FLAG_STORE_IPV6,
-    FLAG_TRANSACTION,
-    MAGIC_V1,
-    MAGIC_V2,
-    TRANSACTION_COMMIT,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    StoredMessage,
-    decode,
-)
-from duemq.protocol.requests.headers import SendMessage, SendMessageV2
+from duemq.protocol.dump_output import needs_package, report, run, shown_path, write_line
+
+try:
+    from duemq.protocol.codes import RequestCode, ResponseCode
+    from duemq.protocol.errors import BodyError, FrameError, RecordError
+    from duemq.protocol.frames import codec, fastjson
+    from duemq.protocol.frames.command import Body, Command
+    from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, Frame, FrameReader
+    from duemq.protocol.records import batch, properties
+    from duemq.protocol.records.message_id import unpack_host
+    from duemq.protocol.records.record import (
+        FLAG_BORN_IPV6,
+        FLAG_COMPRESSED,
+        FLAG_MULTI_TAGS,
+        FLAG_STORE_IPV6,
+        FLAG_TRANSACTION,
+        MAGIC_V1,
+        MAGIC_V2,
+        TRANSACTION_COMMIT,
+        TRANSACTION_PREPARED,
+        TRANSACTION_ROLLBACK,
+        StoredMessage,
+        decode,
+    )
+    from duemq.protocol.requests.headers import SendMessage, SendMessageV2
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    needs_package("duemq.protocol.dump", error, "duemq")
 
 FORMATS: Final = ("raw", "hex", "base64")
 MAX_BYTES: Final = 1 << 27
@@ -67,6 +73,8 @@ _PREFIX_SIZE: Final = 8
 _SHOWN: Final = 256
 """Number of bytes that are shown of a body that is shown in part."""
 _CONTROL: Final = re.compile(rb"[^\t\r\n -~]")
+_NOT_HEX: Final = re.compile(rb"[^\s0-9a-fA-F]")
+_NOT_BASE64: Final = re.compile(rb"[^\s0-9a-zA-Z+/=]")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 _HEADERS: Final = {JSON: "JSON", BINARY: "RocketMQ's binary", MSGPACK: "MessagePack"}
@@ -325,14 +333,23 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
     data is not in the given format, or is text in none of them."""
     text = b"".join(data.split())
     if form == "hex":
+        if wrong := _NOT_HEX.search(data):
+            raise ValueError(f"this is not hex: byte {wrong.start()} is {shown(wrong[0])}")
+        if len(text) % 2:
+            raise ValueError(f"this is not hex of whole bytes: there are {len(text)} digits")
         return bytes.fromhex(text.decode("ascii"))
     if form == "base64":
-        return base64.b64decode(text, validate=True)
+        if wrong := _NOT_BASE64.search(data):
+            raise ValueError(f"this is not base64: byte {wrong.start()} is {shown(wrong[0])}")
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"this is not base64: {error}") from None
     if form is None and text:
         for each in ("hex", "base64"):
             try:
                 found = unpacked(text, each)
-            except (ValueError, binascii.Error):
+            except ValueError:
                 continue
             if found[:1] == b"\0":
                 return found
@@ -347,6 +364,8 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
 def _read(name: str) -> bytes:
     """Return the content of a file, or of standard input for "-". Raises OSError; ValueError if there are too many
     bytes."""
+    if name == "-" and sys.stdin is None:
+        raise OSError("standard input is closed")
     with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -369,22 +388,20 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             data = unpacked(_read(name), given.form)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else None
-            sys.stderr.write(f"{name}: {why or error}\n")
+            report(name, error)
             failed = True
             continue
         if not data:
-            sys.stderr.write(f"{name}: there are no bytes\n")
+            report(name, ValueError("there are no bytes"))
             failed = True
             continue
         if len(given.files) > 1:
-            sys.stdout.write(f"== {name}\n")
+            write_line(f"== {shown_path(name)}")
         for line in frames(data, with_bodies=given.body):
-            sys.stdout.write(f"{line}\n")
+            write_line(line)
             failed = failed or isinstance(line, DamageLine)
     return int(failed)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
-    sys.exit(main())
+    run(main)

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import stat
-import sys
+
+from duemq.protocol.dump_output import needs_package, report, run, shown_path, write_line
 
 try:
     from duemq.broker.dump.databases import is_database
@@ -40,10 +40,9 @@ try:
     from duemq.broker.dump.walk import walk
     from duemq.protocol.dump import DamageLine
 except ModuleNotFoundError as error:
-    if __name__ != "__main__" or (error.name or "").partition(".")[0] == "duemq":
+    if __name__ != "__main__":
         raise
-    # The same text as from the commands of `duemq`, whose code cannot catch this error.
-    sys.exit(f"python -m duemq.broker.dump needs the package {error.name}: pip install 'duemq[broker]'")
+    needs_package("duemq.broker.dump", error, "'duemq[broker]'")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = False
     for path, why in (found for each in given.files for found in walk(each)):
         if isinstance(why, str) and why:
-            sys.stdout.write(f"{path}: {why}\n")
+            write_line(f"{shown_path(path)}: {why}")
             continue
         try:
             if isinstance(why, OSError):
@@ -73,14 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
             if not stat.S_ISREG(os.stat(path).st_mode) and not is_database(path):
                 raise OSError("this is not a regular file; copy the bytes into one")
             for line in lines(path, given.start, given.end, given.limit, with_bodies=given.body):
-                sys.stdout.write(f"{line}\n")
+                write_line(line)
                 failed = failed or isinstance(line, DamageLine)
         except OSError as error:
-            sys.stderr.write(f"{path}: {error.strerror or error}\n")
+            report(path, error)
             failed = True
     return int(failed)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
-    sys.exit(main())
+    run(main)

@@ -13,6 +13,7 @@ from duemq.broker.access.auth.model import Acl, User, word
 from duemq.broker.access.auth.store import ACLS, USERS, RocksStore
 from duemq.broker.errors import AuthStoreError
 from duemq.protocol.dump import DamageLine, fields
+from duemq.protocol.dump_output import shown_path
 
 _MARK = "CURRENT"
 
@@ -27,9 +28,9 @@ def lines(directory: str) -> Iterator[str]:
     package rocksdict is missing, which reads the database."""
     name = os.path.basename(os.path.abspath(directory))
     if name not in (USERS, ACLS):
-        yield f"{directory}: a RocksDB database, which is neither {USERS} nor {ACLS}"
+        yield f"{shown_path(directory)}: a RocksDB database, which is neither {USERS} nor {ACLS}"
         return
-    yield f"{directory}: {'users' if name == USERS else 'policies'}"
+    yield f"{shown_path(directory)}: {'users' if name == USERS else 'policies'}"
     if importlib.util.find_spec("rocksdict") is None:
         raise OSError("a RocksDB database, for which the package rocksdict is missing: pip install 'duemq[auth]'")
     with tempfile.TemporaryDirectory() as copy:
@@ -41,7 +42,9 @@ def lines(directory: str) -> Iterator[str]:
             finally:
                 store.close()
         except AuthStoreError as error:
-            yield DamageLine(f"damaged: {str(error).replace(copy, os.path.dirname(os.path.abspath(directory)))}")
+            yield DamageLine(
+                f"damaged: {str(error).replace(copy, shown_path(os.path.dirname(os.path.abspath(directory))))}"
+            )
             return
     for user in users:
         yield _user(user)

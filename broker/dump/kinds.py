@@ -11,6 +11,7 @@ from typing import Final
 from duemq.broker.dump import databases, logs, tables
 from duemq.broker.dump.source import NAME_DIGITS, Source
 from duemq.protocol.dump import MAGIC_AT, MAGICS
+from duemq.protocol.dump_output import shown_path
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import check, extension, index_file
 
@@ -100,11 +101,11 @@ def lines(
         yield from islice(databases.lines(path), limit if limit is None else limit + 1)
         return
     if databases.is_database(os.path.dirname(os.path.abspath(path))):
-        yield f"{path}: a file of a RocksDB database; only its directory as a whole can be shown"
+        yield f"{shown_path(path)}: a file of a RocksDB database; only its directory as a whole can be shown"
         return
     with Source(path) as source:
         kind = kind_of(source)
-        yield f"{path}: {kind}, {source.size} bytes"
+        yield f"{shown_path(path)}: {kind}, {source.size} bytes"
         if not source.size and kind in _OF_ANY_SIZE:
             yield from islice(["empty"], limit)
             return

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 
 from duemq.broker.dump.databases import is_database
+from duemq.protocol.dump_output import shown_path
 
 
 def walk(path: str) -> Iterator[tuple[str, str | OSError]]:
@@ -26,7 +27,7 @@ def walk(path: str) -> Iterator[tuple[str, str | OSError]]:
                 continue
             before = shown.setdefault((status.st_dev, status.st_ino), path)
             if before != path:
-                yield path, f"the same directory as {before}"
+                yield path, f"the same directory as {shown_path(before)}"
                 continue
             names = sorted(os.listdir(path))
         except OSError as error:

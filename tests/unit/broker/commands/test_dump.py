@@ -570,6 +570,36 @@ def test_whoever_has_seen_enough_is_not_told_of_it(written: Broker) -> None:
     assert run.stderr == ""
 
 
+def test_standard_output_may_be_closed_or_full(written: Broker) -> None:
+    for to, why in (
+        (">&-", "is closed: nothing can be shown"),
+        ("> /dev/full", "cannot be written: No space left on device"),
+    ):
+        run = subprocess.run(
+            f"{sys.executable} -m duemq.broker.dump {written.root} {to}",
+            shell=True, cwd=Path(__file__).parents[4], capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (run.returncode, run.stderr) == (1, f"standard output {why}\n")
+
+
+def test_names_of_files_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / os.fsdecode(b"x\n\xff")
+    (store / "empty").mkdir(parents=True)
+    (store / "broken").symlink_to("nowhere")
+    (store / "loop").symlink_to(".")
+    (store / "topics.json").write_text("{}")
+    assert command.main([str(store)]) == 1
+    told = capsys.readouterr()
+    shown = f"$'{tmp_path}/x\\n\\xff"
+    assert told.err == f"{shown}/broken': No such file or directory\n"
+    assert set(told.out.splitlines()) >= {
+        f"{shown}/topics.json': table, 2 bytes",
+        f"{shown}/empty': no files",
+        f"{shown}/loop': the same directory as {shown}'",
+    }
+    assert all(line.isprintable() for line in told.out.splitlines())
+
+
 NAMES = (
     f"commitlog/{FIRST}",
     f"consumequeue/plain/0/{FIRST}",
