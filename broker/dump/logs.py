@@ -59,7 +59,7 @@ def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Ite
         if magic == MAGIC_END:
             yield f"{fields(offset=base + at)} end of the file: {size} bytes are free"
             return
-        if (behind := source.after_zeros(at)) > at + END_MARKER_SIZE:
+        if (behind := source.after_zeros(at)) >= at + END_MARKER_SIZE:
             zeros = f"zeros, {behind - at} bytes"
             place = fields(offset=base + at)
             yield f"{place} {zeros}" if behind == source.size else DamageLine(f"{place} damaged: {zeros}")

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from duemq.broker.dump import __main__ as command
 from duemq.broker.dump import source, tables
 from duemq.broker.dump.kinds import lines
+from duemq.protocol.dump import DamageLine
 from duemq.protocol.records.record import StoredMessage, encode
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.durability.checkpoint import Checkpoint, encode_theirs, save
 from duemq.storage.files import OsFiles
-from duemq.storage.queues import index_file
+from duemq.storage.queues import check, index_file
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
 from tests.support.copies import copy_tree
 from tests.support.extended import extend
@@ -616,6 +617,15 @@ EXTENSION = struct.pack(">hqqh", 22, 5, START_MS, 2) + b"ab" + struct.pack(">hqq
 OTHERS = ("timerwheel", "index/20231114221320000", "lock", "abort")
 
 
+def reports_damage(path: Path, data: bytes) -> bool:
+    """Whether the lines of a file with these bytes report damage. All lines are printable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    found = list(lines(str(path), with_bodies=True))
+    assert all(line.isprintable() for line in found)
+    return any(isinstance(line, DamageLine) for line in found)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
@@ -623,11 +633,66 @@ def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObjec
         original = EXTENSION if "_ext/" in name else (written.root / name).read_bytes()[:4096]
         at = data.draw(st.integers(0, len(original)))
         some = data.draw(st.binary(max_size=30))
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(original[:at] + some + original[at + len(some) :])
-        for line in lines(str(path), with_bodies=True):
-            assert line.isprintable(), line
+        reports_damage(tmp_path / name, original[:at] + some + original[at + len(some) :])
+
+
+def begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1 << 16)
+
+
+def ends_of(name: str, path: Path) -> set[int]:
+    """Return the positions at which a file may end, whole."""
+    if name.startswith("timerlog"):
+        return set(range(0, 4096, 52))
+    if name.startswith("consumequeue/"):
+        return set(range(0, 4096, 20))
+    if name.startswith("consumequeue_ext/"):
+        return {0, 22, 42}
+    if name.startswith("commitlog"):
+        return {0, *(int(offset) for offset in values(list(lines(str(path), limit=40))[1:], "offset"))}
+    if name == "queuecheck":
+        data = path.read_bytes()
+        sizes = [16 + len(items) for _, items in check.blocks(data, 1000)]
+        return {12, *(12 + sum(sizes[:count]) for count in range(len(sizes) + 1))}
+    return set()
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_file_that_is_cut_off_is_reported(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
+    for name in NAMES:
+        original = EXTENSION[:42] if "_ext/" in name else begin_of(written.root / name)
+        used = len(original.rstrip(b"\0")) if name.startswith(("queuecheck", "timerlog")) else len(original)
+        size = data.draw(st.integers(1, min(4095, used - 1)), label=name)
+        ends = ends_of(name, written.root / name)
+        end = max((each for each in ends if each <= size), default=0)
+        # Of a unit that begins with zeros, nothing may be left but these, as in a file's free part.
+        may_be_free = not name.startswith(("commitlog", "consumequeue/"))
+        is_free = may_be_free and bool(ends) and not any(original[end:size])
+        assert reports_damage(tmp_path / name, original[:size]) == (size not in ends and not is_free), name
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_changed_byte_is_reported(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
+    """Where the format has a checksum, or one value only."""
+    log = (written.root / "commitlog" / FIRST).read_bytes()
+    body = log.index(b"plain 0" * 200)
+    checked = (written.root / "checkpoint").read_bytes().rstrip(b"\0")
+    blocks = (written.root / "queuecheck").read_bytes().rstrip(b"\0")
+    for name, places in {
+        f"commitlog/{FIRST}": [*range(body, body + 1400)],
+        f"timerlog/{FIRST}": [52 * unit + at for unit in range(60) for at in (0, 1, 2, 3, 12, 13, 14)],
+        "checkpoint": [*range(2048, len(checked))],
+        "queuecheck": [*range(8), *range(12, len(blocks))],
+        f"consumequeue_ext/plain/0/{FIRST}": [0, 1, 18, 19, 22, 23, 40, 41],
+    }.items():
+        original = EXTENSION[:42] if "_ext/" in name else begin_of(written.root / name)
+        at = data.draw(st.sampled_from(places), label=name)
+        changed = original[at] ^ data.draw(st.integers(1, 255))
+        assert not reports_damage(tmp_path / name, original) or name.startswith("commitlog")
+        assert reports_damage(tmp_path / name, original[:at] + bytes((changed,)) + original[at + 1 :]), name
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
