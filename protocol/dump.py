@@ -5,7 +5,8 @@
         --as raw|hex|base64                      the encoding, if the bytes themselves do not tell
         --body                                   show the bodies of messages as well, and bodies of frames in full
 
-Exit code: 0; 1 if a file could not be read, has no frames, or is damaged; 2 for wrong options.
+Exit code: 0; 1 if a file could not be read, has no frames, is not in the given encoding, or is damaged, or if standard
+output could not be written; 2 for wrong options.
 
 Each frame is shown with its code and the code's name, the kind of header, its fields, and the body: the records of an
 answer to a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. Readable bytes

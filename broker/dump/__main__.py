@@ -22,8 +22,10 @@ broker has to be stopped; writes of a running broker may be seen in part.
 
 The kind of a file is recognised by its path, or else by its content. Damaged bytes are shown as a line with the word
 `damaged`, a record or a slot in the wrong place with `misplaced`, and the lines continue with what can be read behind
-them. Exit code: 0; 1 if a line that was printed reports damage, a file could not be read or a directory not be listed;
-2 for wrong options.
+them. A directory without files is named. A name that is not printable is quoted for bash, as in $'a\\nb'.
+
+Exit code: 0; 1 if a line that was printed reports damage, a file could not be read, a directory could not be listed, or
+standard output could not be written; 2 for wrong options.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Lines of the files that are named by offsets: commitlog, consume queue, its extension, timer log.
 
 `start`, `end`: the first position and the one to stop before, as physical offsets, queue offsets, offsets in the
-extension or positions in the timer log. Damage is reported, and the readable data behind it is shown. Raises
-OSError."""
+extension or positions in the timer log. Damage is reported, and the readable data behind it is shown.
+
+The functions raise OSError.
+"""
 
 from __future__ import annotations
 

@@ -232,6 +232,8 @@ def test_units_that_stand_for_no_record(store: Path, capsys: pytest.CaptureFixtu
     assert found[5].startswith("queueOffset=6 damaged: offset=")
     assert found[6:-1] == before[7:49]
     assert found[-1] == "damaged: 19 bytes behind the last unit"
+    moved = path.rename(path.with_name(f"{7:020}"))
+    assert rows(moved, capsys=capsys)[0] == f"damaged: {moved.name} is not a multiple of 20 bytes"
 
 
 def test_extensions_of_consume_queues(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
