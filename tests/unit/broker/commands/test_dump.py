@@ -24,11 +24,12 @@ from duemq.broker.dump import source, tables
 from duemq.broker.dump.kinds import lines
 from duemq.protocol.dump import DamageLine
 from duemq.protocol.records.record import StoredMessage, encode
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.durability.checkpoint import Checkpoint, encode_theirs, save
 from duemq.storage.files import OsFiles
 from duemq.storage.queues import check, index_file
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
+from duemq.storage.queues.consume_queue import hole
 from tests.support.copies import copy_tree
 from tests.support.extended import extend
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, new_broker
