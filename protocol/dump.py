@@ -47,8 +47,8 @@ try:
         FLAG_MULTI_TAGS,
         FLAG_STORE_IPV6,
         FLAG_TRANSACTION,
-        MAGIC_V1,
         MAGIC_V2,
+        MAGICS,
         TRANSACTION_COMMIT,
         TRANSACTION_PREPARED,
         TRANSACTION_ROLLBACK,
@@ -64,8 +64,6 @@ except ModuleNotFoundError as error:
 FORMATS: Final = ("raw", "hex", "base64")
 MAX_BYTES: Final = 1 << 27
 """Maximum size, in bytes, of a file of frames."""
-MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
-"""Matches the bytes behind the size of a record."""
 MAGIC_AT: Final = 4
 MAGIC_SIZE: Final = 4
 

@@ -10,8 +10,9 @@ from typing import Final
 
 from duemq.broker.dump import databases, logs, tables
 from duemq.broker.dump.source import NAME_DIGITS, Source
-from duemq.protocol.dump import MAGIC_AT, MAGICS
+from duemq.protocol.dump import MAGIC_AT
 from duemq.protocol.dump_output import shown_path
+from duemq.protocol.records.record import MAGICS
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import check, extension, index_file
 

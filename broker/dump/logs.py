@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from duemq.broker.dump.source import Source
-from duemq.protocol.dump import MAGIC_AT, MAGIC_SIZE, MAGICS, DamageLine, fields, prefixed, record, when
+from duemq.protocol.dump import MAGIC_AT, MAGIC_SIZE, DamageLine, fields, prefixed, record, when
 from duemq.protocol.errors import RecordError
 from duemq.protocol.records.record import (
     END_MARKER,
@@ -22,6 +22,7 @@ from duemq.protocol.records.record import (
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
+    MAGICS,
     MIN_SIZE,
     PHYSICAL_OFFSET_AT,
     StoredMessage,
