@@ -1,12 +1,14 @@
 """Fixtures for tests of programs that use duemq: a broker for each test, in the test's process, and its clock.
 
+    @pytest.mark.asyncio
     async def test_a_reminder(duemq_broker, duemq_clock):
         async with Producer(duemq_broker.nameserver) as producer:
             await producer.send("reminders", b"call back", delay="2h")
         duemq_clock.advance("2h")
         ...
 
-pytest loads this module automatically if duemq is installed. `pip install 'duemq[test]'` installs a broker's packages.
+pytest loads this module automatically if duemq is installed. `pip install 'duemq[test]'` installs a broker's packages,
+and pytest-asyncio for tests that are coroutines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of the protocol: request codes, response codes, languages, flag bits. Each lives here once.
+"""Numbers of the protocol: request codes, response codes, languages, flag bits. Each is defined only here.
 
 Source: apache/rocketmq common/protocol/{RequestCode,ResponseCode}.java and LanguageCode.java at 4.9.7 and 5.3.3.
 """
@@ -12,7 +12,7 @@ FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
 VERSION: Final = 407
-"""The release whose behaviour we show to clients, as RocketMQ numbers its releases: 4.9.7."""
+"""The release whose behaviour duemq shows to clients, as RocketMQ numbers its releases: 4.9.7."""
 VERSION_NAME: Final = "V4_9_7"
 
 VERSION_MAX_RECONSUME_TIMES: Final = 121
@@ -22,7 +22,7 @@ VERSION_RELAY: Final = 62
 VERSION_RESET_OFFSET: Final = 28
 """From this client version on (3.0.7), a consumer understands RESET_CONSUMER_CLIENT_OFFSET."""
 VERSION_STRICT_JSON: Final = 401
-"""From this client version on (4.9.4), a route is asked for in JSON with quoted keys."""
+"""From this client version on (4.9.4), a client requests routes as JSON with quoted keys."""
 
 
 class RequestCode(IntEnum):
@@ -140,20 +140,20 @@ class RequestCode(IntEnum):
     LIST_PENDING = 30003
     """duemq's own: lists or counts messages that wait."""
     DUE_CURVE = 30004
-    """duemq's own: tells how many messages are due when."""
+    """duemq's own: counts the messages that are due in each of several spans of time."""
     CHANGE_PENDING = 30005
     """duemq's own: cancels messages that wait, gives them another time, or delivers them now."""
     REPORT_BRIDGE = 30006
-    """duemq's own: tells the figures of an MQTT bridge, for brokerStatus."""
+    """duemq's own: reports the figures of an MQTT bridge, for brokerStatus."""
     CHANGE_RECURRING = 30007
     """duemq's own: pauses, resumes or removes a recurring message."""
 
     CHANGE_BY_HANDLE = 30010
-    """duemq's own: as CHANGE_PENDING, for the sender of the messages, who names them by their handles."""
+    """duemq's own: like CHANGE_PENDING, but for the sender of the messages, who names them by their handles."""
 
 
 class ResponseCode(IntEnum):
-    """How a request ended."""
+    """The outcome of a request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -193,7 +193,7 @@ LANGUAGES: Final = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY",
     "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS",
 )  # fmt: skip
-"""Names of the client languages; the index is the number that the binary header carries."""
+"""Names of the client languages; the index is the number in the binary header."""
 
 LANGUAGE: Final = "PYTHON"
 """The language that duemq's own frames name as their sender's."""

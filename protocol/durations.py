@@ -14,9 +14,9 @@ _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[dhms])")
 
 
 def parse(text: str) -> int | None:
-    """Return a duration in ms, None if the text is none. It consists of numbers with units, each unit at most once, the
-    largest first. A number may have a fraction; a rest below a millisecond is rounded up, so that a delay is never
-    shortened."""
+    """Return a duration in ms; None if the text is not a duration. A duration consists of numbers with units, each unit
+    at most once, the largest first. A number may have a fraction; a remainder below a millisecond is rounded up, so
+    that a delay is never shortened."""
     total, last, position = Fraction(0), "", 0
     units = list(UNITS)
     while position < len(text) <= MAX_LENGTH:

@@ -1,11 +1,11 @@
-"""Errors of the protocol: wrong bytes, or a call that the protocol cannot carry.
+"""Errors of the protocol: wrong bytes from the peer, or a value that the protocol cannot express.
 
 ProtocolError
 ├── LocalProtocolError        the value cannot be encoded: a bug in duemq or in its caller
 └── RemoteProtocolError       the peer's bytes are wrong
     ├── FrameError            the stream can no longer be cut into frames: close this connection
-    ├── FieldError            a header field is missing or absurd: answer with an error, the connection lives
-    ├── BodyError             a body does not parse: answer with an error, the connection lives
+    ├── FieldError            a header field is missing or invalid: answer with an error, keep the connection
+    ├── BodyError             a body does not parse: answer with an error, keep the connection
     ├── RecordError           a stored message does not parse
     └── TimerIllegal          a message's properties ask for an impossible time: refuse the message
 """
@@ -58,4 +58,5 @@ class RecordError(RemoteProtocolError):
 
 
 class TimerIllegal(RemoteProtocolError):
-    """A property of a message that asks for a time is no number, or no time, or contradicts another property."""
+    """A property of a message that asks for a time is not a number, or not a valid time, or contradicts another
+    property."""

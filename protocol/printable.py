@@ -1,11 +1,11 @@
-"""Makes texts of other parties safe for terminals and logs."""
+"""Makes texts from other parties safe for terminals and logs."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return a text that stays on its line and leaves the terminal alone: unprintable characters, except tabs, are
-    escaped."""
+    """Return a text with its unprintable characters escaped, except tabs, so that it stays on one line and does not
+    control the terminal."""
     return "".join(each if each.isprintable() or each == "\t" else _escape(each) for each in text)
 
 

@@ -1,4 +1,4 @@
-"""RocketMQ's request codes that duemq has no handler for, and why: the answer to such a request says so.
+"""RocketMQ's request codes for which duemq has no handler, and the reasons, which the answer to such a request gives.
 
 Names and numbers are those of RequestCode in RocketMQ 4.9.7 and 5.3.3.
 """
@@ -14,7 +14,7 @@ class Unsupported(NamedTuple):
     name: str
     reason: str
     is_planned: bool
-    """Whether it is to come."""
+    """Whether a handler is planned."""
 
 
 _KEYS = ("no index of keys yet", True)

@@ -1,4 +1,4 @@
-"""Detects that the wall clock was set."""
+"""Detection of a wall clock that was set."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ TOLERANCE_MS: Final = 500
 
 
 class ClockWatch:
-    """Compares the wall clock with the monotonic clock."""
+    """Detects changes of the wall clock, by comparing it with the monotonic clock."""
 
     def __init__(self, now: Moment) -> None:
         self._difference = _difference(now)
 
     def jump_ms(self, now: Moment) -> int:
-        """Return by how many ms the wall clock was set since the last call; 0 if it was not."""
+        """Return by how many ms the wall clock was set since the last call, negative if it was set back; 0 if it was
+        not set."""
         difference = _difference(now)
         jump = difference - self._difference
         self._difference = difference

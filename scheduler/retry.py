@@ -13,6 +13,7 @@ from duemq.storage.errors import NotInMemory, StoreError
 log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 100
+"""Pause after a failure, in ms."""
 
 
 class Retry:
@@ -22,15 +23,16 @@ class Retry:
         """Make the state. `event`: the name of the log line for a failure."""
         self._event = event
         self.at_ms = 0
-        """Time before which there is no try, ms since the epoch."""
+        """Time before which nothing is tried, ms since the epoch."""
         self.reason: str | None = None
         """Why the last try failed; None after a success."""
         self._since_ms = 0
         """Time when the present series of failures began, ms since the epoch."""
 
     def run(self, now_ms: int, work: Callable[[], bool]) -> bool:
-        """Do a part of the work, unless the pause after a failure lasts. Return whether there was anything to do. A
-        StoreError, OSError or MemoryError ends this try and begins a pause; NotInMemory is raised."""
+        """Do a part of the work, unless the pause after a failure is still on. `work` returns whether there was
+        anything to do, and so does this; it returns False in a pause, or if the try fails. A StoreError, OSError or
+        MemoryError of `work` ends the try and begins a pause. Raises NotInMemory."""
         if now_ms < self.at_ms:
             return False
         try:
@@ -45,7 +47,7 @@ class Retry:
         return worked
 
     def failed(self, now_ms: int, error: Exception) -> None:
-        """Note a failed try."""
+        """Note a failed try, and begin a pause."""
         self.at_ms = now_ms + RETRY_MS
         if self.reason is None:
             self._since_ms = now_ms

@@ -1,14 +1,14 @@
 """Searches for waiting messages, in the timer wheel and in the delay levels, and changes of such messages.
 
-Nothing is kept in memory for this. Messages in the wheel are found by the timer log, whose units tell topic and time,
-messages of levels by their consume queues; only requested messages have their records read. A search is a generator
-that does a bounded amount of work at each step, so that other work can go on.
+Nothing is kept in memory for this. Messages in the wheel are found by the timer log, whose units have topic and time;
+messages of levels are found by their consume queues. Records are read only for messages that may be selected. A search
+is a generator that does a bounded amount of work at each step, so that other work can be done in between.
 
-Messages have an order, so that a search can continue after one of them (`SearchPosition`): first those of the levels in
-the order of their queues, then those with a timer in the order of their records. A message has one place as long as it
-waits by one record: so a list of many pages has it once, whatever slots of the wheel it gets in the meantime. If it
-gets another record, which is always one with a timer and behind all others, the list may have it by both records, and
-never omits it.
+Messages have an order, so that a search can continue after one of them (`SearchPosition`): first the messages of the
+levels in the order of their queues, then those with a timer in the order of their records. A message keeps its place as
+long as it waits by the same record. So a list of many pages has it once, whatever slots of the wheel it gets in the
+meantime. If it gets another record, which always has a timer and lies behind all other records, the list may have the
+message twice, once by each record, but never omits it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import recurs
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers
 from duemq.scheduler.waiting import is_behind
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LEVELS: Final = 0
 _TIMERS: Final = 1
 _SLICE_UNITS: Final = 128
-"""Number of messages with a timer whose records are read, and whose fields become Python values, at once."""
+"""Number of messages with a timer whose records are read, and whose fields become Python values, in one go."""
 _MAX_PLACE: Final = 2**63
 _MAX_CURSOR: Final = 64
 
@@ -58,7 +58,7 @@ class SearchPosition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> SearchPosition:
-        """Parse the text of a place. Raises ValueError."""
+        """Parse the text of a place, as `str` makes it. Raises ValueError."""
         numbers = text.split(".") if len(text) <= _MAX_CURSOR and text.isascii() else []
         if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
             raise ValueError(f"{text[:_MAX_CURSOR]!r} is not a valid position")
@@ -79,7 +79,7 @@ def _place_of(message: StoredMessage) -> SearchPosition:
 
 
 class WaitingMessage(NamedTuple):
-    """A waiting message."""
+    """A waiting message that a search found."""
 
     message: StoredMessage
     """The stored record; its topic is the one in which it waits."""
@@ -96,7 +96,7 @@ class WaitingMessage(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Conditions on waiting messages; None is no condition. Times in ms since the epoch, `end_ms` excluded."""
+    """Conditions on waiting messages; None means no condition. Times are ms since the epoch, `end_ms` is exclusive."""
 
     topic: str | None = None
     key: str | None = None
@@ -104,7 +104,7 @@ class Selection(NamedTuple):
     begin_ms: int | None = None
     end_ms: int | None = None
     recurring: bool = False
-    """Whether only recurring messages are selected."""
+    """Whether to select only recurring messages."""
 
     def has_time(self, due: Times) -> NDArray[np.bool_]:
         """Return, for each deliver time, whether it is within the selection's times."""
@@ -131,11 +131,11 @@ class Selection(NamedTuple):
 
 
 class _Counting:
-    """The progress of a count."""
+    """The progress of a count. `wheel_end`: the end of the timer log when the count began."""
 
     def __init__(self, end: int, wheel_end: int) -> None:
         self.end = end
-        """The end of the commitlog when the count began: later messages are not counted."""
+        """The end of the commitlog when the count began: messages with later records are not counted."""
         self._wheel_end = wheel_end
         self.position = 0
         """Position of the timer log from which on the units up to `_wheel_end` are still to be counted."""
@@ -161,10 +161,10 @@ class WaitingMessages:
     def select(
         self, selection: Selection, now_ms: int, after: SearchPosition | None = None
     ) -> Iterator[WaitingMessage | ColdRead | None]:
-        """Iterate over the selected messages as of now, each once, in the order of their places, from behind `after`.
-        Yields None now and then, so that other work can be done, and reads that would wait for the disk: if a thread
-        does them before the next step, nothing else has to wait. Messages sent, delivered or changed in the meantime
-        may or may not be included."""
+        """Iterate over the messages that are selected at the time of this call, each once, in the order of their
+        places, from behind `after`. Yields None now and then, so that other work can be done, and reads that would wait
+        for the disk: if a thread does them before the next step, nothing else has to wait. Messages that are sent,
+        delivered or changed in the meantime may or may not be included."""
         for found in self._places(selection, now_ms, after or _FIRST):
             if isinstance(found, ColdRead):
                 yield found
@@ -179,8 +179,9 @@ class WaitingMessages:
     def _places(
         self, selection: Selection, now_ms: int, after: SearchPosition
     ) -> Iterator[tuple[SearchPosition, StoredMessage | None, int] | ColdRead]:
-        """Iterate over the messages behind a place that may be selected, each with its place and deliver time; None
-        instead of the message if it is not selected or no longer exists. Yields reads as `select` does."""
+        """Iterate over the messages behind a place that may be selected, each with its place and deliver time (ms since
+        the epoch); None instead of the message if it is not selected or no longer exists. Yields reads as `select`
+        does."""
         self._timers.gather(now_ms)
         end, come_to = self._store.log.end, after
 
@@ -193,7 +194,7 @@ class WaitingMessages:
                     come_to = found[0]
                     missed.found(found[1].physical_offset)
                 yield found
-            # Missed messages come last, since their new records lie behind all others.
+            # Messages that would be missed come last, since their new records lie behind all others.
             for physical, due_ms in missed.take():
                 message = yield from patiently(partial(self._store.message_at, physical))
                 yield SearchPosition(_TIMERS, 0, physical), message, due_ms
@@ -201,7 +202,7 @@ class WaitingMessages:
     def _places_before(
         self, selection: Selection, now_ms: int, after: SearchPosition, end: int
     ) -> Iterator[tuple[SearchPosition, StoredMessage | None, int] | ColdRead]:
-        """Iterate as `_places` does, only over messages that wait by a record before physical offset `end`."""
+        """Iterate as `_places` does, but only over messages that wait by a record before the physical offset `end`."""
         if after.part == _LEVELS and not selection.recurring:
             for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
                 if isinstance(one, ColdRead):
@@ -223,7 +224,7 @@ class WaitingMessages:
                     message = yield from patiently(partial(self._store.message_at, physical, size))
                     yield SearchPosition(_TIMERS, 0, physical), message, due_ms
             yield after, None, 0
-        # Messages not in the wheel yet lie behind all records of messages that are.
+        # The records of messages that are not in the wheel yet lie behind those of all messages that are.
         for waiting in self._behind(reached):
             if isinstance(waiting, ColdRead):
                 yield waiting
@@ -242,7 +243,7 @@ class WaitingMessages:
 
     @staticmethod
     def _right(selection: Selection, waits: NDArray[Any]) -> NDArray[Any]:
-        """Return the messages in the wheel that may be selected, as far as their units tell."""
+        """Return those messages in the wheel that, as far as their units tell, may be selected."""
         right = selection.has_time(waits["due"])
         if selection.topic is not None:
             right &= waits["hash"] == properties.java_hash(selection.topic)
@@ -251,9 +252,10 @@ class WaitingMessages:
         return waits[right]
 
     def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
-        """Iterate over the messages that are not in the wheel as of this call and lie behind a physical offset: queue
-        offset, physical offset, size and deliver time. Deleting records and messages stored by Apache's broker are left
-        out, since only their records tell enough. Yields reads as `select` does."""
+        """Iterate over the messages that are not in the wheel at the time of this call and whose records lie behind a
+        physical offset: queue offset, physical offset, size and deliver time. Deleting records and messages that
+        Apache's broker stored are left out, since their units do not have enough information. Yields reads as `select`
+        does."""
         queue = self._timers.queue
         return self._units_behind(max(self._timers.queue_offset, queue.min_offset), queue.next_offset, reached)
 
@@ -277,9 +279,9 @@ class WaitingMessages:
     # --- counting
 
     def count(self, selection: Selection, now_ms: int) -> Iterator[int | ColdRead | None]:
-        """Count the selected messages as of now: yields the number at the end, and before it None and reads, as
-        `select` does. Without a key, no records of messages in the wheel are read, unless another topic has the same
-        hash, or only recurring messages are counted."""
+        """Count the messages that are selected at the time of this call: yields None and reads, as `select` does, and
+        the number at the end. Without a key, no records of messages in the wheel are read, unless another topic has the
+        same hash, or only recurring messages are counted."""
         if selection.key is not None or selection.recurring:
             number = 0
             for found in self.select(selection, now_ms):
@@ -299,10 +301,10 @@ class WaitingMessages:
     def curve(
         self, begin_ms: int, step_ms: int, steps: int, now_ms: int, topic: str | None = None
     ) -> Iterator[list[int] | ColdRead | None]:
-        """Count the messages due in each of `steps` spans of `step_ms` from `begin_ms` on: yields the list of counts at
-        the end, and before it None and reads, as `count` does. Overdue messages count as due now. Without a topic and
-        with times in whole seconds, the first call begins a census of the wheel (`timers.index.census`), and once that
-        is complete, calls use its counts instead of the messages."""
+        """Count the messages due in each of `steps` spans of `step_ms` from `begin_ms` on: yields None and reads, as
+        `count` does, and the list of counts at the end. Overdue messages count as due now. If no topic is given and the
+        times are in whole seconds, the first call begins a census of the wheel (`timers.index.census`); once the census
+        is complete, calls use its counts instead of looking at the messages."""
         counts = np.zeros(steps, np.int64)
         is_counted = topic is None and not begin_ms % 1000 and not step_ms % 1000
         if is_counted:
@@ -326,15 +328,17 @@ class WaitingMessages:
         yield counts.tolist()
 
     def _is_alone(self, topic: str | None) -> bool:
-        """Whether units of the wheel are enough to tell the messages of a topic: two names may have the same hash."""
+        """Whether units of the timer log are enough to recognize the messages of a topic. They are not if another topic
+        has the same hash."""
         return topic is None or self._timers.is_alone(topic)
 
     def _due_times(
         self, topic: str | None, now_ms: int, wheel: Iterator[None] | None = None
     ) -> Iterator[Times | ColdRead | None]:
-        """Iterate over the deliver times of the messages of a topic, or of all, in parts of bounded size; yields None
-        and reads as `select` does. Messages not in the wheel come last. A message that gets another record in the
-        meantime still counts once. `wheel`: counts the messages in the wheel instead of this, and is iterated here."""
+        """Iterate over the deliver times of the messages of a topic, or of all topics, in parts of bounded size; yields
+        None and reads as `select` does. Messages not in the wheel come last. A message that gets another record in the
+        meantime counts once nevertheless. `wheel`: an iterator that counts the messages in the wheel in another way;
+        it is iterated in place of those messages."""
         ours = Selection(topic)
         if not self._is_alone(topic):
             for each in self.select(ours, now_ms):

@@ -1,19 +1,19 @@
 """Decides which messages still wait. Recovery, the slots at work, searches, the jobs' table `pending`, the audit and
-the compaction all use these functions, which work on arrays and read nothing.
+compaction all use these functions, which work on arrays and read nothing.
 
 A message waits as long as no record behind its own says that it was delivered or withdrawn. To find that out without
-reading all records, three indexes stand for the records before an offset, and the origins of the records behind it tell
-the rest:
+reading all records, three indexes cover the records before an offset, and the origins that the records behind it name
+tell the rest:
 
     delay levels    `Run`s: messages of a run before its cursor are done, and all messages before the first run. Units
                     of the schedule topic's queues that are withdrawn, delivered or padding stand for no message
     timer wheel     units of the timer log in slots from the noted second on (`is_live`), except for
                         messages that were delivered since the second's turn began          `StartFacts.done`
-                        units whose messages got another one since then                     `StartFacts.moved`
+                        units whose messages got another unit since then                    `StartFacts.moved`
                         withdrawn units, marked or named by records behind                  `StartFacts.withdrawn`
     timer topic     units of its queue from the noted offset on, which are not in the wheel yet (`is_behind`)
 
-If RocketMQ's broker had the store last, there are no notes and no origins, and its files lag behind after a kill, so a
+If RocketMQ's broker had the store last, there are no notes and no origins. Its files lag behind if it was killed, so a
 message may be delivered twice:
 
     delay levels    config/delayOffset.json, a run for each level                           `runs_of_table`
@@ -39,7 +39,7 @@ from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
-from duemq.scheduler.timers.index.sorted_offsets import distinct_of, is_among, joined, places_of
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, indices_of, is_among, joined
 from duemq.scheduler.timers.seconds.second import slot_second_of
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE
 
@@ -67,8 +67,9 @@ def is_passed(runs: Sequence[Run], queue_offsets: Integers) -> Mask: ...
 
 
 def is_passed(runs: Sequence[Run], queue_offsets: int | Integers) -> bool | Mask:
-    """Whether each queue offset of a level is done according to its runs, which are in the order of their starts. All
-    offsets before the first run are done, since a run is dropped when it is finished. Without runs, none is done."""
+    """Whether the message at each queue offset of a level is done according to the level's runs, which are in the order
+    of their starts. All offsets before the first run are done, since a run is dropped when it is finished. Without
+    runs, none is done."""
     if len(runs) <= 1:
         return queue_offsets < (runs[0].cursor if runs else 0)
     starts, cursors, *_ = zip(*runs, strict=True)
@@ -89,21 +90,21 @@ def is_message(sizes: Integers) -> Mask:
 
 def is_live(units: Units, seconds: Integers, second: int) -> Mask:
     """Whether each unit of the timer log stands for a message in a slot that is not past. `seconds`: the seconds of the
-    units' slots; `second`: all slots before it are past."""
+    units' slots; `second`: the first second whose slot is not past."""
     live: Mask = (seconds >= second) & (units["magic"] & NO_MESSAGE == 0)
     return live
 
 
 def is_deletion(magic: NDArray[np.integer]) -> Mask:
-    """Whether each unit that is still to be done deletes other messages when the turn of their slot comes. That is the
-    unit's own slot, unless the unit has to roll."""
+    """Whether each unit that is still to be done deletes another message when the turn of that message's slot comes.
+    That is the unit's own slot, unless the unit has to roll."""
     deletes: Mask = magic & (DELETE | WITHDRAWN) == DELETE
     return deletes
 
 
 def is_parked(units: Units, seconds: int | Integers) -> Mask:
-    """Whether each unit belongs to a parked message, which waits in the slot of a later second than that in which it is
-    due. `seconds`: the seconds of the units' slots."""
+    """Whether each unit belongs to a parked message, which waits in the slot of a later second than the one in which it
+    is due. `seconds`: the seconds of the units' slots."""
     due = units["due_ms"].astype(np.int64)
     is_one = (due > 0) & (units["magic"] & NO_MESSAGE == 0)
     parked: Mask = is_one & (slot_second_of(due & MAX_DUE_MS) < seconds)
@@ -111,8 +112,9 @@ def is_parked(units: Units, seconds: int | Integers) -> Mask:
 
 
 def is_brought_back(units: Units, seconds: Integers, second: int, delivered: Integers) -> Mask:
-    """Whether each unit belongs to a parked message, in a slot behind that of `second`, that records behind the note
-    name as `delivered` (physical offsets): such a message was brought back by a unit that was cut off since."""
+    """Whether each unit belongs to a parked message, in a slot behind that of `second`, that according to records
+    behind the note was delivered. `delivered`: physical offsets of delivered messages. A unit that has been cut off
+    since had brought such a message back from its slot."""
     behind: Mask = (seconds > second) & is_parked(units, seconds)
     return behind & is_among(units["physical_offset"].astype(np.int64), delivered)
 
@@ -135,15 +137,16 @@ def left_of(
     noted: int,
     found: StartFacts,
 ) -> UnitStates:
-    """Decide which units, in slots that are not past, are still to be done. `found`: the facts that a start found about
-    the time since the turn of the `noted` second began; `due`: the units' deliver times, 0 if they do not tell;
-    `seconds`: the seconds of their slots, or the one second in whose slot all are."""
+    """Decide which units, in slots that are not past, are still to be done. `due`: the units' deliver times, ms since
+    the epoch, 0 for units without one; `seconds`: the seconds of their slots, or the one second in whose slot all are;
+    `noted`: the second in the checkpoint's note; `found`: the facts that a start found about the time since that
+    second's turn began."""
     kept = magic & WITHDRAWN == 0
     kept &= (magic & DELETE == 0) | (due == 0)  # a unit with DELETE and a deliver time is superseded
     done = np.zeros(len(kept), bool)
     if len(found.moved) and np.any(is_noted := seconds == noted):
         # Only a message's newest unit counts, even if that unit is withdrawn.
-        at, has_moved = places_of(physical, found.moved)
+        at, has_moved = indices_of(physical, found.moved)
         kept &= ~(has_moved & is_noted & (positions < found.moved_by[at]))
     if len(found.done) and np.any(is_early := seconds < found.recovered_to):
         done = kept & is_early & is_among(physical, found.done)
@@ -152,9 +155,9 @@ def left_of(
 
 
 def is_behind(units: NDArray[Any], found: StartFacts) -> Mask:
-    """Whether each unit of the timer topic's queue, not in the wheel yet, stands for a waiting message. False for units
-    with a hash as tags code, which messages of RocketMQ's broker and deleting records have: only their records tell
-    (`is_told_by_record`)."""
+    """Whether each unit of the timer topic's queue that is not in the wheel yet stands for a waiting message. False for
+    units whose tags code is a hash, as for messages of RocketMQ's broker and deleting records: only their records show
+    that (`is_told_by_record`)."""
     physical = units["physical_offset"].astype(np.int64)
     waits = is_message(units["size"]) & (units["tags_code"] > MAX_HASH)
     waits &= ~is_among(physical, found.done) & ~is_among(physical, found.withdrawn)
@@ -162,7 +165,7 @@ def is_behind(units: NDArray[Any], found: StartFacts) -> Mask:
 
 
 def is_told_by_record(units: NDArray[Any]) -> Mask:
-    """Return, for each unit of the timer topic's queue, whether only its record tells if a message waits there."""
+    """Whether, for each unit of the timer topic's queue, only its record shows if a message waits there."""
     return is_message(units["size"]) & (units["tags_code"] <= MAX_HASH)
 
 
@@ -181,11 +184,11 @@ def found_since(
     records name. `second`: the noted one; `newest_ms`: the latest store time of a delivery; `end`: the end of the
     commitlog."""
     # Messages are delivered only from slots whose turn has come, and no slot has its turn before its time. So a message
-    # delivered by a record was in the slot of the record's store time or an earlier one, or in that of `second`, if
-    # that was ahead because the clock was set back. No margin is needed.
+    # that a record delivered was in the slot of the record's store time or in an earlier slot; or in the slot of
+    # `second`, if that slot was ahead because the clock had been set back. No margin is needed.
     return StartFacts(
         max(slot_second(newest_ms) + 1, second + 1, before.recovered_to),
-        # Records that the commitlog lost do not exist any more, and other messages will get their offsets.
+        # Records that the commitlog lost no longer exist, and other messages will get their offsets.
         _before(end, joined([before.done, *delivered])),
         withdrawn=_before(end, joined([before.withdrawn, *withdrawn])),
     )
@@ -197,8 +200,9 @@ def _before(end: int, offsets: Integers) -> Integers:
 
 def with_moved(found: StartFacts, second: int, before: StartFacts, parts: Iterable[tuple[int, Units]]) -> StartFacts:
     """Add to `found` the messages that got units in the slot of the noted second or a later one since that second's
-    turn began, each with its last unit: a policy may have put a message off within its second. `before`: the facts that
-    the last start found; `parts`: the parts of the timer log since the turn began, as from `TimerLog.scan`."""
+    turn began, each with its last unit: a policy may have put a message off within its second. `second`: the noted one;
+    `before`: the facts that the last start found; `parts`: the parts of the timer log since the turn began, as
+    `TimerLog.scan` yields them."""
     physical, positions = [before.moved], [before.moved_by]
     for position, units in parts:
         # Withdrawn units count as well, so that a message's former unit does not count again.
@@ -211,14 +215,15 @@ def with_moved(found: StartFacts, second: int, before: StartFacts, parts: Iterab
 
 
 def first_link(units: Units, seconds: Integers, second: int) -> int:
-    """Return the lowest position to which units in slots that are not past link (the preceding units of the same
-    slots); 2**62 if none links. `seconds`: the seconds of the units' slots; `second`: all slots before it are past."""
+    """Return the lowest position to which units in slots that are not past link, as each unit links to the preceding
+    unit of its slot; 2**62 if there is no link. `seconds`: the seconds of the units' slots; `second`: the first second
+    whose slot is not past."""
     links = units["previous"][(seconds >= second) & (units["previous"] >= 0)]
     return int(links.min(initial=2**62))
 
 
 def is_covering(check: TimerCheck, begin: int, end: int, segment_size: int, links: Iterable[int]) -> bool:
-    """Whether a timer log with units from position `begin` to `end` has all units that RocketMQ's broker had put into
+    """Whether a timer log with units from position `begin` to `end` has all units that RocketMQ's broker has put into
     it. `segment_size`: the size of its files, in bytes; `links`: the links of its units (`first_link`)."""
     left = segment_size - end % segment_size
     if left < UNIT_SIZE + BLANK_SIZE:  # the file is full, and RocketMQ's position includes its rest
@@ -232,12 +237,13 @@ def is_covered(note: TimerNote, begin: int, end: int) -> bool:
 
 
 class LogCheck:
-    """The comparison of the timer log with its noted checksums. If they differ, the log is not used, and the queue and
-    the origins of the whole commitlog decide."""
+    """The comparison of the timer log with its noted checksums. If they differ, the log is not used: instead the timer
+    topic's queue and the origins in the whole commitlog tell which messages wait."""
 
     def __init__(self, segment_size: int, noted: Mapping[int, FileSum], withdrawn: Integers) -> None:
-        """Begin a comparison. `noted`: the checksums; `withdrawn`: physical offsets of messages withdrawn since, whose
-        marks may or may not be in the files yet."""
+        """Begin a comparison. `segment_size`: the size of the log's files, in bytes. `noted`: the checksums;
+        `withdrawn`: physical offsets of messages that were withdrawn since, whose marks may or may not be in the files
+        yet."""
         self.sums = LogSums(segment_size)
         """Checksums of the present log."""
         self._noted = noted
@@ -245,26 +251,26 @@ class LogCheck:
         self._as_noted = LogSums(segment_size) if len(withdrawn) else self.sums
 
     def add(self, position: int, units: Units) -> None:
-        """Add units that lie from a position on, as `LogSums.add` does."""
+        """Add the units from a position on, as `LogSums.add` does."""
         self.sums.add(position, units)
         if self._as_noted is not self.sums:
             self._as_noted.add(position, _without_marks(units, self._withdrawn))
 
     @property
     def trouble(self) -> str | None:
-        """The first difference, as a text; None if there is none."""
+        """A text that describes the first difference; None if there is none."""
         there = self._as_noted.by_file
         for base in sorted(there.keys() | self._noted.keys()):
             if self._noted.get(base) != there.get(base):
-                what = "is not as it was written: its checksum differs" if base in there else "is missing"
+                what = "differs from what was written: its checksum is wrong" if base in there else "is missing"
                 return f"timerlog/{base:020} {what}"
         return None
 
 
 def _without_marks(units: Units, physical_offsets: Integers) -> Units:
-    """Return units as they were before these messages were withdrawn."""
-    # A unit that was written as standing for no message may look like one withdrawn since: the last unit of a clean
-    # stop names the newest message, which may be withdrawn later.
+    """Return units as they were before messages, given by their physical offsets, were withdrawn."""
+    # A unit that stood for no message from the beginning may look like one that was withdrawn since: the last unit of a
+    # clean stop names the newest message, which may be withdrawn later.
     is_one = (units["magic"] & WITHDRAWN != 0) & (units["due_ms"] != APPLIED)
     is_one &= is_among(units["physical_offset"].astype(np.int64), physical_offsets)
     if not is_one.any():
@@ -283,11 +289,11 @@ def runs_of_table(table: Mapping[int, int]) -> dict[int, list[Run]]:
 
 
 def second_of(check: TimerCheck) -> int:
-    """Return the second whose slot is read next; 0 if timercheck has none."""
+    """Return the second, since the epoch, whose slot is to be read next; 0 if timercheck has none."""
     return check.read_ms // PRECISION_MS
 
 
 def enqueued_to(check: TimerCheck, behind_last: int | None) -> int:
-    """Return the next queue offset of the timer topic to be put into the wheel. `behind_last`: the queue offset behind
-    the message of the timer log's last unit, None without one."""
+    """Return the queue offset of the timer topic's next message to be put into the wheel. `behind_last`: the queue
+    offset behind the message of the timer log's last unit, None without one."""
     return min(behind_last, check.master_queue_offset) if behind_last is not None else check.queue_offset

@@ -7,15 +7,15 @@ from typing import Protocol
 
 
 class Budget(Protocol):
-    """The rest of one step's budget."""
+    """The part of one step's budget that is left."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether the step must end now. A step asks this after each piece of work, and does at least one piece."""
+        """Whether the step must end now. A step checks this after each piece of work, and does at least one piece."""
 
 
 class Unlimited:
-    """A budget that is never spent: for a start, a stop, and tests that want all of the work done."""
+    """A budget that is never spent: for a start, a stop, and tests that need all of the work done."""
 
     @property
     def is_spent(self) -> bool:

@@ -7,7 +7,7 @@ import uuid
 from typing import Final, NamedTuple, Protocol
 
 MAX_AHEAD_MS: Final = 100 * 365 * 86_400_000
-"""The longest time ahead with which all code can compute."""
+"""The farthest a time may lie ahead, in ms, so that all code can still compute with it."""
 
 
 _AT_ONCE_SECONDS: Final = 0.01
@@ -22,7 +22,7 @@ class Moment(NamedTuple):
     monotonic: float
     """Seconds of a clock that only goes forward."""
     boot_id: bytes = b""
-    """The start from which `monotonic` counts, see `Clock.boot_id`."""
+    """The boot from which `monotonic` counts; see `Clock.boot_id`."""
 
     def later(self, ms: int) -> Moment:
         """Return the moment a number of ms later, by both clocks."""
@@ -40,13 +40,14 @@ class Clock(Protocol):
 
     @property
     def boot_id(self) -> bytes:
-        """The start from which monotonic time counts, 16 bytes: the same for each process on the machine until the
-        machine is started again. Empty where it is not known: then monotonic times of two processes cannot be
-        compared."""
+        """Identifies the boot from which monotonic time counts, 16 bytes: the same for every process on the machine
+        until the machine is restarted. Empty where it is not known: then the monotonic times of two processes cannot
+        be compared."""
 
 
 def look(clock: Clock) -> Moment:
-    """Read a clock. Both readings are of one moment, although the process may be held up between them."""
+    """Read a clock. Both readings are of the same moment: if the process was held up between them, the clock is read
+    again, up to _TRIES times."""
     for _ in range(_TRIES):
         before = clock.monotonic()
         wall_ms = clock.now_ms()
@@ -71,7 +72,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Return the seconds since some start; those during which the machine was suspended count."""
+        """Return the seconds since boot, including those during which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -85,8 +86,8 @@ def _boot_id() -> bytes:
 
 
 class MovableClock:
-    """A clock that runs and can be moved ahead, for users' tests: a delay of two hours need not take two hours. Wall
-    and monotonic time move together, so that a move is not taken for a wall clock that was set."""
+    """A running clock that can be moved ahead, for users' tests: a delay of two hours need not take two hours. Wall and
+    monotonic time move together, so that a move is not mistaken for a change of the wall clock alone."""
 
     def __init__(self, base: Clock | None = None) -> None:
         """Make the clock. `base`: the clock by which it runs; the machine's by default."""
@@ -109,9 +110,9 @@ class MovableClock:
     def advance(self, ms: int) -> None:
         """Move the clock ahead. Raises ValueError for a negative number, and beyond MAX_AHEAD_MS in all."""
         if ms < 0:
-            raise ValueError(f"a clock moves forward only, not by {ms} ms")
+            raise ValueError(f"a clock can only be moved forward, not by {ms} ms")
         if self._ahead_ms + ms > MAX_AHEAD_MS:
-            raise ValueError(f"a clock moves ahead by a hundred years at most, {MAX_AHEAD_MS} ms in all")
+            raise ValueError(f"a clock can be moved ahead by at most a hundred years, {MAX_AHEAD_MS} ms in all")
         self._ahead_ms += ms
 
 
@@ -122,7 +123,7 @@ class ManualClock:
         self._now_ms = now_ms
         self._monotonic = 1000.0
         self.boot_id = b""
-        """See `Clock.boot_id`; a machine that is started again has another."""
+        """See `Clock.boot_id`. A test that simulates a restart of the machine sets another one."""
 
     def now_ms(self) -> int:
         """Return the wall time, ms since the epoch."""

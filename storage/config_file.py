@@ -1,18 +1,18 @@
 """The JSON tables beside the messages: config/topics.json, subscriptionGroup.json, consumerOffset.json,
-delayOffset.json, kvConfig.json, each with the edition before it in <name>.bak.
+delayOffset.json, kvConfig.json, each with its previous edition in <name>.bak.
 
     {
-     "crc32": 2212294583,                    of the file's name and all bytes behind this line
+     "crc32": 2212294583,                    of the file's name and all bytes after this line
      "dataVersion": {"counter": 1, ...},
      "topicConfigTable": {
-      "orders": {...},                       an entry a line
+      "orders": {...},                       one entry per line
       ...
      }
     }
 
-RocketMQ writes them with fastjson, tabs and integer keys without quotes, and reads strict JSON as well, which duemq
-writes. It ignores the checksum, and leaves it out when it writes the file: a file without one is accepted, unless it
-has the main key of another table. Earlier versions left the name out of the checksum.
+RocketMQ writes these files with fastjson: with tabs, and with integer keys without quotes. It also reads strict JSON,
+which is what duemq writes. RocketMQ ignores the checksum, and drops it when it writes the file. So a file without one
+is accepted, unless it has the main key of another table. Earlier versions of duemq left the name out of the checksum.
 The owner of a table keeps fields that duemq does not know.
 """
 
@@ -43,7 +43,7 @@ _CONTENTS: Final = {
     "delayOffset.json": "offsetTable",
     "kvConfig.json": "configTable",
 }
-"""The main key of each table: it tells a file in another table's place where there is no checksum."""
+"""The main key of each table: where there is no checksum, it shows whether a file is in another table's place."""
 _BY_HAND: Final = f'If it was changed by hand, remove its line "{_CHECKSUM}"'
 
 Table = dict[str, Any]
@@ -62,11 +62,11 @@ class ConfigFile:
         """Whether `read` found the newest edition of the table; otherwise it found an earlier edition, or nothing."""
 
     def read(self) -> Table:
-        """Return the table: from the backup, with a warning, if the file is missing, empty or damaged; empty where
-        there is neither file.
+        """Return the table. It comes from the backup, with a warning, if the file is missing, empty or damaged; it is
+        empty if neither file exists.
 
-        Raises StoreFormatError where there is a file but no readable one: a start without a table that existed would
-        lose it.
+        Raises StoreFormatError if at least one of the files exists but neither is readable: a start without a table
+        that existed would lose it. Raises OSError.
         """
         why = ""
         self.require_files()
@@ -87,7 +87,7 @@ class ConfigFile:
                 log.warning("table_taken_from_backup", file=self.path, backup=path, reason=why or "missing")
             return table
         if why:
-            raise StoreFormatError(self.path, f"{why}; and {self.backup} does not help. {_BY_HAND}")
+            raise StoreFormatError(self.path, f"{why}; and {self.backup} is missing or no better. {_BY_HAND}")
         self.is_newest = False
         return {}
 
@@ -107,7 +107,8 @@ class ConfigFile:
 
 
 def encode_table(table: Table, path: str) -> bytes:
-    """Return the text of a table's file. The table may contain JSON as msgspec.Raw."""
+    """Return the bytes of a table's file. The table may contain encoded JSON as msgspec.Raw. `path`: of the table,
+    whose name the checksum covers."""
     rest = b"".join((b",\n".join(_sections(table)), b"\n}\n"))
     return b'{\n "%b": %d%b\n%b' % (_CHECKSUM.encode(), _checksum(rest, path), b"," if table else b"", rest)
 
@@ -127,18 +128,18 @@ def _checksum(rest: bytes, path: str) -> int:
 
 
 def decode_table(data: bytes, path: str) -> Table:
-    """Decode a table written by duemq or RocketMQ; `path`: of the table, or of its backup. Raises BodyError for a
-    damaged table, or another table."""
+    """Decode a table written by duemq or RocketMQ. `path`: of the table, or of its backup. Raises BodyError if the
+    table is damaged, or is another table."""
     path = path.removesuffix(".bak")
     head = _HEAD.match(data)
     rest = data[head.end() :] if head is not None else b""
     if head is not None and int(head[1]) not in (_checksum(rest, path), zlib.crc32(rest)):
-        raise BodyError("is not as it was written, or the table of another file: its checksum is wrong")
+        raise BodyError("differs from what was written, or is the table of another file: its checksum is wrong")
     table = fastjson.loads(data)
     if not isinstance(table, dict):
-        raise BodyError("is no JSON object")
+        raise BodyError("is not a JSON object")
     if table.pop(_CHECKSUM, None) is not None and head is None:
-        raise BodyError("is not as it was written: its checksum is in another place")
+        raise BodyError("differs from what was written: its checksum is in another place")
     content = _CONTENTS.get(os.path.basename(path))
     others = table.keys() & set(_CONTENTS.values()) - {content}
     if content is not None and content not in table and others:

@@ -1,4 +1,4 @@
-"""A value that changes while others read it: a live setting, or some of them together."""
+"""A value that may change while other components use it: a live setting, or several of them together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ T = TypeVar("T")
 
 
 class Current(Generic[T]):
-    """Holds the value in force. Its owner sets `value`; the components that were given this object only read it, each
-    time they need it."""
+    """Holds the value in force. Its owner sets `value`; the components that were given this object only read `value`,
+    afresh each time they need it."""
 
     __slots__ = ("value",)
 

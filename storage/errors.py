@@ -3,17 +3,17 @@
 StoreError
 ├── StoreLocked         another process has the store open
 ├── StoreFormatError    a file does not match its name: wrong size, wrong place, unreadable text
-│   ├── StoreFileMissing    a file of a sequence is not there
-│   └── StoreFileSize       a file of a sequence has another size than the configured one
-├── StoreFull           the disk has no room; nothing of the write remains
-├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
+│   ├── StoreFileMissing    a file of a sequence is missing
+│   └── StoreFileSize       the size of a file of a sequence is not the configured one
+├── StoreFull           no room on the disk, no memory, or no free file descriptor; nothing of the write remains
+├── StoreBroken         a write or a flush failed: no more appends until the store is reopened
 ├── StoreClosed         the store is not open
-├── NotInMemory         a read would wait for the disk, and may not: see `Files.may_wait`
-├── NotDurable          a sync failed: the disk may lack bytes written before, and a second sync that
-│                       succeeds says nothing about those; also an OSError
-├── QueueCheckDamaged   the file queuecheck, or the rest of it, is damaged; its readers catch this
-└── RecordIllegal       the store does not take messages of this kind
-    └── RecordTooLarge  the message is larger than the store takes
+├── NotInMemory         a read would have to wait for the disk, which is not allowed now: see `Files.may_wait`
+├── NotDurable          a sync failed: bytes written before it may be missing on the disk, even if a later
+│                       sync succeeds; also an OSError
+├── QueueCheckDamaged   the file queuecheck is damaged, from some byte on; its readers catch this
+└── RecordIllegal       the store does not accept messages of this kind
+    └── RecordTooLarge  the message is larger than the store accepts
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class StoreError(Exception):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store open, or a store with the same commitlog. Attribute: `path` of the lock file, or of
-    the commitlog."""
+    """Another process has this store open, or another store with the same commitlog. Attribute: `path`, of the lock
+    file or of the commitlog's directory."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"the store is in use by another process: {path} is locked")
@@ -49,19 +49,20 @@ class StoreFileMissing(StoreFormatError):
 
 
 class StoreFileSize(StoreFormatError):
-    """A file of a sequence has another size than the configured one."""
+    """The size of a file of a sequence is not the configured one."""
 
 
 class QueueCheckDamaged(StoreError):
-    """The file queuecheck, or the rest of it, is damaged."""
+    """The file queuecheck is damaged, from some byte on."""
 
 
 class StoreFull(StoreError):
-    """The disk is full: the write was undone, the store goes on serving reads."""
+    """There is no room on the disk, no memory, or no free file descriptor: the write was undone, and the store still
+    serves reads."""
 
 
 class StoreBroken(StoreError):
-    """A write or a flush failed, so the bytes on the disk are unknown. Only opening the store anew helps."""
+    """A write or a flush failed, so the bytes on the disk are unknown. Only reopening the store helps."""
 
 
 class StoreClosed(StoreError):
@@ -69,7 +70,7 @@ class StoreClosed(StoreError):
 
 
 class RecordIllegal(StoreError):
-    """The store does not take this message."""
+    """The store does not accept this message."""
 
 
 class RecordTooLarge(RecordIllegal):
@@ -77,15 +78,16 @@ class RecordTooLarge(RecordIllegal):
     large."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
-        super().__init__(f"{what} of {size} bytes; at most {limit} are taken")
+        super().__init__(f"{what} of {size} bytes; the limit is {limit}")
         self.what = what
         self.size = size
         self.limit = limit
 
 
 class NotInMemory(StoreError):
-    """A read would wait for the disk, and may not. `read` does that read, in any thread, and raises OSError; for a
-    while the bytes are in memory then. `place` tells this read from other reads, wherever they are made."""
+    """A read would have to wait for the disk, which is not allowed now. `read` does that read, in any thread, and
+    raises OSError; afterwards the bytes are in memory for a while. `place` identifies the bytes to read, so that a read
+    of the same bytes elsewhere has an equal `place`."""
 
     def __init__(self, path: str, place: Hashable, read: Callable[[], object]) -> None:
         super().__init__(f"{path}: not in memory")
@@ -98,7 +100,8 @@ class NotDurable(StoreError, OSError):
 
 
 def has_no_room(error: BaseException) -> bool:
-    """Whether an error says that a disk is full, which casts no doubt on the bytes on it."""
+    """Whether an error means that a disk, or a quota, is full. Such an error casts no doubt on the bytes on the
+    disk."""
     if isinstance(error, NotDurable):
         return False
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,9 +1,9 @@
 """The file layer: every byte the store writes or reads goes through here, so that a test can put a recording or a
 failing layer in its place.
 
-Files are written with pwrite and read with pread, never mapped. A full disk or a broken one is then an exception,
-where a mapped file would kill the process with SIGBUS; and on this path pwrite costs a third of what the page faults
-of a mapping cost (1.3 KB records into a sparse file: 0.26 to 1.9 us each, against 1.0 to 3.7).
+Files are written with pwrite and read with pread, never mapped. A full or broken disk then raises an exception, where a
+mapped file would kill the process with SIGBUS. On this path pwrite also costs only a third of the page faults of a
+mapping (1.3 KB records into a sparse file: 0.26 to 1.9 us each, against 1.0 to 3.7 us).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from duemq.storage.errors import NotDurable, NotInMemory, StoreFormatError, Stor
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512
 _MAX_GAP: Final = 16 * 1024
-"""Bytes whose copying costs about as much as another call."""
+"""Number of bytes whose copying costs about as much as another call."""
 _MAX_BUFFERS: Final = 1000
-"""Buffers of one call, at most; the system takes 1024."""
+"""Most buffers of one call; the system accepts 1024."""
 _WRITE_SIZE: Final = 32 * 1024
-"""Bytes of one write. Larger writes to new pages make the system look for larger pieces of memory: two to three times
-the cost a byte (ext4, Linux 6; measured)."""
+"""Most bytes of one write. Larger writes to new pages make the system look for larger pieces of memory, which costs two
+to three times as much per byte (ext4, Linux 6; measured)."""
 _AHEAD_SIZE: Final = 128 << 10
 """Bytes of one request to read ahead. Linux reads no more for one request than its readahead window, by default this
 size, and drops the rest."""
@@ -38,52 +38,53 @@ _VOID: Final = memoryview(bytearray(_MAX_GAP))
 
 
 Ranges = Sequence[tuple[int, int]]
-"""Offsets and sizes, ascending."""
+"""Offsets and sizes in bytes, ascending by offset."""
 
 
 class File(Protocol):
-    """One file of fixed size. One thread owns it; only `sync`, `read_ahead` and `..._apart` may be called from
-    others."""
+    """One file of fixed size. One thread owns it. Other threads may call only the methods that say so: `sync`,
+    `allocate`, `read_ahead`, `read_apart` and `write_apart`."""
 
     path: str
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `Files.may_wait` is
-        False: then raises NotInMemory instead of waiting."""
+        False: then raises NotInMemory instead of waiting. Raises OSError."""
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         """Return the bytes of ranges, joined; zeros beyond the end of the file. May wait for the disk. Raises
         OSError."""
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
-        """Return the bytes of ranges, joined, or None where reading them all would wait for the disk."""
+        """Return the bytes of ranges, joined, or None if reading them all would have to wait for the disk."""
 
     def read_apart(self, ranges: Ranges) -> bytes:
         """Read as `read_ranges` does, from any thread. Raises OSError."""
 
     def read_ahead(self, ranges: Ranges) -> None:
-        """Ask for ranges to be in memory soon, from any thread; waits only until the disk takes the request. Raises
-        OSError."""
+        """Ask the system to load ranges into memory soon, from any thread; waits only until the disk accepts the
+        request. Raises OSError."""
 
     def next_data(self, offset: int) -> int:
-        """Return the first offset, from `offset` on, of bytes that may be other than zeros; the size of the file where
-        none follow. Where holes are not known, all bytes may be. Raises OSError."""
+        """Return the first offset, from `offset` on, of a byte that may be other than zero; the size of the file if no
+        such byte follows. Where the file system does not report holes, that is `offset` itself. Raises OSError."""
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write all of `data`. Raises OSError; then part of the data may have been written."""
+        """Write all of `data`. Raises OSError; part of the data may then have been written."""
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
         """Write at several offsets and make the file durable, from any thread. Raises OSError as `write` does,
         NotDurable as `sync` does."""
 
     def allocate(self, offset: int, size: int) -> None:
-        """Allocate disk space for a range, whose content stays, from any thread. Raises OSError."""
+        """Allocate disk space for a range, from any thread; its content does not change. Raises OSError."""
 
     def clear(self, offset: int) -> None:
-        """Zero everything from `offset` on; the size stays."""
+        """Zero everything from `offset` on; the size does not change. Raises OSError."""
 
     def sync(self) -> None:
-        """Make the written bytes durable (fdatasync); may be called from any thread. Raises NotDurable."""
+        """Make the written bytes durable (fdatasync), from any thread. Raises NotDurable; OSError if the file cannot be
+        opened."""
 
     def size(self) -> int:
         """Return the size in bytes. Raises StoreFormatError if the file is not a regular one, OSError."""
@@ -93,26 +94,26 @@ class File(Protocol):
 
 
 class Files(Protocol):
-    """A file system, as far as a store needs it. Paths are absolute or relative to the process."""
+    """The part of a file system that a store needs. Paths are absolute, or relative to the working directory."""
 
     may_wait: bool
-    """Whether `File.read` may wait for the disk. Belongs to the thread that owns the files."""
+    """Whether `File.read` may wait for the disk. Only the thread that owns the files uses this."""
 
     def create(self, path: str, size: int) -> File:
-        """Make a sparse file of zeros. Its name appears only once it has its full size."""
+        """Make a sparse file of zeros. Its name appears only once it has its full size. Raises OSError."""
 
     def open(self, path: str, *, for_reading: bool = False) -> File:
         """Return an existing file. `for_reading`: it need not be writable, and its writes fail."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or directory."""
+        """Whether a file or directory exists at a path."""
 
     def require_file(self, path: str) -> None:
         """Check that a path can be read and replaced as a small file, or does not exist. Raises StoreFormatError if the
-        path is a directory, a pipe or a link to nothing; OSError."""
+        path is a directory, a pipe, a socket, a device or a broken link; OSError."""
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; none where there is no directory."""
+        """Return the names in a directory, sorted; an empty list where there is no directory. Raises OSError."""
 
     def make_directories(self, path: str, *, durable: bool = False) -> None:
         """Make a directory and its parents, as far as they do not exist. `durable`: the new names survive a power cut
@@ -122,40 +123,42 @@ class Files(Protocol):
         """Remove a file, if it exists."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and its content, if it exists. Raises OSError; it may be called again."""
+        """Remove a directory and its content, or a file, if it exists. Raises OSError; the call may be repeated."""
 
     def read_whole(self, path: str) -> bytes | None:
-        """Return the bytes of a small file, or None where there is none. Raises StoreFormatError if the path is not a
-        regular file, OSError."""
+        """Return the bytes of a small file, or None if it does not exist. Raises StoreFormatError if the path is not
+        a regular file, OSError."""
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
-        """Replace a small file; readers and crashes see the old or the new text, never a part. `mode`: who may read and
-        write it, less the process's umask, as at `os.open`."""
+        """Replace a small file. Readers, and a start after a crash, see the old or the new content, never a part of it.
+        `durable`: the new content survives a power cut once this returns. `mode`: the file's permission bits, less the
+        process's umask, as for `os.open`. Raises OSError, NotDurable."""
 
     def copy(self, source: str, target: str) -> None:
-        """Give a file a second name; the file that had that name loses it. A crash leaves the old or the new file
-        there."""
+        """Give a file a second name, `target`; a file that had this name before loses it. After a crash `target` is the
+        old or the new file. Raises OSError."""
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable. Raises NotDurable."""
+        """Make the names in a directory durable. Raises NotDurable; OSError if the directory cannot be opened."""
 
     def lock(self, path: str) -> Lock:
-        """Hold a store's lock file. Makes the file and its directory where they do not exist. Raises StoreLocked,
-        OSError."""
+        """Take the lock of a store's lock file. Makes the file and its directory where they do not exist. Raises
+        StoreLocked, OSError."""
 
     def lock_directory(self, path: str) -> Callable[[], None]:
-        """Lock an existing directory, without changing anything in it, against another store that has the same
+        """Lock an existing directory, without changing anything in it, against another store that uses the same
         directory for its commitlog; return a function that releases the lock. Raises StoreLocked, OSError."""
 
     def used_ratio(self, path: str) -> float:
-        """Return the used part of the file system of a directory, 0 to 1."""
+        """Return the used part of the file system of a directory, 0 to 1. Raises OSError."""
 
     def space(self, path: str) -> tuple[int, int]:
         """Return the size and the free bytes of the file system of a directory. Raises OSError."""
 
     def blocks_read(self) -> int:
-        """Return the amount that this thread has had read from disks, in some unit. Reads from memory do not count;
-        reads that it only began (`read_cached`) may count."""
+        """Return the amount of data that was read from disks for this thread so far, in an unspecified unit: only
+        changes of the value mean something. Reads from memory do not count; reads that were only begun (`read_cached`)
+        may count."""
 
 
 class Lock(Protocol):
@@ -163,21 +166,21 @@ class Lock(Protocol):
 
     @property
     def is_last_owner_rocketmq(self) -> bool:
-        """Whether RocketMQ held the lock since duemq last claimed it."""
+        """Whether RocketMQ has held the lock since duemq last claimed it."""
 
     @property
     def is_last_owner_duemq(self) -> bool:
-        """Whether no other process held the lock since duemq last claimed it."""
+        """Whether only duemq has held the lock since it last claimed it."""
 
     def claim(self) -> None:
-        """Note in the file, durably, that duemq has the lock and wrote the checkpoint. Raises OSError."""
+        """Note in the file, durably, that duemq holds the lock and wrote the checkpoint. Raises OSError."""
 
     def release(self) -> None:
         """Release the lock. The file and directories made for a lock that was never claimed are removed."""
 
 
 class OsFile:
-    """A file of the operating system. Its descriptor opens on demand and closes when many others are in use."""
+    """A file of the operating system. Its descriptor is opened on demand, and closed when too many others are open."""
 
     __slots__ = ("_fd", "_flags", "_owner", "path")
 
@@ -214,8 +217,8 @@ class OsFile:
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
         """See File. Where the file system cannot tell whether bytes are in memory, this reads and waits.
 
-        Ranges that lie close together cost one call, which also reads the bytes between them, into a scratch buffer:
-        messages of one queue usually lie between those of others.
+        Ranges that lie close together are read with one call, which also reads the bytes between them, into a scratch
+        buffer: messages of one queue usually lie between those of other queues.
         """
         if not self._owner.can_tell_cached:
             return self.read_ranges(ranges)
@@ -250,7 +253,7 @@ class OsFile:
             return False
 
     def read_apart(self, ranges: Ranges) -> bytes:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _read_all(fd, ranges, self.path)
@@ -258,7 +261,7 @@ class OsFile:
             os.close(fd)
 
     def read_ahead(self, ranges: Ranges) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for offset, size in ranges:
@@ -293,7 +296,7 @@ class OsFile:
             written += os.pwrite(fd, view[written:end], offset + written)
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             for offset, data in writes:
@@ -305,7 +308,7 @@ class OsFile:
             os.close(fd)
 
     def allocate(self, offset: int, size: int) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.posix_fallocate(fd, offset, size)
@@ -329,7 +332,7 @@ class OsFile:
             offset = stop
 
     def sync(self) -> None:
-        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _sync(fd, self.path)
@@ -358,7 +361,7 @@ class OsFile:
 
 
 class OsFiles:
-    """The operating system's files. At most `max_open` descriptors of segments are held at a time."""
+    """The operating system's files. At most `max_open` OsFiles hold a descriptor at the same time."""
 
     def __init__(self, max_open: int = _DEFAULT_OPEN_FILES) -> None:
         self.can_tell_cached = hasattr(os, "RWF_NOWAIT")
@@ -367,18 +370,18 @@ class OsFiles:
         self._open: OrderedDict[OsFile, None] = OrderedDict()
 
     def opened(self, file: OsFile) -> None:
-        """Note that a file took a descriptor; close the file that opened first if too many are open."""
+        """Note that a file has opened its descriptor; close the file that was opened first if too many are open."""
         self._open[file] = None
         if len(self._open) > self._max_open:
             next(iter(self._open)).close()
 
     def closed(self, file: OsFile) -> None:
-        """Note that a file gave its descriptor back."""
+        """Note that a file has closed its descriptor."""
         self._open.pop(file, None)
 
     def open_descriptor(self, path: str, flags: int, mode: int = 0o644) -> int:
-        """Return a new descriptor. Where there is none left, all files that hold one close it first. Must be called in
-        the thread that owns the files. Raises OSError."""
+        """Open a path and return the new descriptor. If the process or the system has none left, all files that hold
+        one close it first. Must be called in the thread that owns the files. Raises OSError."""
         try:
             return os.open(path, flags | os.O_CLOEXEC, mode)
         except OSError as error:
@@ -389,8 +392,8 @@ class OsFiles:
         return os.open(path, flags | os.O_CLOEXEC, mode)
 
     def create(self, path: str, size: int) -> OsFile:
-        """See Files. An unnamed file gets its size first; where the file system has no unnamed files (O_TMPFILE), a
-        file beside the directory is renamed into it."""
+        """See Files. The file gets its size while it is still unnamed (O_TMPFILE). Where the file system has no unnamed
+        files, the file is made beside the directory and then renamed into it."""
         directory = os.path.dirname(path)
         try:
             fd = self.open_descriptor(directory, os.O_TMPFILE | os.O_RDWR)
@@ -402,7 +405,7 @@ class OsFiles:
         try:
             try:
                 os.ftruncate(fd, size)
-            except OSError as error:  # the size may exceed this process's limit (ulimit -f)
+            except OSError as error:  # for example, because the size exceeds this process's limit (ulimit -f)
                 raise _named(error, path) from error
             # Python calls linkat, which can follow the symbolic link, only if a directory descriptor is given.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
@@ -429,7 +432,7 @@ class OsFiles:
         """See Files."""
         _status(path)
         if os.path.isdir(f"{path}.tmp"):
-            raise StoreFormatError(f"{path}.tmp", "is a directory, where files are made; move it away")
+            raise StoreFormatError(f"{path}.tmp", "is a directory, but temporary files get this name; move it away")
 
     def list(self, path: str) -> list[str]:
         """See Files."""
@@ -453,7 +456,7 @@ class OsFiles:
     def remove_tree(self, path: str) -> None:
         """See Files."""
         while os.path.lexists(path):
-            # A file that disappears meanwhile is no error, and no reason to leave the rest.
+            # A file that disappears meanwhile is not an error, and no reason to leave the rest.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.isdir(path) and not os.path.islink(path):
                     shutil.rmtree(path)
@@ -487,14 +490,14 @@ class OsFiles:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self.remove(temporary)
-            if error.filename is None:  # the system names no file where a write fails
+            if error.filename is None:  # when a write fails, the system does not name the file
                 raise OSError(error.errno, error.strerror, path) from error
             raise
         if durable:
             self.sync_directory(os.path.dirname(path))
 
     def copy(self, source: str, target: str) -> None:
-        """See Files. A hard link: the text is not read."""
+        """See Files. Makes a hard link, so the content is not read."""
         temporary = f"{target}.tmp"
         self.remove(temporary)
         os.link(source, temporary)
@@ -535,7 +538,7 @@ class OsFiles:
         return partial(os.close, fd)
 
     def used_ratio(self, path: str) -> float:
-        """See Files. Counts as `df` does: space that only root may still use counts as used."""
+        """See Files. Counts as `df` does: space that is reserved for root counts as used."""
         disk = os.statvfs(path)
         used = disk.f_blocks - disk.f_bfree
         return used / max(1, used + disk.f_bavail)
@@ -551,8 +554,8 @@ class OsFiles:
 
 
 def _read_on(fd: int, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes; fewer only at the end of the file. The system returns fewer where a later page cannot
-    be read, and gives the reason when that page is asked for. Raises OSError."""
+    """Return up to `size` bytes; fewer only at the end of the file. Where a page cannot be read, the system returns
+    only the bytes before it, and reports the error when a read begins with that page. Raises OSError."""
     pieces = []
     while size and (piece := os.pread(fd, size, offset)):
         pieces.append(piece)
@@ -561,8 +564,8 @@ def _read_on(fd: int, offset: int, size: int) -> bytes:
 
 
 def _read_all(fd: int, ranges: Ranges, path: str) -> bytes:
-    """Return the bytes of ranges, joined. Bytes beyond the end of a file that was cut off read as zeros, as in a file
-    into which they were never written. Raises OSError with the path."""
+    """Return the bytes of ranges, joined. Bytes beyond the end of a truncated file read as zeros, as in a file into
+    which they were never written. Raises OSError with the path."""
     try:
         return b"".join([_read_on(fd, offset, size).ljust(size, b"\0") for offset, size in ranges])
     except OSError as error:
@@ -570,18 +573,18 @@ def _read_all(fd: int, ranges: Ranges, path: str) -> bytes:
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Return a system error with the file's path: the system names no file where a descriptor is read."""
+    """Return a system error with the file's path: for reads by descriptor, the system does not name the file."""
     return OSError(error.errno, error.strerror, path)
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Return the status of a file, None where there is none. Raises StoreFormatError if the path is not a regular file,
-    or is a link to nothing."""
+    """Return the status of a file; None if it does not exist. Raises StoreFormatError if the path is not a regular
+    file, or is a broken link; OSError."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
         if os.path.islink(path):
-            why = f"is a link to {os.readlink(path)}, which is not there"
+            why = f"is a link to {os.readlink(path)}, which does not exist"
             raise StoreFormatError(path, f"{why}; mount the disk that has it, or remove the link") from None
         return None
     _check_kind(path, status)
@@ -595,7 +598,7 @@ def _check_kind(path: str, status: os.stat_result) -> None:
 
 
 def _missing(path: str) -> list[str]:
-    """Return a directory and its parents, as far as they do not exist, the highest first."""
+    """Return a directory and those of its parents that do not exist, topmost first; nothing if it exists."""
     missing = []
     at = os.path.abspath(path)
     while not os.path.isdir(at):
@@ -609,28 +612,30 @@ def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> Non
         sync(fd)
     except OSError as error:
         raise NotDurable(error.errno, error.strerror, path) from error
-    except KeyboardInterrupt:  # the user ends the process at the command line
+    except KeyboardInterrupt:  # Ctrl-C at the command line ends the process
         raise
-    except BaseException as error:  # such as a lack of memory: the result of the call is not known
+    except BaseException as error:  # for example, no memory: the result of the call is not known
         raise NotDurable(errno.EIO, f"a sync ended with {error!r}", path) from error
 
 
 _NO_LOCKS: Final = frozenset((errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
-"""Errors of file systems that have no locks for directories, for example some network ones."""
+"""Errors of file systems that cannot lock directories, such as some network file systems."""
 
 
 class OsLock:
     """RocketMQ's lock: an exclusive POSIX record lock on the first byte of the file `lock`. RocketMQ writes "lock" into
-    the file at every start, duemq writes "duemq": so the text tells which of them had the store last.
+    the file at every start, and duemq writes "duemq" when it claims the store: so the text tells which of them had the
+    store last.
 
-    The descriptor stays open as long as the lock is held: closing any descriptor of the file would drop the lock.
+    The descriptor stays open as long as the lock is held: if the process closed any descriptor of the file, the system
+    would drop the lock.
     """
 
     _THEIRS: Final = b"lock"
     _OURS: Final = b"duemq"
 
     def __init__(self, path: str, made: Sequence[str] = ()) -> None:
-        """Take the lock. `made`: directories that were made for the file, the highest first. Raises StoreLocked,
+        """Take the lock. `made`: directories that were made for the file, topmost first. Raises StoreLocked,
         OSError."""
         self._path = path
         self._made = made

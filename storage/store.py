@@ -2,7 +2,7 @@
 
     <root>/commitlog/  consumequeue/  checkpoint  queuecheck  abort  lock  config/*.json (see `config_file`)
 
-    abort: exists while the store is open; an abort file at start means that the last run did not end cleanly.
+    abort: exists while the store is open; if it exists at a start, the last run did not end cleanly.
     lock:  locked while the store is open (see `files.OsLock`).
 
 The store belongs to one thread, the broker's event loop. Work that waits for the disk is a job that a worker runs
@@ -28,6 +28,7 @@ from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage, Summary, summarize
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.current import Current
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
@@ -49,10 +50,9 @@ from duemq.storage.queues.consume_queue import (
     FOLLOWING,
     MARK_SIZES,
     PADDING_SIZE,
-    SCHEDULE_TOPIC,
     UNIT_SIZE,
     ConsumeQueue,
-    place_of,
+    physical_offset_of,
 )
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
 from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
@@ -65,33 +65,34 @@ log = structlog.get_logger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
 _RECORD_END: Final = 16
-"""Bytes at the end of a record that are not all zeros: they belong to its topic or its properties."""
+"""Number of bytes at the end of a record of which at least one is not zero: they belong to its topic or its
+properties."""
 REPAIR_DIRECTORY: Final = "repair.partial"
-"""Directory in the store in which `duemq store repair` works. Replaced files stay in old/ there until all new ones are
-in place."""
+"""Directory in the store in which `duemq store repair` works. Replaced files are kept in its old/ until all new ones
+are in place."""
 
 DeliverTime = Callable[[int, int], int]
-"""Returns when a message is due, ms since the epoch, from its delay level and store time."""
+"""Returns the time when a message is due, from its delay level and its store time; times are ms since the epoch."""
 
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Path of the store and sizes of its files, in bytes."""
+    """Path of the store, sizes of its files, and limits. Sizes are in bytes."""
 
     root: str
     commitlog_directory: str = ""
     """Directory of the commitlog's files; by default commitlog/ under the root."""
     commitlog_segment_size: int = COMMITLOG_SEGMENT_SIZE
-    """Size of a commitlog file. A store opens only with the size with which its files were made."""
+    """Size of a commitlog file. A store can be opened only with the size with which its files were made."""
     queue_segment_size: int = QUEUE_SEGMENT_SIZE
-    """Size of a consume queue's file, rounded up to whole units. A store opens only with the size with which its files
-    were made."""
+    """Size of a consume queue's file, rounded up to whole units. A store can be opened only with the size with which
+    its files were made."""
     extension_segment_size: int = EXTENSION_SEGMENT_SIZE
     """Size of a file of a consume queue's extension."""
     is_extended: bool = False
     """Whether the extensions of consume queues are written; they are read in any case."""
     max_message_size: int = 4 * 1024 * 1024
-    """The largest body that the store takes."""
+    """The size of the largest body that the store accepts."""
     with_checksums: bool = False
     """Whether each record that is written ends with its checksum."""
     cached_size: int = 1 << 30
@@ -99,13 +100,15 @@ class StoreConfig:
 
 
 def queue_file_size(setting: int) -> int:
-    """Return the bytes of a consume queue's file for a configured size: whole units, rounded up as RocketMQ does."""
+    """Return the size in bytes of a consume queue's file for a configured size: whole units, rounded up as RocketMQ
+    does."""
     return -(-setting // UNIT_SIZE) * UNIT_SIZE
 
 
 class MessageStore:
-    """Opens the store, finds messages, and owns the `appender`. Offsets are physical or queue offsets as named; times
-    are ms since the epoch. `durability.owner.Durability` decides which data is made durable, and when."""
+    """Opens the store, finds messages, and owns the `appender`. Offsets are queue offsets unless they are called
+    physical; times are ms since the epoch. `durability.owner.Durability` decides which data is made durable, and
+    when."""
 
     def __init__(
         self,
@@ -116,9 +119,9 @@ class MessageStore:
         on_work: Callable[[], None] = lambda: None,
         max_message_size: Current[int] | None = None,
     ) -> None:
-        """Make a store that is not open yet. `max_message_size`: the most bytes of a body where that can change; by
-        default the one in `config`. `on_work` is called when the store's verdict changed, or much was written: then the
-        owner of durability has work to do."""
+        """Make a store that is not open yet. `max_message_size`: the most bytes of a body, if that limit may change;
+        by default the limit in `config`. `on_work` is called when the store's verdict has changed, or much has been
+        written: then the owner of durability has work to do."""
         self.config = config
         self.files = files
         self._deliver_time = deliver_time
@@ -133,7 +136,7 @@ class MessageStore:
         self._let_go_of_commitlog: Callable[[], None] | None = None
         self._expected: dict[tuple[str, int], int] = {}
         self._was_clean = False
-        """Whether the run before ended cleanly."""
+        """Whether the previous run ended cleanly."""
         self._recovery: Recovery | None = None
         self.health = Health(on_work)
         self.log = Commitlog(
@@ -152,22 +155,23 @@ class MessageStore:
         self._being_removed: Counter[str] = Counter()
         """Topics with former queues whose files are being removed, and the number of those removals."""
         self.removals = 0
-        """Generation counter: a cached ConsumeQueue is stale once it changes, as queues were removed or limited."""
+        """Generation counter: a cached ConsumeQueue has to be looked up again once this changes, because queues were
+        removed, or a topic's number of queues changed."""
         self.queue_limits: dict[str, int] = {}
         """Number of queues that consumers read, by topic."""
         self.dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those units start."""
         self.preallocation = Preallocation(self.log)
-        """Allocates space before it is written; `on_work` is called when the commitlog ends beyond its `look_at`."""
+        """Allocates space ahead of writes; `on_work` is called when the commitlog's end is beyond its `look_at`."""
         self._cached_from = 0
         """Physical offset before which records may not be in the page cache: at first, the end of the commitlog when
         the store was opened."""
         self._blocks_read = 0
-        """`Files.blocks_read` as of the last read."""
+        """`Files.blocks_read` after the last read."""
         self.checkpoint = Checkpoint()
         """The checkpoint that is on the disk."""
         self._read_through = 0
-        """Physical offset from which on the commitlog was found readable."""
+        """Physical offset from which on the whole commitlog was found to be readable."""
         self._queue_file_size = queue_file_size(config.queue_segment_size)
         self.queue_check = QueueCheck(
             files,
@@ -181,7 +185,7 @@ class MessageStore:
     # --- opening and closing
 
     def open(self) -> Recovered:
-        """Run `inspect` and `recover`. Raises their errors, and abandons the store then."""
+        """Run `inspect` and `recover`. If one of them raises an error, abandons the store and raises that error."""
         try:
             self.inspect()
             return self.recover()
@@ -190,20 +194,20 @@ class MessageStore:
             raise
 
     def inspect(self, *, reads: bool = True) -> None:
-        """Lock the store and check whether it can be opened, changing nothing in it. Where this or `recover` raises,
-        the caller has to `abandon` the store. `reads`: whether to read the part of the commitlog that `recover` will
-        read, to find unreadable parts. Raises StoreLocked, StoreFormatError, OSError."""
+        """Lock the store and check whether it can be opened, changing nothing else in it. If this or `recover` raises
+        an error, the caller has to `abandon` the store. `reads`: whether to read the part of the commitlog that
+        `recover` will read, so that unreadable parts are found now. Raises StoreLocked, StoreFormatError, OSError."""
         files, root = self.files, self.config.root
         if files.exists(os.path.join(root, REPAIR_DIRECTORY, "old")):
-            raise StoreFormatError(root, "a repair of this store was not ended; run `duemq store repair` again")
+            raise StoreFormatError(root, "a repair of this store was not finished; run `duemq store repair` again")
         for name in ("lock", "abort", "checkpoint", check.FILE_NAME):
             files.require_file(os.path.join(root, name))
         self._lock = files.lock(os.path.join(root, "lock"))
         self._hold_commitlog()
         self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.is_last_owner_duemq)
         if self._lock.is_last_owner_rocketmq:
-            # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell that it had the
-            # store.
+            # RocketMQ writes the checkpoint only now and then, so unchanged timestamps in it do not mean that RocketMQ
+            # did not have the store.
             self.checkpoint = self.checkpoint.without_ours()
         if not self.checkpoint.is_foreign and check.NAME in self.checkpoint.notes:
             self.queue_check.load(self.checkpoint.recovery_offset or 0)
@@ -221,24 +225,25 @@ class MessageStore:
             self._read_on(self.log.begin)
 
     def need(self, position: int, why: str) -> None:
-        """Check that the commitlog has the file in which a position lies, or ends right before the position, and that
-        it can be read from there on; call this after `inspect`. `why`: the meaning of the position. Raises
-        StoreFileMissing, OSError."""
+        """Check that the commitlog has the file in which a physical offset lies, or ends right before that offset, and
+        that it can be read from there on; call this after `inspect`. `why`: what names the position, as the start of a
+        clause that the position ends, for the error. Raises StoreFileMissing, OSError."""
         begin, end = self.log.begin, self.log.allocated_end
         if begin <= position <= end:
             self._read_on(position)
             return
         base = position - position % self.log.segment_size
-        there = f"from {begin} to {end}" if end > begin else "no bytes at all"
+        there = f"bytes {begin} to {end}" if end > begin else "no bytes at all"
         raise StoreFileMissing(
             os.path.join(self.log.directory, f"{base:020}"),
             f"is missing; the commitlog has {there}, but {why} {position}. Put the file back, or mount the disk that "
-            f"has it. To go on without its messages, run `duemq store repair {self.config.root}`",
+            f"has it. To continue without its messages, run `duemq store repair {self.config.root}`",
         )
 
     def _need_records_before(self, position: int) -> None:
-        """Check that the commitlog has a record right before the position up to which the checkpoint says it is whole,
-        or at least some record behind: an older copy of the last file has neither. Raises StoreFormatError, OSError."""
+        """Check that the commitlog has a record right before a position, up to which the checkpoint says that it is
+        whole, or at least a record somewhere behind it: an older copy of the last file has neither. Raises
+        StoreFormatError, OSError."""
         log = self.log
         in_file = position % log.segment_size  # a file may end with zeros only
         size = min(in_file, _RECORD_END)
@@ -246,28 +251,29 @@ class MessageStore:
             return
         raise StoreFormatError(
             os.path.join(log.directory, f"{position - in_file:020}"),
-            f"has no record before {position}, but the checkpoint says that there is one: it is an older copy, or its "
-            f"end was destroyed. Put the newer file back. To go on without its messages, run `duemq store repair "
-            f"{self.config.root}`",
+            f"has no record before {position}, but the checkpoint says that there is one: the file is an older copy, "
+            f"or its end was destroyed. Put the newer file back. To continue without its messages, run `duemq store "
+            f"repair {self.config.root}`",
         )
 
     def expect(self, topic: str, queue_id: int, offset: int) -> None:
-        """Note that the units of a queue have been read up to a queue offset, so that `recover` rebuilds all queues if
-        this one ends before that."""
+        """Note that another component has read the units of a queue up to a queue offset: `recover` rebuilds all queues
+        if this one ends before that offset."""
         self._expected[topic, queue_id] = offset
 
     def _read_on(self, position: int) -> None:
-        """Read the commitlog from a position up to the part already read, only to find errors: an unreadable part must
-        stop a start before the start has changed anything."""
+        """Read the commitlog from a position up to the part that was read before, only to find errors: an unreadable
+        part must stop a start before the start has changed anything."""
         log, at = self.log, position
         while at < self._read_through:
             data = log.read_raw(at, min(len(_ZEROS), log.segment_end(at) - at))
-            # Zeros of that size follow only the last record of a file.
+            # A run of zeros this long occurs only behind the last record of a file.
             at = log.segment_end(at) if data in (_ZEROS, b"") else at + len(data)
         self._read_through = min(position, self._read_through)
 
     def recover(self) -> Recovered:
-        """Repair the files, and take messages; call this after `inspect`. Raises StoreFormatError, OSError."""
+        """Repair the files, and accept messages from then on; call this after `inspect`. Raises StoreFormatError,
+        OSError."""
         lock, recovery, files = self._lock, self._recovery, self.files
         assert lock is not None, "a store is inspected before it is recovered"
         assert recovery is not None, "a store is recovered once"
@@ -301,10 +307,10 @@ class MessageStore:
         served_to: int,
         progress: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
-        """Make all derived files anew, under a root that has none of them yet, and take no messages; call this after
-        `inspect`. See `Recovery.make_anew`. Raises StoreFormatError, OSError."""
+        """Rebuild all derived files under a root that has none of them yet, and accept no messages; call this after
+        `inspect`. For the parameters see `Recovery.make_anew`. Raises StoreFormatError, OSError."""
         recovery = self._recovery
-        assert recovery is not None, "a store is inspected before it is made anew"
+        assert recovery is not None, "a store is inspected before it is rebuilt"
         self._recovery = None
         self.files.make_directories(self.queue_directory, durable=True)
         self._make_extension_directory()
@@ -316,20 +322,20 @@ class MessageStore:
         return recovered
 
     def claim(self) -> None:
-        """Note in the lock file that duemq wrote the checkpoint on the disk. Where another broker had the store before,
-        the lock says so only from now on: a start that is killed earlier leaves the store to that broker. May wait for
-        the disk; may be called by any thread. Raises OSError."""
+        """Note in the lock file that duemq wrote the checkpoint on the disk. If another broker had the store before,
+        the lock file names duemq only from now on: a start that is killed earlier leaves the store to that broker. May
+        wait for the disk; may be called by any thread. Raises OSError."""
         assert self._lock is not None, "checkpoints are made of an open store"
         self._lock.claim()
 
     def _hold_commitlog(self) -> None:
-        """Lock the commitlog's directory, if it exists: two stores configured with one commitlog would overwrite each
-        other's records. Raises StoreLocked, OSError."""
+        """Lock the commitlog's directory, if it exists: two stores configured with the same commitlog would overwrite
+        each other's records. Raises StoreLocked, OSError."""
         if self._let_go_of_commitlog is None and self.files.exists(self.log.directory):
             self._let_go_of_commitlog = self.files.lock_directory(self.log.directory)
 
     def _mark(self) -> None:
-        """Make the abort file. On a full disk make it empty: there is room for that, and only its existence counts.
+        """Make the abort file; on a full disk, an empty one: there is room for that, and only its existence matters.
         Raises OSError."""
         files = self.files
         try:
@@ -342,8 +348,8 @@ class MessageStore:
                 files.sync_directory(self.config.root)
 
     def unmark(self) -> None:
-        """Remove the abort file if the last run ended cleanly: this run appended nothing and will not, so the store is
-        still as after that clean end."""
+        """Remove the abort file if the previous run ended cleanly: this run has appended nothing and will append
+        nothing, so the store is still as that clean end left it."""
         if self._was_clean:
             with contextlib.suppress(OSError):
                 self.files.remove(self.abort_path)
@@ -368,7 +374,7 @@ class MessageStore:
 
     def abandon(self) -> None:
         """Close the store as it is: nothing is written, and the next start recovers. A clean stop
-        (`durability.Durability.stop`) ends with this call, too."""
+        (`durability.owner.Durability.stop`) ends with this call, too."""
         self.health.closed()
         for queue in self.all_queues():
             queue.close()
@@ -381,9 +387,9 @@ class MessageStore:
             self._lock = None
 
     def forget_note(self, name: str) -> None:
-        """Remove a note from the checkpoint. The files that the note describes are about to be made anew, and a start
-        after a crash in the middle of that must not read the new files by the old note. Waits for the disk. Raises
-        OSError."""
+        """Remove a note from the checkpoint. The files that the note describes are about to be rebuilt, and a start
+        after a crash in the middle of that must not read the new files according to the old note. Waits for the disk.
+        Raises OSError."""
         notes = self.checkpoint.notes
         if name in notes and not self.checkpoint.is_foreign:
             self.checkpoint.notes = {other: note for other, note in notes.items() if other != name}
@@ -392,7 +398,7 @@ class MessageStore:
     # --- queues
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue that has, or had, a message; None where there is none."""
+        """Return a queue that has, or had, a message; None if there is no such queue."""
         queues = self.queues.get(topic)
         return queues.get(queue_id) if queues is not None else None
 
@@ -415,11 +421,11 @@ class MessageStore:
         try:
             self.files.make_directories(self.extension_directory, durable=True)
         except OSError as error:
-            # Each queue that gets messages goes on without its extension.
+            # Each queue that gets messages then works without its extension.
             log.warning("consumequeue_ext_not_made", directory=self.extension_directory, reason=str(error))
 
     def _extension_for(self, topic: str, queue_id: int) -> Extension | None:
-        """Return the extension of a queue that is about to be made; None where there is none, and none is written."""
+        """Return the extension of a queue that is about to be made; None if there is none and none is to be written."""
         config = self.config
         directory = os.path.join(self.extension_directory, topic, str(queue_id))
         if not config.is_extended and not self.files.exists(directory):
@@ -442,7 +448,7 @@ class MessageStore:
         return with_codes(array, codes).tobytes()
 
     def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
-        """Return what the records of units tell; None for those that have none. Raises NotInMemory, OSError."""
+        """Return the summary of each unit's record; None for a unit without a record. Raises NotInMemory, OSError."""
         return [
             summarize(data, offset) if (data := self._stored_record(offset, size)) is not None else None
             for offset, size in zip(units["physical_offset"].tolist(), units["size"].tolist(), strict=True)
@@ -452,8 +458,8 @@ class MessageStore:
         return self.record_at(physical_offset) if size in MARK_SIZES else self.log.read(physical_offset, size)
 
     def _store_times(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the store times of records, ms since the epoch; 0 where there is none. Reads, and waits if it must:
-        the records were appended or read just before."""
+        """Return the store times of records, ms since the epoch; 0 where there is none. Waits for the disk if
+        necessary, which is rare: the records were appended or read just before."""
         files, read = self.files, self.log.read_raw
         before, files.may_wait = files.may_wait, True
         try:
@@ -467,13 +473,13 @@ class MessageStore:
         return [queue for queues in self.queues.values() for queue in queues.values()]
 
     def mark(self, queue: ConsumeQueue, offset: int, size: int) -> None:
-        """Mark a unit of the schedule topic (see `ConsumeQueue.mark`), for the next checkpoint to cover. The record
-        that withdraws its message is in the commitlog."""
+        """Mark a unit of the schedule topic (see `ConsumeQueue.mark`), so that the next checkpoint covers the mark. The
+        record that withdraws its message must be in the commitlog."""
         queue.mark(offset, size)
         self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
 
     def limit_queues(self, topic: str, count: int | None) -> None:
-        """Set the number of queues of a topic that consumers read; None where the topic is not known."""
+        """Set the number of queues of a topic that consumers read; None if the topic is not known."""
         if self.queue_limits.get(topic) == count:
             return
         if count is None:
@@ -483,9 +489,9 @@ class MessageStore:
         self.removals += 1
 
     def forget_topic(self, topic: str) -> str | None:
-        """Forget the queues of a topic; return their directory, which the caller removes, since that may take long;
-        None where the topic has no queues. Queues that the topic gets before the call of `removed_topic` keep their
-        units in memory."""
+        """Forget the queues of a topic; return their directory, or None if the topic has no queues. The caller removes
+        the directory, since that may take long, and then calls `removed_topic`; queues that the topic gets before that
+        call keep their units in memory."""
         queues = self.queues.pop(topic, None)
         if queues is None:
             return None
@@ -497,12 +503,12 @@ class MessageStore:
         return os.path.join(self.queue_directory, topic)
 
     def extension_directory_of(self, topic: str) -> str | None:
-        """Return the directory of the extensions of a topic's queues; None where there is none."""
+        """Return the directory of the extensions of a topic's queues; None if there is none."""
         directory = os.path.join(self.extension_directory, topic)
         return directory if self.files.exists(directory) else None
 
     def removed_topic(self, topic: str) -> None:
-        """Note that the directory returned by `forget_topic` is removed."""
+        """Note that the directory returned by `forget_topic` has been removed."""
         self._being_removed[topic] -= 1
         if self._being_removed[topic]:
             return
@@ -529,7 +535,7 @@ class MessageStore:
         if (blocks := self.files.blocks_read()) != self._blocks_read:
             self._blocks_read = blocks
             if ranges[-1][0] >= cached_from:
-                # The system keeps less in memory than assumed: other processes need memory, or a container has a limit.
+                # The system keeps less in memory than assumed: other processes need it, or a container has a limit.
                 self._cached_from = (ranges[-1][0] + self.log.end) // 2
         return found
 
@@ -542,12 +548,13 @@ class MessageStore:
         return found is not None
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """Return the bytes of the record at a physical offset, or None where there is none. May wait for the disk."""
+        """Return the bytes of the record at a physical offset, or None if there is none. May wait for the disk."""
         found = read_record(self.log, physical_offset)
         return self.log.read(physical_offset, found.size) if found is not None else None
 
     def message_at(self, physical_offset: int, size: int | None = None) -> StoredMessage | None:
-        """Return the message at a physical offset, or None where there is none (any more). May wait for the disk."""
+        """Return the message at a physical offset, or None if there is none, or no longer. `size`: the size of its
+        record, if the caller knows it. May wait for the disk."""
         data = self.log.read(physical_offset, size) if size is not None else self.record_at(physical_offset)
         return _decoded(data) if data is not None else None
 
@@ -557,14 +564,14 @@ class MessageStore:
         return _decoded(data) if data is not None else None
 
     def named_record_at(self, physical_offset: int) -> bytes | None:
-        """Return the bytes of the record at a physical offset that a client names, or None where no record begins. May
-        wait for the disk.
+        """Return the bytes of the record at a physical offset that a client names, or None if no record begins there.
+        May wait for the disk.
 
-        The body of a message may be a whole record, made by its sender, with the physical offset at which it lies. So
-        only a record that its consume queue has counts: the unit at its queue offset has to have its physical offset
-        and its size, or a mark in place of the size. A record of a deleted topic has no unit any more, and is not
-        returned: nothing tells such a record from the inside of another. Consume queues lose no unit before the
-        commitlog loses the record."""
+        A sender may have put a whole forged record into the body of a message, with the physical offset at which it
+        would come to lie. So a record counts only if its consume queue has it: the unit at its queue offset has to have
+        its physical offset and its size, or a mark in place of the size. A record of a deleted topic no longer has a
+        unit, and is not returned: nothing distinguishes it from bytes inside another record. Consume queues lose no
+        unit before the commitlog loses the record."""
         data = self.record_at(physical_offset)
         message = _decoded(data) if data is not None else None
         if data is None or message is None or message.queue_offset < 0:
@@ -575,19 +582,19 @@ class MessageStore:
         return data if is_named else None
 
     def store_timestamp_of(self, queue: ConsumeQueue, offset: int) -> int:
-        """Return the store time of a message of a queue; -1 where there is none."""
+        """Return the store time of a message of a queue, ms since the epoch; -1 if there is no such message."""
         unit = queue.unit(offset)
         found = read_record(self.log, unit[0], check_crc=False) if unit is not None else None
         return found.store_timestamp if found is not None else -1
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp: int, *, upper: bool = False) -> int:
-        """Return the queue offset of the first message stored at or after a time, ms since the epoch: the queue's next
-        offset if there is none. With `upper`, that of the last message stored at or before the time: the queue's
-        lowest offset if there is none."""
+        """Return the queue offset of the first message stored at or after a time, ms since the epoch; the queue's next
+        offset if there is none. With `upper`, return the offset of the last message stored at or before the time; the
+        queue's lowest offset if there is none."""
         limit = timestamp + 1 if upper else timestamp
 
         def reached(physical: int, size: int, code: int) -> bool:
-            found = read_record(self.log, place_of(physical, size, code), check_crc=False)
+            found = read_record(self.log, physical_offset_of(physical, size, code), check_crc=False)
             if found is None:
                 return size == PADDING_SIZE and code >= FOLLOWING  # nothing follows
             return found.store_timestamp >= limit
@@ -616,5 +623,5 @@ def _decoded(data: bytes) -> StoredMessage | None:
 
 
 def _nothing(offset: int, size: int) -> bytes:
-    """Read of the files of an extension that has none; see `extension.Read`."""
+    """Read nothing: an `extension.Read` for an extension without files."""
     return b""

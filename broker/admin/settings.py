@@ -80,8 +80,9 @@ class SettingsHandlers:
             values = broker_conf.parse(bytes(request.body).decode(), "the request")
             changes, ignored = self._settings.update(values)
         except (ConfigError, UnicodeDecodeError) as error:
-            log.warning("settings_refused", peer=connection.peer, reason=str(error))
-            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+            reason = str(error) if isinstance(error, ConfigError) else "the request's properties are not UTF-8"
+            log.warning("settings_refused", peer=connection.peer, reason=reason)
+            raise Refused(ResponseCode.SYSTEM_ERROR, reason) from None
         if ignored:
             log.warning("properties_ignored", properties=ignored, peer=connection.peer)
         why_not_kept, is_noted = "", True

@@ -3,8 +3,9 @@
 `=`, `:` or a blank ends a name; # and ! start comments; a backslash at the end of a line continues it on the next one;
 `\\u00e4` is a character by its number. If a name occurs more than once, its last entry counts.
 
-It differs from Java in two ways. The file is UTF-8, while Java reads its bytes as ISO 8859-1, which makes no difference
-for ASCII. And a name with neither separator nor value is refused, while Java assumes an empty value.
+It differs from Java in three ways. The file is read as UTF-8, and only a file that is not valid UTF-8 as ISO 8859-1,
+which Java assumes for each; that makes no difference for ASCII. Blanks at the end of a value are dropped. And an entry
+without a name, or with neither separator nor value, is refused, while Java assumes an empty text.
 
 The library is imported on first use, to change a file or to read one with a backslash: importing it takes a tenth of
 the time that a broker needs to start.
@@ -12,6 +13,7 @@ the time that a broker needs to start.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -28,9 +30,19 @@ _UP_TO_VALUE: Final = re.compile(r"[ \t\f]*(?:\\\r?\n[ \t\f]*|\\.|[^\\=:\s])*[ \
 """Matches the part of an entry before the value: the name and the separator."""
 
 
+_LAST_CONTINUATION: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:\r\n|\r|\n)?\Z")
+"""Matches an odd number of backslashes at the end of a text, and a line end behind them; group 1 is without the last
+backslash."""
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 _PLAIN_LINE: Final = re.compile(r"[ \t\f]*(?:|[#!].*|([^=: \t\f]*)(?:[ \t\f]*[=:]|[ \t\f])?[ \t\f]*(.*))", re.DOTALL)
 """Matches a line without a backslash: an empty one, a comment, or an entry, with its name and its value."""
+
+
+class Property(NamedTuple):
+    """The value of a property, and the line at which its entry begins, from 1 on."""
+
+    value: str
+    line: int
 
 
 class _Entry(NamedTuple):
@@ -41,15 +53,31 @@ class _Entry(NamedTuple):
     value: str
 
 
-def parse(text: str, source: str) -> dict[str, str]:
-    """Return the properties in a text; errors refer to the text as `source`. Raises ConfigError."""
-    values = {}
+def properties(text: str, source: str) -> dict[str, Property]:
+    """Return the properties in a text by their names; errors refer to the text as `source`. Raises ConfigError."""
+    found = {}
     for entry in _entries(text, source) if "\\" in text else _plain_entries(text):
         written = entry.source.strip()
-        if not entry.value and re.search(r"[=:\s]", written) is None:
+        if not entry.name or (not entry.value and re.search(r"[=:\s]", written) is None):
             raise ConfigError(f"{source}, line {entry.line}: {written[:_MAX_REPEATED]!r} is not NAME=VALUE")
-        values[entry.name] = entry.value.strip()
-    return values
+        if not is_unicode(entry.name + entry.value):
+            raise ConfigError(
+                f"{source}, line {entry.line}: {written[:_MAX_REPEATED]!r} has one half of a character that takes two "
+                "\\u escapes"
+            )
+        found[entry.name] = Property(entry.value.strip(), entry.line)
+    return found
+
+
+def parse(text: str, source: str) -> dict[str, str]:
+    """Return the values in a text by the names of the properties, as `properties` does."""
+    return {name: found.value for name, found in properties(text, source).items()}
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: whether it has no lone surrogates, as from a wrong \\u escape or from an argument
+    or variable that is not UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _plain_entries(text: str) -> Iterator[_Entry]:
@@ -70,18 +98,24 @@ def _entries(text: str, source: str) -> Iterator[_Entry]:
 
 
 def read(path: str) -> dict[str, str]:
-    """Return the properties in a file. Raises ConfigError."""
-    return parse(_text_of(path), path)
+    """Return the values in a file by the names of the properties. Raises ConfigError."""
+    return parse(_read(path).text, path)
+
+
+def read_properties(path: str) -> dict[str, Property]:
+    """Return the properties in a file, with their lines, by their names. Raises ConfigError."""
+    return properties(_read(path).text, path)
 
 
 def save(path: str, changes: Mapping[str, str]) -> None:
     """Change properties in a file, durably: readers see either the old or the new text, even after a crash. May wait
     for the disk. Raises ConfigError if the file cannot be read, OSError if it cannot be written."""
     path = os.path.realpath(path)
-    text = changed(_text_of(path), changes)
+    before = _read(path)
+    text = changed(before.text, changes, path)
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
+        with open(temporary, "w", encoding=before.encoding, newline="") as file:
             os.fchmod(file.fileno(), os.stat(path).st_mode & 0o7777)
             file.write(text)
             file.flush()
@@ -98,12 +132,13 @@ def save(path: str, changes: Mapping[str, str]) -> None:
         os.close(directory)
 
 
-def changed(text: str, changes: Mapping[str, str]) -> str:
+def changed(text: str, changes: Mapping[str, str], source: str) -> str:
     """Return a text with changed values: in the entries that have the properties, else in new lines at the end. The
-    rest of the text stays as it is. Raises ConfigError."""
-    from javaproperties import KeyValue
+    rest of the text stays as it is. Errors refer to the text as `source`. Raises ConfigError; also if the result would
+    not be read as intended."""
+    from javaproperties import Comment, KeyValue
 
-    entries = [element for _, element in _elements(text, "the configuration file")]
+    entries = [element for _, element in _elements(text, source)]
     sources = [element.source for element in entries]
     at = {element.key: number for number, element in enumerate(entries) if isinstance(element, KeyValue)}
     for name, value in changes.items():
@@ -116,10 +151,17 @@ def changed(text: str, changes: Mapping[str, str]) -> str:
                 head += "="  # a bare name would be refused, and the value's first character read as a separator
             sources[at[name]] = f"{head}{_escaped(value)}{end}"
         else:
+            if sources and not isinstance(entries[-1], Comment):
+                # A backslash at the end of the text continues the last entry with nothing; it must not continue it with
+                # the new line.
+                sources[-1] = _LAST_CONTINUATION.sub(r"\1\n", sources[-1])
             if sources and not sources[-1].endswith(("\n", "\r")):
                 sources[-1] += "\n"
             sources.append(f"{name}={_escaped(value)}\n")
-    return "".join(sources)
+    result = "".join(sources)
+    if parse(result, source) != parse(text, source) | {name: value.strip() for name, value in changes.items()}:
+        raise ConfigError(f"{source} cannot be changed without changing other properties too: change it by hand")
+    return result
 
 
 def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]:
@@ -133,7 +175,7 @@ def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]
         try:
             element = next(elements, None)
         except ValueError as error:  # a \\u that is not followed by four digits
-            raise ConfigError(f"{source}, after line {line - 1}: {error}") from None
+            raise ConfigError(f"{source}, line {line}: {error}") from None
         if element is None:
             return
         yield line, element
@@ -150,9 +192,20 @@ def _escaped(value: str) -> str:
     return escaped
 
 
-def _text_of(path: str) -> str:
+class _File(NamedTuple):
+    text: str
+    encoding: str
+
+
+def _read(path: str) -> _File:
+    """Return the text of a file, without a byte order mark, and its encoding. Raises ConfigError."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error}") from None
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror or error}") from None
+    encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
+    try:
+        return _File(data.decode(encoding), encoding)
+    except UnicodeDecodeError:
+        return _File(data.decode("iso8859-1"), "iso8859-1")

@@ -517,6 +517,7 @@ class BrokerConfig:
         120,
         "seconds without incoming bytes after which a connection is closed",
         limits=(1, 86_400),
+        live=True,
     )
     insecure: bool = _setting(
         "insecure",
@@ -715,11 +716,14 @@ class Loaded(NamedTuple):
 def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
     """Read the settings.
 
-    `overrides` are NAME=VALUE texts. Raises ConfigError with one sentence that names the wrong property or value.
+    `overrides` are NAME=VALUE texts. Raises ConfigError with one sentence that names the wrong property or value, and
+    the line of the file or the environment if the value is from there.
     """
     values: dict[str, str] = {}
+    places: dict[str, str] = {}
     if file is not None:
-        values.update(broker_conf.read(file))
+        for name, (value, line) in broker_conf.read_properties(file).items():
+            values[name], places[name] = value, f"{file}, line {line}: "
     pinned = {}
     for variable, value in (environment if environment is not None else os.environ).items():
         # No property has an underscore, and a shell allows no dot in the name of a variable.
@@ -731,19 +735,24 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
                 raise ConfigError(
                     f"the environment has {_short(variable)}; there is no property {_short(name)}{_nearest(name)}"
                 )
-            pinned[name] = value
+            pinned[name], places[name] = value, f"the environment, {variable}: "
     for override in overrides:
         name, separator, value = override.partition("=")
-        if not separator:
+        if not separator or not name.strip():
             raise ConfigError(f"--set {_short(override)}: write it as NAME=VALUE")
-        pinned[name.strip()] = value
+        pinned[name.strip()], places[name.strip()] = value, ""
     values.update(pinned)
     home = (environment if environment is not None else os.environ).get("ROCKETMQ_HOME")
     if home:
         values.setdefault("rocketmqHome", home)
     _check_kind(values)
-    known, ignored = _sort(values)
-    fields = {FIELDS[name].name: parse_value(name, value) for name, value in known.items()}
+    known, ignored = _sort(values, places)
+    fields = {}
+    for name, value in known.items():
+        try:
+            fields[FIELDS[name].name] = parse_value(name, value)
+        except ConfigError as error:
+            raise ConfigError(f"{places.get(name, '')}{error}") from None
     return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
 
 
@@ -754,7 +763,7 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
     Raises ConfigError, with one sentence, for an unknown property, for one that only a start can change, and for
     anything that `load` would refuse.
     """
-    known, ignored = _sort(values)
+    known, ignored = _sort(values, {})
     changes = {}
     for name, text in known.items():
         field, value = FIELDS[name], parse_value(name, text)
@@ -808,18 +817,20 @@ def _check_kind(values: Mapping[str, str]) -> None:
         raise ConfigError(f"{name}={_short(value)}: these settings are for {kind}")
 
 
-def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others."""
+def _sort(values: Mapping[str, str], places: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others;
+    `places` has, by their names, what the error begins with."""
     for name in values:
         if name not in FIELDS and name not in UNUSED:
-            raise ConfigError(f"there is no property {_short(name)}{_nearest(name)}")
+            raise ConfigError(f"{places.get(name, '')}there is no property {_short(name)}{_nearest(name)}")
     known = {name: value for name, value in values.items() if name in FIELDS}
     return known, sorted(name for name in values if name not in FIELDS)
 
 
 def _short(text: str) -> str:
-    """Return a text shortened for repetition in an error."""
-    return text if len(text) <= _MAX_REPEATED else f"{text[:_MAX_REPEATED]}..."
+    """Return a text for repetition in an error: shortened, and quoted with escapes if it cannot be printed."""
+    short = text if len(text) <= _MAX_REPEATED else f"{text[:_MAX_REPEATED]}..."
+    return short if short.isprintable() else repr(short)
 
 
 def _nearest(name: str) -> str:
@@ -844,13 +855,15 @@ def parse_value(name: str, text: str) -> Any:
     if choices and text not in choices:
         raise ConfigError(f"{name}={_short(text)}: write one of {', '.join(choices)}")
     if kind is str:
+        if not broker_conf.is_unicode(text):
+            raise ConfigError(f"{name}={_short(text)}: write it in UTF-8")
         return text
     try:
         if "_" in text or not text.isascii():  # Python's numbers may have both, Java's neither
             raise ValueError(text)
         value = kind(text)
     except ValueError:
-        raise ConfigError(f"{name}={_short(text)}: write a number") from None
+        raise ConfigError(f"{name}={_short(text)}: write a {'whole ' if kind is int else ''}number") from None
     limits = field.metadata[_RANGE]
     if limits and not limits[0] <= value <= limits[1]:
         raise ConfigError(f"{name}={_short(text)}: write a number from {limits[0]} to {limits[1]}")
@@ -912,7 +925,11 @@ def _check(config: BrokerConfig) -> BrokerConfig:
             f"timerPrecisionMs={config.timer_precision_ms}: only {_TIMER_PRECISION_MS} is possible, since the slots of "
             "a store would be misread with any other"
         )
-    parse_addresses(config.nameserver_addresses)
+    if config.nameserver_addresses and not parse_addresses(config.nameserver_addresses):
+        raise ConfigError(f"namesrvAddr={_short(config.nameserver_addresses)}: write host:port, or leave it empty")
+    for name, text in (("brokerName", config.broker_name), ("brokerClusterName", config.cluster_name)):
+        if not text.isprintable():
+            raise ConfigError(f"{name}={_short(text)}: write printable characters only")
     hours = config.delete_when.split(";")
     if len(hours) > 24 or not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
         raise ConfigError(f"deleteWhen={_short(config.delete_when)}: write hours of two digits, such as 04 or 04;16")

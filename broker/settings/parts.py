@@ -27,6 +27,7 @@ READ_WHERE_USED: Final = frozenset(
         "recallAlwaysSucceeds",
         "recallMessageEnable",
         "sendThreadPoolQueueCapacity",
+        "serverChannelMaxIdleTimeSeconds",
         "shortPollingTimeMills",
     }
 )

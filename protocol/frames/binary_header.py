@@ -69,8 +69,8 @@ def _text(header: bytes, position: int, size: int, what: str) -> tuple[str, int]
 
 
 def encode(command: Command) -> bytes:
-    """Encode the binary header of a command. Raises LocalProtocolError for a code beyond 16 bits, or a key beyond
-    32767."""
+    """Encode the binary header of a command. Raises LocalProtocolError for a code or version of more than 16 bits, or a
+    key of more than 32767 bytes."""
     remark = (command.remark or "").encode()
     fields = []
     try:

@@ -23,8 +23,7 @@ _ENCODERS: Final[dict[int, Callable[[Command], bytes]]] = {
 
 
 def decode(frame: Frame) -> Command:
-    """Decode the command in a frame; its body is the frame's view. Raises FrameError where the header does not
-    parse."""
+    """Decode the command in a frame; its body is the frame's view. Raises FrameError if the header does not parse."""
     codec, header, body = frame
     command = _DECODERS[codec](header)
     command.body = body
@@ -32,8 +31,8 @@ def decode(frame: Frame) -> Command:
 
 
 def encode(command: Command, codec: int = JSON) -> bytes:
-    """Encode a command as the bytes of one frame. Raises LocalProtocolError where it does not fit, or has text that is
-    no Unicode."""
+    """Encode a command as the bytes of one frame. Raises LocalProtocolError if it does not fit into a frame, or has
+    text that UTF-8 cannot express."""
     try:
         header = _ENCODERS[codec](command)
     except UnicodeEncodeError as error:

@@ -12,8 +12,8 @@ Body = bytes | bytearray | memoryview
 class Command(msgspec.Struct, gc=False, kw_only=True):
     """A RemotingCommand: a header with untyped extension fields, and a body.
 
-    `code` is a request code, or a response code where FLAG_RESPONSE is set in `flag`; `opaque` is the request id that
-    the response repeats (a signed 32-bit number, per sender); `ext` are the extension fields, text to text.
+    `code` is a request code, or a response code if FLAG_RESPONSE is set in `flag`. `opaque` is the request id that the
+    response repeats: a signed 32-bit number that the sender of the request chooses. `ext` are the extension fields.
     """
 
     code: int
@@ -32,5 +32,5 @@ class Command(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def is_oneway(self) -> bool:
-        """Whether the sender wants no answer, not even an error."""
+        """Whether the sender expects no answer, not even an error."""
         return bool(self.flag & FLAG_ONEWAY)

@@ -4,8 +4,8 @@
     {{"brokerName":"b","queueId":1,"topic":"T"}:{...}}    objects as keys
 
 RocketMQ writes such text into its configuration files and some bodies, and reads strict JSON as well. `loads` reads
-both: a key that is no string becomes the string of its JSON text (`"0"`, `'{"brokerName":"b",...}'`). The two writers
-give the forms that RocketMQ's clients are known to read.
+both: a key that is not a string becomes a string with its JSON text (`"0"`, `'{"brokerName":"b",...}'`).
+`dump_object_keys` and `dump_int_keys` write the forms that RocketMQ's clients are known to read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ dumps = msgspec.json.encode
 def loads(text: bytes | bytearray | memoryview | str, *, loose_limit: int | None = None) -> Any:
     """Decode a value from strict JSON or from fastjson's. Raises BodyError.
 
-    fastjson's dialect is read token by token, at about 1 MB/s: `loose_limit` bounds the bytes read that way.
+    fastjson's dialect is read token by token, at about 1 MB/s: `loose_limit` limits the number of bytes read that way.
     """
     try:
         return msgspec.json.decode(text)
@@ -37,7 +37,8 @@ def loads(text: bytes | bytearray | memoryview | str, *, loose_limit: int | None
     except (msgspec.DecodeError, RecursionError) as error:
         if loose_limit is not None and len(text) > loose_limit:
             raise BodyError(
-                f"JSON that does not parse: {error}. With other keys than texts it is read up to {loose_limit} bytes"
+                f"JSON that does not parse: {error}. JSON with keys other than text is read only up to {loose_limit} "
+                "bytes"
             ) from None
     try:
         loose = text if isinstance(text, str) else bytes(text).decode()
@@ -57,7 +58,7 @@ def _to_strict(text: str) -> str:
 
 
 class _Converter:
-    """Copies loose JSON token by token, turning keys that are no strings into strings."""
+    """Copies loose JSON token by token, turning keys that are not strings into strings."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -90,8 +91,8 @@ class _Converter:
         return "{" + ",".join(members) + "}"
 
     def _key(self, depth: int) -> str:
-        """Return a key as a string. A key that is an object may hold only strings as keys: its content is escaped, and
-        doubles with each level."""
+        """Return a key as a string. If the key is an object, its own keys must be strings: the content of an object key
+        is escaped, which would double its length with each further level."""
         if self._is_in_key:
             key = self._next()
             if not key.startswith('"'):
@@ -126,7 +127,7 @@ class _Converter:
 
 
 def dump_object_keys(entries: Iterable[tuple[Mapping[str, Any], Any]]) -> bytes:
-    """Encode a map whose keys are objects, in the form that Java and Go read: {{...}:value,...}."""
+    """Encode a map whose keys are objects, in the form that the Java and Go clients read: {{...}:value,...}."""
     return b"{" + b",".join(dumps(key) + b":" + dumps(value) for key, value in entries) + b"}"
 
 

@@ -27,8 +27,8 @@ MSGPACK: Final = 2
 CODECS: Final = (JSON, BINARY, MSGPACK)
 
 _BLOCK_BYTES: Final = 64 * 1024
-"""Size of the blocks that hold an unfinished frame, whatever the size of the received pieces: pieces of two bytes must
-not cost an object each, and the frames that many clients begin and give up must leave no unusable holes in memory."""
+"""Size of the blocks that hold an unfinished frame, whatever the size of the received pieces. Pieces of two bytes must
+not need an object each, and the frames that many clients begin and abandon must not leave unusable holes in memory."""
 
 Frame = tuple[int, bytes, memoryview]
 """Codec of the header, header, body. The body is a view of the received bytes: it stays valid while it is referenced,
@@ -44,8 +44,8 @@ def join_frame(codec: int, header: bytes, body: bytes | bytearray | memoryview =
 class FrameReader:
     """Receives bytes in any portions, and returns whole frames.
 
-    Never looks twice at a byte of an unfinished frame, and refuses an over-long frame on its first four bytes. After a
-    `FrameError` (kept in `error`) it ignores its input: the connection must be closed.
+    It never looks twice at a byte of an unfinished frame, and refuses a frame that is too long on its first four bytes.
+    After a `FrameError` (kept in `error`) it ignores its input: the connection must be closed.
     """
 
     __slots__ = ("_blocks", "_max_length", "_need", "_rest", "buffered", "error")
@@ -57,12 +57,12 @@ class FrameReader:
         """The bytes behind the last whole block."""
         self._need = 0
         self.buffered = 0
-        """Number of bytes held of a frame that is not whole yet."""
+        """Number of bytes of the unfinished frame that are held."""
         self.error: FrameError | None = None
 
     @property
     def announced(self) -> int:
-        """Size of the frame that is not whole yet, in bytes, as far as it is known; 0 where there is none."""
+        """Size of the unfinished frame in bytes, as far as it is known; 0 if there is none."""
         return self._need if self.buffered else 0
 
     @property
@@ -71,8 +71,8 @@ class FrameReader:
         return len(self._blocks) + bool(self._rest)
 
     def receive_data(self, data: bytes) -> list[Frame]:
-        """Take the next bytes, and return the frames that they complete. On a broken stream the frames before the fault
-        are returned and `error` is set."""
+        """Accept the next bytes, and return the frames that they complete. If the stream is broken, the frames before
+        the fault are returned, and `error` is set."""
         if self.buffered:
             if self.buffered + len(data) < self._need:
                 self._keep(data)
@@ -120,7 +120,7 @@ class FrameReader:
         return frames
 
     def receive_eof(self) -> None:
-        """Note that the peer closed. Sets `error` if that was in the middle of a frame."""
+        """Note that the peer closed the connection. Sets `error` if that was in the middle of a frame."""
         if self.buffered and self.error is None:
             self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
 

@@ -2,7 +2,7 @@
 
     {"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":0,"serializeTypeCurrentRPC":"JSON","version":0}
 
-Field order is free; values of extFields are text, and as Java does, a number or boolean there is read as its text.
+Fields may be in any order. Values of extFields are text; a number or boolean there is read as its text, as Java does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Out(msgspec.Struct, gc=False, omit_defaults=True):
     language: str | None
     opaque: int
     remark: str | None = None
-    # The default is UNSET, so that both are always written: a value equal to its default would be left out.
+    # The default is UNSET, so that these two are always written: a value equal to its default would be left out.
     serializeTypeCurrentRPC: str | UnsetType = UNSET  # noqa: N815
     version: int | UnsetType = UNSET
 

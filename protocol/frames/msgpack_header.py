@@ -23,7 +23,7 @@ def decode(header: bytes) -> Command:
     if not isinstance(head, list) or len(head) != 7:
         raise FrameError("a MessagePack header that is not an array of 7 elements")
     code, language, version, opaque, flag, remark, ext = head
-    # Without generators: this runs for each frame.
+    # Written without generators, since this runs for each frame.
     if not (
         (is_int32(code) and is_int32(version) and is_int32(opaque) and is_int32(flag))
         and (language is None or isinstance(language, str))

@@ -24,7 +24,7 @@ BatchPart = tuple[int, bytes, str]
 
 
 def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[BatchPart]:
-    """Decode the first `most` messages of a batch. Raises BodyError naming the broken part."""
+    """Decode the messages of a batch, at most the first `most`. Raises BodyError, which names the broken part."""
     parts: list[BatchPart] = []
     position, end = 0, len(data)
     while position < end and len(parts) < most:

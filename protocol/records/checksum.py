@@ -3,11 +3,11 @@
     | ... properties | __CRC32# | \\x01 | digits | \\x02 |
     |                | 8        | 1    | 10     | 1    |   bytes; the end of the record
 
-The digits are those of the CRC32 of all bytes of the record before the property, with the top bit cleared: always ten,
-the last one first. The checksum of the body, in the record's head, covers neither the head nor the properties.
+The digits are those of the CRC32 of all bytes of the record before the property, with the top bit cleared: always ten
+digits, the last one first. The checksum of the body, in the record's head, covers neither the head nor the properties.
 
-RocketMQ 5 writes this checksum if enabledAppendPropCRC is set, and if forceVerifyPropCRC is set it also refuses records
-without one when it starts after a crash. Mirrors apache/rocketmq store/CommitLog.java and
+RocketMQ 5 writes this checksum if enabledAppendPropCRC is set. If forceVerifyPropCRC is set, it also refuses records
+without a checksum when it starts after a crash. Mirrors apache/rocketmq store/CommitLog.java and
 common/message/MessageDecoder.java (5.3.3).
 """
 
@@ -23,20 +23,20 @@ NAME: Final = "__CRC32#"
 NAME_FIELD: Final = b"__CRC32#\x01"
 _END: Final = b"\x02"
 SIZE: Final = len(NAME_FIELD) + 11
-"""Bytes of the property."""
+"""Number of bytes of the property."""
 ROOM: Final = SIZE + 1
-"""Most bytes that the property takes: the properties before it may need an end."""
+"""Most bytes that adding the property takes: the properties before it may need an end (\\x02)."""
 
 
 def without(properties: bytes) -> bytes:
-    """Return properties without any checksum, which belonged to another record."""
+    """Return properties without any checksum, for a record other than the one to which the checksum belonged."""
     if NAME_FIELD not in properties:
         return properties
     return _END.join(part for part in properties.split(_END) if not part.startswith(NAME_FIELD))
 
 
 def ended(properties: bytes) -> bytes:
-    """Return properties without a checksum, ended so that one may follow."""
+    """Return properties, which must have no checksum, with an end (\\x02) after which a checksum may follow."""
     return properties if not properties or properties.endswith(_END) else properties + _END
 
 

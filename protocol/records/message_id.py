@@ -1,11 +1,11 @@
-"""Ids of messages, and hosts as the record keeps them.
+"""Ids of messages, and hosts as records have them.
 
     offset message id, hex digits, upper case:   | address 4 or 16 bytes | port int32 | physical offset int64 |
     host in a record:                            | address 4 or 16 bytes | port int32 |
 
-The broker's id (offsetMsgId) says where a message lies; the client's own id (property UNIQ_KEY, made by
-`duemq._producing.unique_keys`) is the one that users see. Mirrors apache/rocketmq
-common/message/MessageDecoder.java (4.9.7).
+The broker's id (offsetMsgId) says where a message lies. The client's own id (property UNIQ_KEY, made by
+`duemq._producing.unique_keys`) is the id that users see. Mirrors apache/rocketmq common/message/MessageDecoder.java
+(4.9.7).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from duemq.protocol.errors import RemoteProtocolError
 
 
 def pack_host(address: str, port: int) -> bytes:
-    """Return an address and port as a record keeps them: 8 bytes for IPv4, 20 for IPv6. An IPv4 address mapped into
-    IPv6 counts as IPv4; a zone id is dropped. Raises ValueError where `address` is no IP address, or `port` does not
-    fit into 32 bits."""
+    """Return an address and port as a record has them: 8 bytes for IPv4, 20 for IPv6. An IPv4 address mapped into IPv6
+    counts as IPv4; a zone id is dropped. Raises ValueError if `address` is not an IP address, or `port` does not fit
+    into 32 bits."""
     ip = ip_address(address.partition("%")[0])
     if ip.version == 6 and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped

@@ -2,11 +2,11 @@
 
     name \\x01 value \\x02 name \\x01 value ...        UTF-8, at most 32767 bytes; the order means nothing
 
-RocketMQ 4.9.7 writes no \\x02 at the end, 5.x does; both are read. A part without \\x01, without a name or with an
-empty value is no property. Where a name comes twice the last one counts, as in RocketMQ.
+RocketMQ 4.9.7 writes no \\x02 at the end, 5.x does; both forms are read. A part without \\x01, without a name or with
+an empty value is not a property. If a name occurs twice, the last one counts, as in RocketMQ.
 
-The hot path never makes a dictionary of the properties: it looks in the text itself for the few names that steer a
-message. Mirrors apache/rocketmq common/message/{MessageDecoder,MessageConst}.java (4.9.7).
+The hot path never makes a dictionary of the properties: it searches the text itself for the few names that decide how a
+message is handled. Mirrors apache/rocketmq common/message/{MessageDecoder,MessageConst}.java (4.9.7).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 TIMER_REPLACE: Final = "TIMER_REPLACE"
 TIMER_FIRST_ID: Final = "TIMER_FIRST_ID"
 TIMER_FROM_LEVEL: Final = "TIMER_FROM_LEVEL"
-"""duemq's own, as TIMER_REPLACE and TIMER_FIRST_ID are: see `timer_properties`."""
+"""duemq's own property, as TIMER_REPLACE and TIMER_FIRST_ID are: see `timer_properties`."""
 TIMER_EVERY: Final = "TIMER_EVERY"
 TIMER_CRON: Final = "TIMER_CRON"
 TIMER_ZONE: Final = "TIMER_ZONE"
@@ -56,10 +56,10 @@ TIMER_END: Final = "TIMER_END"
 TIMER_COUNT: Final = "TIMER_COUNT"
 TIMER_PAUSED: Final = "TIMER_PAUSED"
 RECURRENCE: Final = (TIMER_EVERY, TIMER_CRON, TIMER_ZONE, TIMER_START, TIMER_END, TIMER_COUNT, TIMER_PAUSED)
-"""duemq's own, of a message that is delivered again and again: see `recurrence`."""
+"""duemq's own properties of a message that is delivered again and again: see `recurrence`."""
 DUE_MS: Final = "DUE_MS"
-"""duemq's own: the time when a message with a level is due, ms since the epoch, which its record does not tell
-otherwise. duemq's producer adds it by its own clock, and duemq's broker corrects it by the broker's clock."""
+"""duemq's own property: the time when a message with a level is due, ms since the epoch, which its record does not tell
+otherwise. duemq's producer sets it by the producer's clock, and duemq's broker corrects it by the broker's clock."""
 TIMERS: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """Properties that ask for a time; the first of them that a message has counts."""
 TIMER_STATE: Final = (
@@ -88,8 +88,8 @@ def parse(text: str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Return the text of properties, without a \\x02 at the end. Properties with empty values are left out, as by
-    RocketMQ. Nothing escapes \\x01 and \\x02: a reader takes them for the ends of a name and of a value."""
+    """Return the text of properties, without a \\x02 at the end. Properties with empty values are left out, as in
+    RocketMQ. \\x01 and \\x02 are not escaped: a reader takes them for the ends of a name and of a value."""
     return PROPERTY_END.join(f"{name}{NAME_END}{value}" for name, value in properties.items() if value)
 
 
@@ -110,7 +110,7 @@ def get(text: str, name: str) -> str | None:
 
 
 def is_empty(text: str, name: str) -> bool:
-    """Whether a property exists without a value, and not also with one."""
+    """Whether a property occurs without a value, and does not also occur with one."""
     empty = f"{name}{NAME_END}"
     return empty in text and empty in text.split(PROPERTY_END) and get(text, name) is None
 
@@ -130,7 +130,7 @@ def without_all(text: str, names: Iterable[str]) -> str:
 
 
 def with_property(text: str, name: str, value: str) -> str:
-    """Return the text with a property added at its end; an older property of the same name is taken out."""
+    """Return the text with a property added at its end; an older property with the same name is removed."""
     text = without(text, name)
     if not text or text.endswith(PROPERTY_END):
         return f"{text}{name}{NAME_END}{value}"
@@ -138,7 +138,8 @@ def with_property(text: str, name: str, value: str) -> str:
 
 
 def java_hash(text: str) -> int:
-    """Return Java's String.hashCode: over UTF-16 units, wrapped to a signed 32-bit number."""
+    """Return Java's String.hashCode of a text: it is computed over UTF-16 units, and wraps to a signed 32-bit
+    number."""
     result = 0
     for unit in memoryview(text.encode(_UTF16, "surrogatepass")).cast("H"):
         result = (31 * result + unit) & 0xFFFFFFFF
@@ -164,5 +165,5 @@ def tags_code(tags: str | None) -> int:
 
 
 _known_code = lru_cache(maxsize=4096)(java_hash)
-"""Returns the hash of tags, cached for tags of usual length only, so that tags made up by clients cannot fill
-memory."""
+"""Returns the hash of tags, with a cache. It is called only for tags of usual length, so that clients cannot fill
+memory with made-up tags."""

@@ -11,9 +11,9 @@
         | int32 | n B  | 1 or 2 B | t B   | int16 | p B        |
 
 All integers big-endian. size: of the whole record. crc: CRC32 of the body with the top bit cleared, 0 without a body.
-Times are ms since the epoch. The length of the topic takes 1 byte in version 1 and 2 bytes in version 2, which
-RocketMQ 5 writes for topics beyond 127 bytes, and which 4.9.7 takes for the end of its log: duemq reads both and writes
-version 1 only. Hosts have 20 bytes where the sysflag says IPv6.
+Times are ms since the epoch. The length of the topic takes 1 byte in version 1 and 2 bytes in version 2. RocketMQ 5
+writes version 2 for topics of more than 127 bytes, and 4.9.7 takes such a record for the end of its log. duemq reads
+both versions, and writes version 1 only. Hosts have 20 bytes if the sysflag says IPv6.
 
 A segment of the commitlog ends with an end marker: int32 space left, uint32 magic, the rest undefined.
 
@@ -26,6 +26,7 @@ RocketMQ's and frozen.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final, NamedTuple
 
@@ -51,15 +52,50 @@ TRANSACTION_ROLLBACK: Final = 3 << 2
 FLAG_BORN_IPV6: Final = 1 << 4
 FLAG_STORE_IPV6: Final = 1 << 5
 FLAG_COMPRESSION_TYPE: Final = 7 << 8
-"""How a compressed body is compressed, since RocketMQ 5.0."""
+"""Bits that say how a compressed body is compressed, since RocketMQ 5.0."""
 
-HEAD_IPV4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
-"""Layout of all fields up to the body, for IPv4 hosts: the hot path packs this one."""
+MAGICS: Final = re.compile(
+    re.escape(MAGIC_V1.to_bytes(4, "big")[:3])
+    + b"["
+    + b"".join(re.escape(magic.to_bytes(4, "big")[3:]) for magic in (MAGIC_V1, MAGIC_V2))
+    + b"]"
+)
+"""Matches the magic of a record of either version; the two differ only in their last byte."""
+
+HEAD_FIELDS: Final = (
+    ("size", "i"),
+    ("magic", "I"),
+    ("body_crc", "I"),
+    ("queue_id", "i"),
+    ("flag", "i"),
+    ("queue_offset", "q"),
+    ("physical_offset", "q"),
+    ("sys_flag", "i"),
+    ("born_ms", "q"),
+    ("born_host", "8s"),
+    ("store_ms", "q"),
+    ("store_host", "8s"),
+    ("reconsume_times", "i"),
+    ("prepared_offset", "q"),
+    ("body_size", "i"),
+)
+"""All fields up to the body, for IPv4 hosts: the name of each, and its code in the module struct."""
+
+
+def head_without(*names: str) -> struct.Struct:
+    """Return the layout of all fields up to the body, for IPv4 hosts, that skips the fields with these names."""
+    codes = (f"{struct.calcsize(f'>{code}')}x" if name in names else code for name, code in HEAD_FIELDS)
+    return struct.Struct(">" + "".join(codes))
+
+
+HEAD_IPV4: Final = head_without()
+"""Layout of all fields up to the body, for IPv4 hosts: the layout that the hot path packs."""
 HEAD_SIZE_IPV4: Final = 88
 assert HEAD_IPV4.size == HEAD_SIZE_IPV4
 FIXED_SIZE_IPV4: Final = HEAD_SIZE_IPV4 + 1 + 2
-"""Bytes of a version 1 record with IPv4 hosts, without body, topic and properties."""
-END_MARKER: Final = struct.Struct(">iI")
+"""Number of bytes of a version 1 record with IPv4 hosts, not counting body, topic and properties."""
+SIZE_AND_MAGIC: Final = struct.Struct(">iI")
+END_MARKER: Final = SIZE_AND_MAGIC
 END_MARKER_SIZE: Final = 8
 assert END_MARKER.size == END_MARKER_SIZE
 
@@ -67,10 +103,14 @@ SYS_FLAG_AT: Final = 36
 PHYSICAL_OFFSET_AT: Final = 28
 STORE_TIME_AT_IPV4: Final = 56
 
-_START: Final = struct.Struct(">iIIiiqqi")
-assert _START.size == SYS_FLAG_AT + 4
+START: Final = struct.Struct(">" + "".join(code for _, code in HEAD_FIELDS[:8]))
+"""Layout of the fields up to and including the sysflag, the same for all hosts."""
+assert START.size == SYS_FLAG_AT + 4
+_IPV6_HOSTS: Final = {"born_host": FLAG_BORN_IPV6, "store_host": FLAG_STORE_IPV6}
 _HEADS: Final = {
-    (born, store): struct.Struct(f">iIIiiqqiq{20 if born else 8}sq{20 if store else 8}siqi")
+    (born, store): struct.Struct(
+        ">" + "".join("20s" if _IPV6_HOSTS.get(name, 0) & (born | store) else code for name, code in HEAD_FIELDS)
+    )
     for born in (0, FLAG_BORN_IPV6)
     for store in (0, FLAG_STORE_IPV6)
 }
@@ -89,7 +129,8 @@ def head_for(sys_flag: int) -> struct.Struct:
 
 
 def store_timestamp(start: bytes) -> int:
-    """Return the store time from the first HEAD_SIZE_IPV4 bytes of a record; 0 where no record begins."""
+    """Return the store time, ms since the epoch, from the first HEAD_SIZE_IPV4 bytes of a record; 0 if they are not the
+    beginning of a record."""
     if len(start) < HEAD_SIZE_IPV4:
         return 0
     magic, flag = _MAGIC_AND_FLAG.unpack_from(start, 4)
@@ -108,8 +149,8 @@ class Summary(NamedTuple):
 
 
 def summarize(data: bytes, physical_offset: int) -> Summary | None:
-    """Return the summary of the record that `data` has, without a look at its checksum; None where `data` is not one
-    whole record of this physical offset."""
+    """Return the summary of the record in `data`, without checking its checksum; None if `data` is not exactly one
+    record with this physical offset."""
     if len(data) < MIN_SIZE:
         return None
     magic, flag = _MAGIC_AND_FLAG.unpack_from(data, 4)
@@ -127,7 +168,8 @@ def summarize(data: bytes, physical_offset: int) -> Summary | None:
 
 
 class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
-    """A decoded record. Attributes as in the drawing above; `body` as stored, maybe compressed."""
+    """A decoded record. The attributes are the fields that the module draws; `body` is as stored, so it may be
+    compressed."""
 
     size: int = 0
     magic: int = MAGIC_V1
@@ -148,7 +190,7 @@ class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties as a dictionary, made anew at each call."""
+        """The properties as a dictionary, which is made again on each access."""
         return properties.parse(self.properties_text)
 
     def get_property(self, name: str) -> str | None:
@@ -167,14 +209,14 @@ class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
 
 
 def body_crc(body: Body) -> int:
-    """Return the checksum that a record keeps of its body."""
+    """Return the checksum of a body as a record has it."""
     return crc32(body) & 0x7FFFFFFF if body else 0
 
 
 def encode(message: StoredMessage) -> bytes:
-    """Encode a record of version 1; `size` and `magic` of the message are ignored. The flags for IPv6 follow the hosts'
-    lengths. Raises ValueError for properties of more than `properties.MAX_BYTES` bytes, and for a topic of more than
-    255, the most that the layout has room for; `decode` takes topics of at most MAX_TOPIC_BYTES."""
+    """Encode a record of version 1; `size` and `magic` of the message are ignored. The flags for IPv6 follow from the
+    lengths of the hosts. Raises ValueError for properties of more than `properties.MAX_BYTES` bytes, and for a topic of
+    more than 255 bytes, the most that the layout has room for; `decode` accepts at most MAX_TOPIC_BYTES."""
     topic, property_bytes = message.topic.encode(), message.properties_text.encode()
     if len(topic) > 255 or len(property_bytes) > properties.MAX_BYTES:
         raise ValueError(f"a topic of {len(topic)} bytes, properties of {len(property_bytes)} bytes: too long")
@@ -212,13 +254,13 @@ def encode(message: StoredMessage) -> bytes:
 def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
     """Decode the record that starts at byte `offset` of `data`.
 
-    Raises RecordError where there is no whole record: too few bytes, a wrong magic, lengths that do not add up to the
-    record's size, a wrong checksum, text that is not UTF-8.
+    Raises RecordError if there is no whole record: too few bytes, a wrong magic number, lengths that do not add up to
+    the record's size, a wrong checksum of the body (unless `check_crc` is false), or text that is not UTF-8.
     """
     end_of_data = len(data)
     if end_of_data - offset < MIN_SIZE:
         raise RecordError(offset, f"{end_of_data - offset} bytes are not a record")
-    size, magic, crc, _, _, _, _, sys_flag = _START.unpack_from(data, offset)
+    size, magic, crc, _, _, _, _, sys_flag = START.unpack_from(data, offset)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise RecordError(offset, f"magic {magic:#010x}")
     if size < MIN_SIZE or offset + size > end_of_data:

@@ -1,12 +1,12 @@
-"""Recurring messages, duemq's own.
+"""Recurring messages, which are duemq's own.
 
 Such a message is delivered again and again. Its properties:
 
     TIMER_EVERY     a duration of at least 1 s, such as 90s or 1h30m       exactly one of
     TIMER_CRON      five fields of cron, or six with seconds in front      these two
     TIMER_ZONE      the time zone of TIMER_CRON, such as Europe/Paris; UTC by default
-    TIMER_START     ms since the epoch: nothing is delivered before. With TIMER_EVERY the time of the first delivery,
-                    which the broker sets if the sender does not
+    TIMER_START     ms since the epoch: nothing is delivered before. With TIMER_EVERY it is the time of the first
+                    delivery, and the broker sets it if the sender does not
     TIMER_END       ms since the epoch: nothing is delivered after
     TIMER_COUNT     the number of deliveries that are left, this one included
     TIMER_PAUSED    nothing is delivered until the message is resumed: the time, ms since the epoch, of the delivery for
@@ -14,9 +14,9 @@ Such a message is delivered again and again. Its properties:
     KEYS            exactly one key: the name, by which the next message of the same topic replaces this one
     TIMER_REPLACE   true. Set by the broker
 
-There is one waiting record for each of them, with TIMER_DELIVER_MS for the next delivery and `FLAG_RECURS` in its
-sysflag. When it is delivered, the record for the delivery after that is written in the same batch. A delivered copy has
-these properties as well, but not the flag.
+Each recurring message has one waiting record, with the time of the next delivery in TIMER_DELIVER_MS, and with
+`FLAG_RECURS` in its sysflag. When it is delivered, the record for the delivery after that is written in the same batch.
+A delivered copy has these properties as well, but not the flag.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _OPTIONS: Final = (properties.TIMER_ZONE, properties.TIMER_START, properties.TIM
 
 
 class Recurrence(NamedTuple):
-    """When a message recurs. Times in ms since the epoch; either `every_ms` is above 0, or `cron` has a text."""
+    """The times at which a message recurs. Times are ms since the epoch; `every_ms` is a duration in ms. Either
+    `every_ms` is above 0, or `cron` is not empty."""
 
     every_ms: int
     cron: str
@@ -56,7 +57,7 @@ class Recurrence(NamedTuple):
 
 
 def recurs(text: str) -> bool:
-    """Whether a sender asks for a recurring message by these properties, even if their values are wrong."""
+    """Whether these properties ask for a recurring message, even if their values are invalid."""
     return "TIMER_" in text and any(
         properties.get(text, name) is not None or properties.is_empty(text, name) for name in _ASKING
     )

@@ -2,8 +2,8 @@
 
     TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that exists counts
     TIMER_DELIVER_MS                  a time, ms since the epoch
-                                      if some exist but none has a value: illegal here. RocketMQ ignores properties
-                                      without a value, and delivers such a message at once
+                                      If some of them exist but none has a value, that is illegal here. RocketMQ ignores
+                                      properties without a value, and delivers such a message immediately
     TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the message that waits
                                       with this property for the same topic and key. KEYS has exactly one key then
     TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
@@ -14,16 +14,17 @@
                                       delay level, whose file was about to expire: the level. The topic's policy for
                                       timers does not apply to such a message
 
-Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
-second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, else D rounded down to one; either way
-the slot of second s has the messages that are due after s and not after s + 1.
+Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message that is due at a
+whole second waits in the slot before. For a deliver time D, TIMER_OUT_MS is D - 1000 if D is a whole second, else D
+rounded down to a whole second. Either way the slot of second s has the messages that are due after s and not after
+s + 1.
 
-duemq's records of the timer topic have the exact time in the prepared-transaction offset, which RocketMQ does not read
-there, as duemq's records with a delay level do. A record that was appended again (rolled, or given another time), or
-that takes the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
+duemq's records of the timer topic have the exact time in the prepared-transaction offset, as duemq's records with a
+delay level do; RocketMQ does not read that field there. A record that was appended again (rolled, or given another
+time), or that takes the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
 
-TIMER_FIRST_ID is valid if its second part is the record's origin. Where a store was written anew (`duemq spark
-compact`) records lie in other places, and origins name these, but ids in properties are unchanged: they name nothing
+TIMER_FIRST_ID is valid if its second part is the record's origin. In a store that was rewritten (`duemq spark compact`)
+records lie in other places, and origins name these places, but the ids in properties are unchanged: they name nothing
 there.
 
 Follows apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
@@ -39,20 +40,21 @@ from duemq.protocol.records import properties
 PRECISION_MS: Final = 1000
 """RocketMQ's timerPrecisionMs, the width of a slot. Delivery times are nevertheless exact to the millisecond."""
 AGAIN_ROOM: Final = 128
-"""Bytes that the properties of a waiting message leave free for the properties that it gets when it is appended once
-more: TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID is left out where there is
-no room; messages that leave less room (retries, RocketMQ's records) lose properties that brokers have added."""
+"""Number of bytes that the properties of a waiting message leave free for the properties that it gets when it is
+appended once more: TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID is left out if
+there is no room; messages that leave less room (retries, RocketMQ's records) lose properties that brokers have
+added."""
 MAX_DELIVER_AHEAD_MS: Final = 100 * 366 * 86_400_000
-"""Lead over the store time, in ms, beyond which a value is no promised deliver time."""
+"""A value that is later than the store time by more than this, in ms, is not a promised deliver time."""
 MAX_HASH: Final = 2**32
 """Largest tags code in the timer topic's queue that is a hash; larger ones are deliver times."""
 MAX_MS: Final = 2**53
-"""Largest number of ms that is a time."""
+"""Largest number of ms that counts as a time."""
 
 
 def deliver_time(text: str, now_ms: int) -> int | None:
-    """Return when the properties of a message ask for it, ms since the epoch; None where they ask for no time. A delay
-    counts from `now_ms` on. Raises TimerIllegal."""
+    """Return the deliver time for which the properties of a message ask, ms since the epoch; None if they do not ask
+    for one. A delay counts from `now_ms` on. Raises TimerIllegal."""
     for name, factor in ((properties.TIMER_DELAY_SEC, 1000), (properties.TIMER_DELAY_MS, 1)):
         value = properties.get(text, name)
         if value is not None:
@@ -71,12 +73,12 @@ def _number(name: str, value: str) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         raise TimerIllegal(f"the property {name}={value[:40]} is not a number of milliseconds or seconds")
     if len(digits) > 19 or abs(int(value)) > MAX_MS:
-        raise TimerIllegal(f"the property {name}={value[:40]} is beyond all time; it is in milliseconds or seconds")
+        raise TimerIllegal(f"the property {name}={value[:40]} is too large; it is in milliseconds or seconds")
     return int(value)
 
 
 def replace_key(text: str) -> str | None:
-    """Return the key whose waiting message a message is to replace, None where it is to replace none. Raises
+    """Return the key whose waiting message a message is to replace; None if it is not to replace any. Raises
     TimerIllegal."""
     value = properties.get(text, properties.TIMER_REPLACE)
     if value is None or value.lower() == "false":
@@ -86,15 +88,15 @@ def replace_key(text: str) -> str | None:
     keys = (properties.get(text, properties.KEYS) or "").split()
     if len(keys) != 1:
         raise TimerIllegal(
-            f"the property {properties.TIMER_REPLACE} needs exactly one key in {properties.KEYS}, the message has "
+            f"the property {properties.TIMER_REPLACE} needs exactly one key in {properties.KEYS}, but the message has "
             f"{len(keys)}"
         )
     return keys[0]
 
 
 def stored_key(text: str) -> str | None:
-    """Return the `replace_key` of a stored message: None for a wrong property, as a store of Apache's broker may
-    have."""
+    """Return the `replace_key` of a stored message; None also for invalid properties, which a store of Apache's broker
+    may have."""
     if properties.TIMER_REPLACE not in text:
         return None
     try:
@@ -104,12 +106,12 @@ def stored_key(text: str) -> str | None:
 
 
 def slot_second(deliver_ms: int) -> int:
-    """Return the second, since the epoch, in whose slot a message waits that is due at a time."""
+    """Return the second, since the epoch, in whose slot a message that is due at a time (ms since the epoch) waits."""
     return (deliver_ms - 1) // PRECISION_MS
 
 
 def out_ms(deliver_ms: int) -> int:
-    """Return TIMER_OUT_MS for a deliver time, by RocketMQ's rule."""
+    """Return TIMER_OUT_MS for a deliver time, by RocketMQ's rule. Both are ms since the epoch."""
     return slot_second(deliver_ms) * PRECISION_MS
 
 
@@ -122,11 +124,11 @@ def promised_ms(store_timestamp: int, prepared_transaction_offset: int) -> int |
 
 
 def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
-    """Return when a stored message of the timer topic is due, ms since the epoch; None where it is no timer message.
+    """Return when a stored message of the timer topic is due, ms since the epoch; None if it is not a timer message.
 
-    Exact for duemq's own records, and where a property tells the time; else (RocketMQ's records with a delay) the store
-    time and the delay, which is exact except for the time between RocketMQ's two readings of its clock; else the end of
-    its slot.
+    The result is exact for duemq's own records, and if a property has the time. For RocketMQ's records with a delay it
+    is the store time plus the delay, which is exact except for the time between RocketMQ's two readings of its clock.
+    If that does not fit the message's slot, it is the end of the slot.
     """
     slot = properties.get(text, properties.TIMER_OUT_MS)
     if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > MAX_MS:
@@ -146,10 +148,10 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
 
 
 def deleted_message(text: str) -> tuple[str, str] | None:
-    """Return the topic and unique key of the message that a deleting record names, by its properties; None where it
-    names none. TIMER_DEL_UNIQKEY is the topic, `+` and the unique key, or, of older versions of RocketMQ, only the
-    unique key. It counts for messages of the topic to which the record itself was sent (REAL_TOPIC), and no other:
-    that is the topic to which its sender may send."""
+    """Return the topic and unique key of the message that a deleting record names, from the record's properties; None
+    if it does not name one. TIMER_DEL_UNIQKEY is the topic, `+` and the unique key; older versions of RocketMQ wrote
+    only the unique key. It applies only to messages of the topic to which the record itself was sent (REAL_TOPIC),
+    since that is the topic to which its sender may send."""
     value, topic = properties.get(text, properties.TIMER_DEL_UNIQKEY), properties.get(text, properties.REAL_TOPIC)
     if value is None or topic is None:
         return None
@@ -162,8 +164,8 @@ def deleted_key(value: str, topic: str) -> str:
 
 
 def first_id(text: str, prepared_transaction_offset: int) -> str | None:
-    """Return the id of a message's first record, by the properties of a record that was appended again; None where
-    there is no valid one."""
+    """Return the id of a message's first record, from the properties of a record that was appended again; None if they
+    have no valid id."""
     value = properties.get(text, properties.TIMER_FIRST_ID)
     if value is None or properties.get(text, properties.TIMER_ROLL_TIMES) is None:
         return None
@@ -172,7 +174,8 @@ def first_id(text: str, prepared_transaction_offset: int) -> str | None:
 
 
 def first_id_value(first: str, origin: int) -> str:
-    """Return TIMER_FIRST_ID for a record that takes the place of the record at a physical offset."""
+    """Return TIMER_FIRST_ID for a record that takes the place of the record at the physical offset `origin`. `first`:
+    the id of the message's first record."""
     return f"{first}-{origin}"
 
 

@@ -1,1 +1,1 @@
-"""The content of requests and responses: their header fields and bodies, by RocketMQ's names."""
+"""The content of requests and responses: their header fields and bodies, under RocketMQ's names."""

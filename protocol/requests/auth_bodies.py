@@ -5,7 +5,7 @@
     {"policies":[{"entries":[{"actions":["Pub","Sub"],"decision":"Allow","resource":"Topic:orders",
      "sourceIps":["10.0.0.0/8"]}],"policyType":"Custom"}],"subject":"User:orders"}
 
-What is not there is null. The fields are in the order in which RocketMQ writes them.
+A missing field is null. The fields are in the order in which RocketMQ writes them.
 
 Source: apache/rocketmq remoting/protocol/body/{UserInfo,AclInfo}.java at 5.3.3.
 """
@@ -28,7 +28,7 @@ class UserInfo(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
 
 
 class PolicyEntryInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What a policy says of one resource, such as `Topic:orders`, `Group:orders*`, `Cluster:*` or `*`."""
+    """The entry of a policy for one resource, such as `Topic:orders`, `Group:orders*`, `Cluster:*` or `*`."""
 
     actions: list[str] | None = None
     decision: str | None = None
@@ -44,7 +44,7 @@ class PolicyInfo(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class AclInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The policies of a subject, `User:` and a name."""
+    """The policies of a subject, which is `User:` and a name."""
 
     policies: list[PolicyInfo] | None = None
     subject: str | None = None

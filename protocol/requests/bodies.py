@@ -39,11 +39,11 @@ BROADCASTING = "BROADCASTING"
 
 class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
     """The subscription of a consumer group to a topic. `sub_string`: tags joined by ||, or * for all; `sub_version`
-    grows with each change (ms since the epoch when it was made).
+    grows with each change: it is the time of the change, ms since the epoch.
 
-    `tags_set` and `code_set` are the separate tags, and their hashes. Apache's broker does not compute them itself:
-    when another member of the group pulls without naming its subscription, as Java members do, it filters by those of
-    the last heartbeat, and without them would find nothing."""
+    `tags_set` and `code_set` are the separate tags, and their hashes. Apache's broker does not compute them itself.
+    When another member of the group pulls without naming its subscription, as Java members do, that broker filters by
+    the tags and hashes in the last heartbeat, and without them would find nothing."""
 
     topic: str
     sub_string: str | None = "*"
@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     EnumName = str
 else:
     EnumName = str | int
-    """The name of a constant, or its place, which is what the C++ client sends."""
+    """The name of a constant, or its number, which the C++ client sends."""
 
 
 class ConsumerData(msgspec.Struct, rename="camel", gc=False):
-    """A consumer group of which a client is a member. The constants are read by name and by number."""
+    """A consumer group of which a client is a member. The constants are accepted by name and by number."""
 
     group_name: str
     consume_type: EnumName | None = "CONSUME_PASSIVELY"
@@ -83,7 +83,7 @@ class ConsumerData(msgspec.Struct, rename="camel", gc=False):
     unit_mode: bool = False
 
     def __post_init__(self) -> None:
-        """Give each constant its name. Raises ValueError, which decoding turns into a BodyError."""
+        """Replace the numbers of constants by their names. Raises ValueError, which decoding turns into a BodyError."""
         self.consume_type = _constant("consumeType", self.consume_type, _CONSUME_TYPES)
         self.message_model = _constant("messageModel", self.message_model, _MESSAGE_MODELS)
         self.consume_from_where = _constant("consumeFromWhere", self.consume_from_where, _FROM_WHERE)
@@ -133,7 +133,8 @@ class LockedQueues(msgspec.Struct, gc=False):
 
 def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
     """Encode the body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to INVOKE_BROKER_TO_RESET_OFFSET (222):
-    the queue offset at which a group is to go on, for each queue. `as_list`: in the form that the C++ client reads."""
+    for each queue, the queue offset at which a group is to continue. `as_list`: in the form that the C++ client
+    reads."""
     if as_list:
         entries = [{**queue.to_json(), "offset": offset} for queue, offset in offsets.items()]
         return fastjson.dumps({"offsetTable": entries})
@@ -143,11 +144,11 @@ def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = Fa
 
 class _ResetOffsets(msgspec.Struct, rename="camel"):
     offset_table: dict[str, Int64] = {}
-    """Queue offsets, by queue as JSON text."""
+    """Queue offsets, by queue; the queue is JSON text."""
 
 
 def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[MessageQueue, int]:
-    """Decode the offsets in the body that Java and Go clients get. Raises BodyError."""
+    """Decode the offsets in the form of the body that Java and Go clients get. Raises BodyError."""
     table = decode(body, _ResetOffsets).offset_table
     return {decode(queue.encode(), MessageQueue): offset for queue, offset in table.items()}
 
@@ -156,7 +157,7 @@ def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[Message
 
 
 class QueueData(msgspec.Struct, rename="camel", gc=False):
-    """The numbers of queues of a topic at one broker. `perm` bits: 1 inherit, 2 write, 4 read."""
+    """The numbers of a topic's queues at one broker. `perm` bits: 1 inherit, 2 write, 4 read."""
 
     broker_name: str
     perm: Int32
@@ -166,7 +167,7 @@ class QueueData(msgspec.Struct, rename="camel", gc=False):
 
 
 class BrokerData(msgspec.Struct, rename="camel", gc=False):
-    """A broker and its replicas: `broker_addrs` maps broker id (0 the primary) to "host:port"."""
+    """A broker and its replicas: `broker_addrs` maps broker ids (0 is the primary) to "host:port"."""
 
     broker_addrs: dict[Int64, str]
     broker_name: str
@@ -205,8 +206,8 @@ class TopicRoute(msgspec.Struct, rename="camel", gc=False):
 
 
 class ClusterInfo(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to GET_BROKER_CLUSTER_INFO (106), as read: brokers by name, and names of brokers by
-    cluster."""
+    """Body of the answer to GET_BROKER_CLUSTER_INFO (106), for decoding: brokers by name, and names of brokers by
+    cluster. For encoding see `cluster_info`."""
 
     broker_addr_table: dict[str, BrokerData] = msgspec.field(default_factory=dict)
     cluster_addr_table: dict[str, list[str]] = msgspec.field(default_factory=dict)
@@ -225,15 +226,15 @@ def cluster_info(brokers: Iterable[BrokerData], clusters: Mapping[str, Iterable[
 
 
 class DataVersion(msgspec.Struct, rename="camel", gc=False):
-    """The edition of a table; readers compare for equality only. `timestamp` in ms since the epoch."""
+    """The edition of a table; readers compare it only for equality. `timestamp`: ms since the epoch."""
 
     timestamp: Int64 = 0
     counter: Int64 = 0
     state_version: Int64 = 0
 
     def to_json(self) -> dict[str, int]:
-        """Return the fields as 4.9.7 writes them, without the state version, which only 5.x knows, unless there is
-        one."""
+        """Return the fields as 4.9.7 writes them; the state version, which only 5.x knows, is included only if it is
+        not 0."""
         fields = {"counter": self.counter, "timestamp": self.timestamp}
         return {**fields, "stateVersion": self.state_version} if self.state_version else fields
 
@@ -249,8 +250,8 @@ class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
 
 
 class PendingRecurrence(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """When a waiting message recurs, see `protocol.records.recurrence`. Times in ms since the epoch; `every_ms` is 0
-    with `cron`; `count`: the number of deliveries that are left."""
+    """The times at which a waiting message recurs; see `protocol.records.recurrence`. Times are ms since the epoch;
+    `every_ms` is 0 with `cron`; `count`: the number of deliveries that are left."""
 
     every_ms: Int64 = 0
     cron: str = ""
@@ -262,8 +263,9 @@ class PendingRecurrence(msgspec.Struct, rename="camel", gc=False, omit_defaults=
 
 
 class PendingMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """A waiting message. Times in ms since the epoch; `delay_level` is 0 with a timer; `keys` as in the property KEYS;
-    `body_size` in bytes, as stored; `recurrence` is None for a message that is delivered once."""
+    """A waiting message. Times are ms since the epoch; `delay_level` is 0 for a message with a timer; `keys` is as in
+    the property KEYS; `body_size` is in bytes, as stored; `recurrence` is None for a message that is delivered only
+    once."""
 
     msg_id: str
     unique_key: str | None
@@ -280,8 +282,8 @@ class PendingMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=Tru
 
 
 class PendingPage(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to LIST_PENDING. `cursor` is for the next page, None where there is none; `counted` is the
-    number of these messages, or, if only a count was requested, of all."""
+    """Body of the answer to LIST_PENDING. `cursor` is for the next page, None if there is none; `counted` is the number
+    of messages in this page or, if only a count was requested, of all selected messages."""
 
     messages: list[PendingMessage]
     cursor: str | None
@@ -289,7 +291,8 @@ class PendingPage(msgspec.Struct, rename="camel", gc=False):
 
 
 class DueCounts(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to DUE_CURVE: the number of messages due in each span of `step_ms` from `begin_ms` on."""
+    """Body of the answer to DUE_CURVE: the number of messages due in each span of `step_ms` from `begin_ms` (ms since
+    the epoch) on."""
 
     begin_ms: Int64
     step_ms: Int64
@@ -325,8 +328,9 @@ RecurringOutcome = Literal["PAUSED", "RESUMED", "REMOVED", "UNCHANGED", "NOT_FOU
 
 
 class ChangedRecurring(msgspec.Struct, rename="camel", gc=False):
-    """Body of the answer to CHANGE_RECURRING. UNCHANGED: the message was paused before, or it was not paused.
-    `deliver_ms`: when it is delivered next, ms since the epoch, if it was resumed."""
+    """Body of the answer to CHANGE_RECURRING. UNCHANGED: the message was to be paused and was paused before, or was to
+    be resumed and was not paused. `deliver_ms`: the time of its next delivery, ms since the epoch, if it was
+    resumed; else None."""
 
     result: RecurringOutcome
     deliver_ms: Int64 | None
@@ -346,7 +350,7 @@ class TopicConfig(msgspec.Struct, rename="camel", gc=False):
     attributes: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as 4.9.7 writes them, plus the attributes where there are any."""
+        """Return the fields as 4.9.7 writes them, plus the attributes if there are any."""
         fields: dict[str, Any] = {
             "order": self.order,
             "perm": self.perm,
@@ -393,7 +397,7 @@ class GroupConfigList(msgspec.Struct, rename="camel", gc=False):
 
 
 class GroupAttributesList(msgspec.Struct, rename="camel", gc=False):
-    """The part of that body that changes attributes."""
+    """The part of the body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST that changes attributes."""
 
     group_config_list: list[GroupAttributes]
 
@@ -402,15 +406,16 @@ class GroupAttributesList(msgspec.Struct, rename="camel", gc=False):
 
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
-"""Largest JSON body of a request; a heartbeat of a thousand groups has a tenth of it."""
+"""Size of the largest JSON body of a request; a heartbeat of a thousand groups has a tenth of it."""
 LOOSE_LIMIT = 1024 * 1024
-"""Most bytes of a body that are read as fastjson's JSON; that takes about a second a megabyte."""
+"""Size of the largest body that is read as fastjson's JSON, which takes about a second per megabyte."""
 
 
 def decode(
     body: bytes | bytearray | memoryview, body_type: type[T], *, strict: bool = False, loose_limit: int = LOOSE_LIMIT
 ) -> T:
-    """Decode a typed JSON body. `strict`: as strict JSON only, which clients send. Raises BodyError."""
+    """Decode a typed JSON body. `strict`: only as strict JSON, which clients send. `loose_limit`: most bytes that are
+    read as fastjson's JSON. Raises BodyError."""
     try:
         return msgspec.json.decode(body, type=body_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -435,7 +440,8 @@ def check_size(body: bytes | bytearray | memoryview, what: str) -> None:
 
 
 def decompress(body: bytes | bytearray | memoryview, limit: int) -> bytes:
-    """Return the content of a zlib stream, at most `limit` bytes unpacked. Raises BodyError."""
+    """Return the content of a zlib stream, which may have at most `limit` bytes after decompression. Raises
+    BodyError."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(body, limit)

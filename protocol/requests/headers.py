@@ -1,8 +1,8 @@
 """The extension fields of each request and response, typed.
 
-A class per header; its attributes are RocketMQ's field names in Python's spelling. On the wire every value is text;
-reading converts and checks the range, writing turns back to text and leaves out what is None. Unknown fields are
-ignored, so that newer clients are understood.
+There is a class for each header; its attributes are RocketMQ's field names in Python's spelling. On the wire every
+value is text: reading converts it and checks its range, writing converts it back to text and leaves out fields that are
+None. Unknown fields are ignored, so that newer clients are understood.
 
 Source: apache/rocketmq common/protocol/header/*.java, 4.9.7; fields that 5.3.3 added are optional or ignored.
 """
@@ -28,7 +28,7 @@ class Header(msgspec.Struct, rename="camel", gc=False):
     """Base of all typed headers."""
 
     def to_ext(self) -> dict[str, str]:
-        """The extension fields as they go on the wire."""
+        """Return the extension fields as they are sent on the wire."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return {name: as_text(value) for name, value in fields.items() if value is not None}
 
@@ -80,8 +80,8 @@ class SendMessageV2(SendMessage, rename=dict(zip(SendMessage.__struct_fields__, 
 
 
 class SendMessageResponse(Header):
-    """Answer to every kind of send; a batch has its message ids joined by commas. `recall_handle` (5.x) names a
-    message that waits for a time, for RECALL_MESSAGE."""
+    """Answer to every kind of send; for a batch the message ids are joined by commas. `recall_handle` (5.x) names a
+    message that waits for its time, for RECALL_MESSAGE."""
 
     msg_id: str
     queue_id: Int32
@@ -91,8 +91,8 @@ class SendMessageResponse(Header):
 
 
 class ConsumerSendMsgBack(Header):
-    """CONSUMER_SEND_MSG_BACK (36). `offset` is the physical offset of the message; `delay_level` 0 lets the broker
-    choose, a negative one sends it to the dead-letter queue at once."""
+    """CONSUMER_SEND_MSG_BACK (36). `offset` is the physical offset of the message. With `delay_level` 0 the broker
+    chooses the level; with a negative level the message goes to the dead-letter queue immediately."""
 
     offset: Int64
     group: str
@@ -104,7 +104,8 @@ class ConsumerSendMsgBack(Header):
 
 
 class RecallMessage(Header):
-    """RECALL_MESSAGE (370): cancel a message that waits for its time. `recall_handle` is of the answer to its send."""
+    """RECALL_MESSAGE (370): cancel a message that waits for its time. `recall_handle` is from the answer to its
+    send."""
 
     topic: str
     recall_handle: str
@@ -124,10 +125,10 @@ class CancelMessage(Header):
 
 
 class ListPending(Header):
-    """LIST_PENDING (30003, duemq's own): messages that wait. What is None selects by nothing; `key` is one of KEYS, or
-    the UNIQ_KEY; times are ms since the epoch, `end_ms` not included. `limit`: most messages of a page; `cursor` is of
-    the answer before, for the next page. `count_only`: how many there are, instead of the messages. `recurring`: only
-    recurring messages."""
+    """LIST_PENDING (30003, duemq's own): list or count waiting messages. A condition that is None selects all; `key` is
+    one of KEYS, or the UNIQ_KEY; times are ms since the epoch, `end_ms` is exclusive. `limit`: most messages of a page;
+    `cursor`: from the previous answer, for the next page. `count_only`: return only the number of messages.
+    `recurring`: select only recurring messages."""
 
     topic: str | None = None
     key: str | None = None
@@ -146,8 +147,8 @@ class ReportBridge(Header):
 
 
 class DueCurve(Header):
-    """DUE_CURVE (30004, duemq's own): how many messages are due in each of `steps` spans of `step_ms` from `begin_ms`
-    (ms since the epoch, now by default) on; of all topics, or one."""
+    """DUE_CURVE (30004, duemq's own): count the messages that are due in each of `steps` spans of `step_ms` from
+    `begin_ms` on (ms since the epoch, by default now), for one topic or for all."""
 
     step_ms: Int64
     steps: Int32
@@ -156,9 +157,10 @@ class DueCurve(Header):
 
 
 class ChangePending(Header):
-    """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver; for reschedule, `deliver_ms`: the
-    new time, or `delay_ms`: from when the broker gets this on. Which messages: `msg_id`, offset message ids joined by
-    commas, or the others, as in ListPending."""
+    """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver. For reschedule, either `deliver_ms`
+    is the new time, ms since the epoch, or `delay_ms` counts from the time when the broker receives the request. The
+    messages are selected either by `msg_id`, offset message ids joined by commas, or by the other fields, as in
+    ListPending."""
 
     action: str
     deliver_ms: Int64 | None = None
@@ -180,10 +182,10 @@ class ChangeRecurring(Header):
 
 
 class ChangeByHandle(Header):
-    """CHANGE_BY_HANDLE (30010, duemq's own): `action`, `deliver_ms` and `delay_ms` as in ChangePending. Which messages:
-    those of the topic with the offset message ids in `msg_id`, joined by commas, and the UNIQ_KEYs in `uniq_key`, in
-    the same order, joined by the character 1, which no property has. A message with another key or topic is none that
-    is meant: a store that was here before may have given it the same id."""
+    """CHANGE_BY_HANDLE (30010, duemq's own). `action`, `deliver_ms` and `delay_ms` are as in ChangePending. The
+    messages are named by their topic, by offset message ids in `msg_id`, joined by commas, and by UNIQ_KEYs in
+    `uniq_key`, in the same order, joined by the character 1, which no property has. A message with another key or topic
+    is not the one that is meant: an earlier store at the same address may have given out the same id."""
 
     action: str
     topic: str
@@ -201,7 +203,7 @@ PULL_SUBSCRIPTION: Final = 4
 
 
 class PullMessage(Header):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag` holds the PULL_* bits."""
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag` has the PULL_* bits."""
 
     consumer_group: str
     topic: str
@@ -232,7 +234,7 @@ class QueryConsumerOffset(Header):
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
-    """False: a group without an offset is told so, even where it would begin at 0. Since 5.0."""
+    """False: if the group has no offset, the answer says so, even if the group would begin at 0. Since 5.0."""
 
 
 class UpdateConsumerOffset(Header):
@@ -267,7 +269,7 @@ class OffsetResponse(Header):
 
 
 class TimestampResponse(Header):
-    """Answer with one time, ms since the epoch; -1 where there is no message."""
+    """Answer with one time, ms since the epoch; -1 if there is no message."""
 
     timestamp: Int64
 
@@ -279,9 +281,9 @@ class ViewMessage(Header):
 
 
 class ResetOffset(Header):
-    """INVOKE_BROKER_TO_RESET_OFFSET (222), and RESET_CONSUMER_CLIENT_OFFSET (220), which has neither of the last two.
-    `timestamp` in ms since the epoch, -1 for the end of each queue; without `is_force` a group only goes back. 5.x may
-    name one queue, and an offset of it instead of the time; -1 for neither."""
+    """INVOKE_BROKER_TO_RESET_OFFSET (222), and RESET_CONSUMER_CLIENT_OFFSET (220), which does not have the last two
+    fields. `timestamp`: ms since the epoch, -1 for the end of each queue. Without `is_force` a group is only set back.
+    5.x may name one queue, and an offset in it instead of the time; -1 means none."""
 
     topic: str
     group: str
@@ -387,7 +389,7 @@ class GroupOfTopic(Header):
 
 
 class QueryCorrectionOffset(Header):
-    """QUERY_CORRECTION_OFFSET (308). `filter_groups`: groups that do not count, separated by commas."""
+    """QUERY_CORRECTION_OFFSET (308). `filter_groups`: groups that are left out, separated by commas."""
 
     compare_group: str
     topic: str
@@ -405,7 +407,8 @@ class QueryConsumeQueue(Header):
 
 
 class CloneGroupOffset(Header):
-    """CLONE_GROUP_OFFSET (314). `offline`: also topics to which the online source group does not subscribe."""
+    """CLONE_GROUP_OFFSET (314). `offline`: also for topics to which the source group, which is online, does not
+    subscribe."""
 
     src_group: str
     dest_group: str
@@ -414,7 +417,7 @@ class CloneGroupOffset(Header):
 
 
 class ViewBrokerStatsData(Header):
-    """VIEW_BROKER_STATS_DATA (315): `stats_name` is a name of RocketMQ's Stats, as TOPIC_PUT_NUMS."""
+    """VIEW_BROKER_STATS_DATA (315): `stats_name` is a name of RocketMQ's Stats, such as TOPIC_PUT_NUMS."""
 
     stats_name: str
     stats_key: str
@@ -440,7 +443,7 @@ class DeleteAccessConfig(Header):
 
 
 class UpdateGlobalWhiteAddrs(Header):
-    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): patterns joined by commas, and the file to put them into, by default
+    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): patterns of addresses, joined by commas, and the file for them, by default
     conf/plain_acl.yml."""
 
     global_white_addrs: str
@@ -448,8 +451,8 @@ class UpdateGlobalWhiteAddrs(Header):
 
 
 class AclConfigVersion(Header):
-    """Answer to GET_BROKER_CLUSTER_ACL_INFO (52). The versions are JSON: of conf/plain_acl.yml, and of all files by
-    their paths."""
+    """Answer to GET_BROKER_CLUSTER_ACL_INFO (52). The versions are JSON: the version of conf/plain_acl.yml, and those
+    of all files by their paths."""
 
     version: str
     all_acl_file_version: str
@@ -465,7 +468,7 @@ class Username(Header):
 
 
 class ListUsers(Header):
-    """AUTH_LIST_USER (3005): the users whose names have `filter` in them; all without one."""
+    """AUTH_LIST_USER (3005): list the users whose names contain `filter`; all users if it is None."""
 
     filter: str | None = None
 
@@ -477,7 +480,8 @@ class Subject(Header):
 
 
 class DeleteAcl(Header):
-    """AUTH_DELETE_ACL (3008): one resource of a subject, or all without one. `policy_type`: Custom if there is none."""
+    """AUTH_DELETE_ACL (3008): delete the entry for one resource of a subject, or all entries if `resource` is None.
+    `policy_type`: Custom by default."""
 
     subject: str = ""
     policy_type: str | None = None
@@ -485,15 +489,15 @@ class DeleteAcl(Header):
 
 
 class ListAcls(Header):
-    """AUTH_LIST_ACL (3010): of the subjects whose keys have `subject_filter` in them, the entries whose resources have
-    `resource_filter` in them."""
+    """AUTH_LIST_ACL (3010): list the entries whose resources contain `resource_filter`, of the subjects whose keys
+    contain `subject_filter`."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None
 
 
 class MoveClock(Header):
-    """MOVE_CLOCK (30001, duemq's own). In ms, 0 or more."""
+    """MOVE_CLOCK (30001, duemq's own). `advance_millis`: how far to move the clock ahead, in ms, 0 or more."""
 
     advance_millis: Int64
 
@@ -586,8 +590,8 @@ if TYPE_CHECKING:
     Flag = int
 else:
     Flag = Literal[0, FLAG_ONEWAY]
-    """Flags with which the quick way of decoding takes a frame for a request. With any other it looks twice: the frame
-    may be a response, whose code means something else."""
+    """Flags with which the fast way of decoding takes a frame for a request. With any other flag the frame is decoded
+    the slow way: it may be a response, whose code means something else."""
 
 
 class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
@@ -603,14 +607,15 @@ class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
     body: Any = b""
     """A `Body`; typed loosely because the JSON decoder builds this class. It is always set from the frame."""
     now_ms: int = 0
-    """When it came, ms since the epoch by the messages' clock; set by the router."""
+    """The time when the request came, ms since the epoch by the messages' clock; set by the router."""
 
 
 class RequestDecoder(Generic[H]):
     """Decodes the frames of one request code, its header typed as `header_type`.
 
-    A JSON header is decoded in one pass, which is what the hot path needs; every other codec, and whatever that pass
-    refuses, goes through a `Command`, which reads as loosely as RocketMQ does and finds out which field is wrong.
+    A JSON header is decoded in one pass, which is what the hot path needs. Headers of other codecs, and headers that
+    this pass refuses, are decoded by way of a `Command`, which is as lenient as RocketMQ and finds out which field is
+    wrong.
     """
 
     def __init__(self, header_type: type[H]) -> None:
@@ -618,13 +623,13 @@ class RequestDecoder(Generic[H]):
 
     @cached_property
     def decode_json(self) -> Callable[[bytes], Request[H]]:
-        """Returns the request in the header of a frame of codec JSON; `codec` and `body` are for the caller to set.
-        Raises msgspec.MsgspecError, RecursionError or UnicodeDecodeError where the slow way has to look:
-        `from_command`. Made at its first use, which takes up to a millisecond."""
+        """Returns the request in the JSON header of a frame; the caller sets `codec` and `body`. Raises
+        msgspec.MsgspecError, RecursionError or UnicodeDecodeError if the slow way, `from_command`, is needed. The
+        decoder is made on first use, which takes up to a millisecond."""
         return msgspec.json.Decoder(Request[self.header_type], strict=False).decode  # type: ignore[name-defined]
 
     def from_command(self, command: Command, codec: int) -> Request[H]:
-        """The request in a command. Raises FieldError."""
+        """Return the request in a command. Raises FieldError."""
         return Request(
             code=command.code,
             header=decode_ext(self.header_type, command.ext),
@@ -638,7 +643,7 @@ class RequestDecoder(Generic[H]):
 
 
 def decode_ext(header_type: type[H], ext: dict[str, str]) -> H:
-    """Type extension fields. Raises FieldError naming the field."""
+    """Convert extension fields to a typed header. Raises FieldError, which names the field."""
     try:
         return msgspec.convert(ext, header_type, strict=False)
     except msgspec.ValidationError:
@@ -653,7 +658,8 @@ def decode_ext(header_type: type[H], ext: dict[str, str]) -> H:
 
 
 def _as_java_reads(header_type: type[Header], ext: dict[str, str]) -> dict[str, str]:
-    """Java's parseBoolean takes anything but "true" for false; its number parsers take a plus and zeros in front."""
+    """Return fields rewritten so that they are read as Java reads them: its parseBoolean takes anything but "true" for
+    false, and its number parsers accept a plus sign and leading zeros."""
     result = dict(ext)
     for name, is_number in _no_texts(header_type).items():
         text = ext.get(name)
@@ -668,7 +674,8 @@ def _as_java_reads(header_type: type[Header], ext: dict[str, str]) -> dict[str, 
 
 @cache
 def _no_texts(header_type: type[Header]) -> dict[str, bool]:
-    """The fields of a header that are not text, each with whether it is a number; the others are booleans."""
+    """Return the names of a header's fields that are not text, each with whether it is a number; the others are
+    booleans."""
     kinds = {}
     for field in msgspec.structs.fields(header_type):
         types = (field.type, *get_args(field.type))
@@ -678,7 +685,7 @@ def _no_texts(header_type: type[Header]) -> dict[str, bool]:
 
 
 def response(code: int, remark: str | None = None, header: Header | None = None, body: Body = b"") -> Command:
-    """A response without opaque and flag, which the router fills in."""
+    """Return a response without opaque and flag, which the router fills in."""
     return Command(
         code=code,
         remark=remark,

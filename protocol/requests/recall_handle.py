@@ -2,8 +2,8 @@
 
     base64url of    v1 <topic> <broker name> <TIMER_OUT_MS + 1> <UNIQ_KEY> [<physical offset>-<deliver time>]
 
-Words are parted by one blank, numbers decimal. The last word is duemq's own: RocketMQ's clients read the first five and
-send the handle back unchanged. A handle of Apache's broker has no sixth word.
+Words are separated by one blank; numbers are decimal. The last word is duemq's own: RocketMQ's clients read the first
+five words and send the handle back unchanged. A handle of Apache's broker has no sixth word.
 Mirrors apache/rocketmq common/producer/RecallMessageHandle.java (5.3.3).
 """
 
@@ -23,19 +23,20 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
 class RecallHandle(NamedTuple):
-    """A decoded handle. Times in ms since the epoch."""
+    """A decoded handle. Times are ms since the epoch."""
 
     topic: str
     broker_name: str
     slot_ms: int
-    """A time in the second in whose slot the message waits; -1 where the handle has no number there."""
+    """A time in the second in whose slot the message waits; -1 if the handle has no number there."""
     unique_key: str
     place: tuple[int, int] | None = None
-    """Physical offset and deliver time, in a handle of duemq's."""
+    """Physical offset and deliver time, in a handle that duemq made; else None."""
 
 
 def encode(topic: str, broker_name: str, out_ms: int, unique_key: str, physical_offset: int, deliver_ms: int) -> bytes:
-    """Encode the handle of a message; `out_ms` is its TIMER_OUT_MS. None of its words may contain a blank."""
+    """Encode the handle of a message; `out_ms` is its TIMER_OUT_MS. The topic, the broker name and the unique key must
+    not contain blanks."""
     text = f"v1 {topic} {broker_name} {out_ms + 1} {unique_key} {physical_offset}-{deliver_ms}"
     return b2a_base64(text.encode(), newline=False).translate(_TO_URL)
 

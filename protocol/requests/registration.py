@@ -26,7 +26,7 @@ from duemq.protocol.requests.bodies import DataVersion, TopicConfig
 
 _I32: Final = struct.Struct(">i")
 _MAX_BYTES: Final = 16 * 1024 * 1024
-"""Most bytes of an unpacked body; as large as a plain one can be."""
+"""Most bytes of a body after decompression: as many as a plain body can have."""
 
 
 class _TopicTable(msgspec.Struct, rename="camel"):
@@ -44,8 +44,8 @@ def encode_registration(topic_table: Mapping[str, Any]) -> bytes:
 
 
 class Registration(NamedTuple):
-    """A broker's registration. `version`: the edition of its topic table; `size`: the size of the plain body in
-    bytes."""
+    """A broker's registration. `version`: the edition of its topic table; `topics`: by name; `size`: the size of the
+    body in bytes, after decompression."""
 
     version: DataVersion
     topics: dict[str, TopicConfig]

@@ -1,4 +1,4 @@
-"""The signature of a request: it shows that its sender has the secret key of an account.
+"""The signature of a request, which shows that its sender has the secret key of an account.
 
     content   = the values of all extension fields but Signature, in the order of their names, and then the body
     signature = Base64(HMAC-SHA1(secret key, content))
@@ -26,32 +26,35 @@ from duemq.protocol.frames.command import Body
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 _UNSIGNED_BY_SOME: Final = "_UNIQUE_KEY_QUERY"
-"""A field of QUERY_MESSAGE. Clients up to 4.9.3 do not sign it, later ones do; Apache's brokers go by one of both."""
+"""A field of QUERY_MESSAGE. Clients up to 4.9.3 do not sign it, later ones do. Apache's brokers accept only one of the
+two."""
 _BLOCK_BYTES: Final = 64
 """SHA-1 works on blocks of this size."""
 _INNER: Final = bytes(number ^ 0x36 for number in range(256))
 _OUTER: Final = bytes(number ^ 0x5C for number in range(256))
 _MAX_ORDERS: Final = 512
-"""Known sets of field names. A client has a few dozen; a hostile one may make up any number, of any length."""
+"""Most entries of `_orders`. A client uses a few dozen sets of field names; a hostile client may make up any number, of
+any length."""
 _MAX_NAMES_LENGTH: Final = 1024
-"""The order of names that are longer together is not kept."""
+"""If a set of names is longer than this in all, its order is not kept."""
 
 _ADDED_BY_CLIENTS: Final = ("SecurityToken", "OnsChannel", "ReqT", "bname", "lo", "n", "ns", "nsd", "oway")
-"""Fields that clients add to requests of any code: the kind of account; 5.x's of names and of streams."""
+"""Fields that clients add to requests of any code: those about the kind of account, and 5.x's fields for names and
+streams."""
 
 _orders: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] = {}
-"""By the names of a request's fields as they came: what takes their values in the order of the names. It depends on
-nothing else, so it never gets wrong."""
+"""For the names of a request's fields, in the order in which they came: a function that returns the fields' values in
+the order of signing. It depends on nothing but the names, so an entry never becomes outdated."""
 
 
 def signed_text(ext: Mapping[str, str]) -> str:
-    """Return what is signed of a request's fields."""
+    """Return the part of the signed content that comes from a request's extension fields."""
     names = tuple(ext)
     return "".join((_orders.get(names) or _new_order(names))(ext))
 
 
 class Fields:
-    """The fields of a request that its signature is about, whatever they are."""
+    """The extension fields of a request, of any names, as far as its signature needs them."""
 
     __slots__ = ("_ext",)
 
@@ -64,7 +67,7 @@ class Fields:
         return self._ext.get(ACCESS_KEY, "")
 
     def are_signed(self, key: SecretKey, body: Body) -> bool:
-        """Whether they and a body have the signature of a key."""
+        """Whether the signature of the fields and a body was made with a key."""
         ext = self._ext
         signature = ext.get(SIGNATURE, "")
         if key.has_signed(signature, signed_text(ext), body):
@@ -77,7 +80,7 @@ class Fields:
 
 class _Texts(msgspec.Struct):
     """The fields of a request of one kind, as texts, in the order in which they are signed; the signature is last. A
-    field that is not there is empty, which makes no difference to what is signed."""
+    missing field is an empty text, which makes no difference to the signed content."""
 
     def are_signed(self, key: SecretKey, body: Body) -> bool:
         """See Fields."""
@@ -86,9 +89,10 @@ class _Texts(msgspec.Struct):
 
 
 def fields_decoder(names: Iterable[str]) -> Callable[[bytes], Any]:
-    """Return what decodes the fields in a JSON header that has fields of these names and of those that clients add to
-    any request. It takes half the time that signing needs with `Fields`. Its result has the attributes of `Fields`. It
-    raises msgspec.MsgspecError for other fields and for values that are no texts."""
+    """Return a function that decodes the fields in a JSON header. It knows the fields with these names, and those that
+    clients add to any request. Checking a signature then takes half the time that it takes with `Fields`. The result of
+    the function has the same attributes as `Fields`. The function raises msgspec.MsgspecError if there are other
+    fields, or if values are not texts."""
     all_names = sorted({*names, ACCESS_KEY, *_ADDED_BY_CLIENTS} - {SIGNATURE}, key=_java_order)
     attributes = [(f"field_{at}" if name != ACCESS_KEY else "access_key", name) for at, name in enumerate(all_names)]
     texts = msgspec.defstruct(
@@ -116,7 +120,7 @@ def _new_order(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], tuple[st
 
 
 def _java_order(name: str) -> bytes:
-    """Java compares texts by their UTF-16 units."""
+    """Return the sort key of a name: Java compares texts by their UTF-16 units."""
     return name.encode("utf-16-be", "surrogatepass")
 
 
@@ -127,7 +131,7 @@ def _taker(names: list[str]) -> Callable[[Mapping[str, str]], tuple[str, ...]]:
 
 
 class SecretKey:
-    """A secret key, prepared for signing. Its text is shown by nothing: neither `repr` nor `str` has it."""
+    """A secret key, prepared for signing. Its text cannot be read back: neither `repr` nor `str` shows it."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -136,8 +140,8 @@ class SecretKey:
         if len(key) > _BLOCK_BYTES:
             key = hashlib.sha1(key).digest()
         key = key.ljust(_BLOCK_BYTES, b"\0")
-        # HMAC begins with a block that depends on the key alone, twice. Both are hashed here and not for each request,
-        # which takes half as long as hmac.digest.
+        # Both hashes of HMAC begin with a block that depends on the key alone. These two blocks are hashed here, and
+        # not for each request: signing then takes half as long as with hmac.digest.
         self._inner = hashlib.sha1(key.translate(_INNER))
         self._outer = hashlib.sha1(key.translate(_OUTER))
 
@@ -148,9 +152,9 @@ class SecretKey:
         return hash(self._inner.digest())
 
     def sign(self, text: str, body: Body) -> bytes:
-        """Return the signature of a request in Base64. `text`: its fields as `signed_text` has them."""
+        """Return the signature of a request in Base64. `text`: the result of `signed_text` for its fields."""
         inner = self._inner.copy()
-        # Half of a surrogate pair is encoded as a question mark, as in Java.
+        # Half of a surrogate pair is encoded as a question mark, as Java does.
         inner.update(text.encode("utf-8", "replace"))
         inner.update(body)
         outer = self._outer.copy()
@@ -158,7 +162,8 @@ class SecretKey:
         return b2a_base64(outer.digest(), newline=False)
 
     def has_signed(self, signature: str, text: str, body: Body) -> bool:
-        """Whether a signature is of this key. The time that the comparison takes tells nothing of the right one."""
+        """Whether a signature was made with this key. The time that the comparison takes tells nothing about the right
+        signature."""
         return compare_digest(self.sign(text, body), signature.encode("utf-8", "replace"))
 
 
@@ -170,6 +175,7 @@ class Signer:
         self._key = SecretKey(secret_key)
 
     def sign(self, ext: dict[str, str], body: Body) -> None:
-        """Add the access key and the signature to the extension fields of a request. They must not change any more."""
+        """Add the access key and the signature to the extension fields of a request. The fields and the body must not
+        be changed after that."""
         ext[ACCESS_KEY] = self.access_key
         ext[SIGNATURE] = self._key.sign(signed_text(ext), body).decode()

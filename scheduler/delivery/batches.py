@@ -1,5 +1,5 @@
-"""Delivery of one batch: the records of due units are read in ranges as long as possible, copied for their real queues,
-and appended in one write."""
+"""Delivery of one batch: the records of due units are read in the longest possible ranges, copied for their real
+queues, and appended in one write."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH_BYTES: Final = 256 * 1024
-"""Most bytes of records in one batch, unless a single record is larger. A batch of that size takes no more than a few
-ms."""
+"""Most bytes of records in one batch, unless a single record is larger. A batch of this size takes a few ms at most."""
 WARM_BYTES: Final = 4 * 1024 * 1024
-"""Approximate number of bytes that a thread reads ahead if records are not in memory any more."""
+"""Approximate number of bytes that a thread reads ahead if records are no longer in memory."""
 
 
 class Kind(Enum):
     """The outcome of a batch."""
 
     APPENDED = auto()
+    """The deliveries were appended, except for messages that cannot be delivered."""
     PASSED = auto()
     """The units stand for no waiting message: it was cancelled or delivered before, or the unit is padding."""
     SKIPPED = auto()
@@ -50,11 +50,12 @@ class Kind(Enum):
     GONE = auto()
     """The records are not in the commitlog."""
     COLD = auto()
-    """The records are not in memory, and must be read from the disk first."""
+    """The records are not in memory, and have to be read from the disk first."""
 
 
 class Outcome(NamedTuple):
-    """The outcome for the first `units` of a batch; `delivered` of them were appended."""
+    """The outcome for the first units of a batch. `units`: their number; `delivered`: how many of them were
+    appended."""
 
     kind: Kind
     units: int
@@ -62,11 +63,11 @@ class Outcome(NamedTuple):
 
 
 class Batches:
-    """Delivers units. Raises StoreError if the store refuses the batch; then nothing of it was appended."""
+    """Delivers the messages of consume-queue units, a batch at a time."""
 
     def __init__(self, store: MessageStore, follow: Callable[[StoredMessage, int], None] | None = None) -> None:
-        """`follow`: called with each record that recurs (`FLAG_RECURS`), when its delivery is staged, and with the
-        store time; stages the next record. None where no record recurs."""
+        """`follow`: called with each record that recurs (`FLAG_RECURS`) when its delivery has been staged, and with the
+        store time (ms since the epoch); it stages the record for the next delivery. None if no record recurs."""
         self._store = store
         self._follow = follow
         self._targets = Targets(store)
@@ -74,18 +75,19 @@ class Batches:
         self._done_end = 0
 
     def set_delivered(self, origins: NDArray[np.int64]) -> None:
-        """Set the scheduled records (physical offsets) that recovery found delivered: their units are passed over."""
+        """Set the scheduled records that recovery found delivered, so that their units are passed over. `origins`:
+        their physical offsets."""
         self._done = joined([origins])
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
     def delivered_from(self, physical_offset: int) -> list[int]:
-        """Return the records found delivered from a physical offset on, ascending."""
+        """Return the physical offsets, from a given one on, of the records that recovery found delivered, ascending."""
         found: list[int] = self._done[np.searchsorted(self._done, physical_offset) :].tolist()
         return found
 
     @property
     def delivered_end(self) -> int:
-        """The end of the records found delivered: none lies at or behind this physical offset; 0 if there are none."""
+        """A physical offset behind all records that recovery found delivered; 0 if there are none."""
         return self._done_end
 
     def is_delivered(self, units: Units) -> NDArray[np.bool_]:
@@ -98,21 +100,22 @@ class Batches:
         return has(self._done, physical_offset)
 
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
-        """Read units from a queue offset on, at most `count`."""
+        """Return at most `count` units from a queue offset on. Raises NotInMemory, OSError."""
         data = queue.read(offset, count)
         return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
 
     def records(self, physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> PackedRecords | None:
-        """Read records in ranges as long as possible; None if not all of them are in the commitlog. May wait for the
+        """Read records in the longest possible ranges; None if not all of them are in the commitlog. May wait for the
         disk. Raises OSError."""
         parts = [self._store.log.read(*each) for each in _ranges(physical, sizes)]
         data = b"".join([part for part in parts if part is not None])
         return PackedRecords(data, physical, sizes) if len(data) == int(sizes.sum()) else None
 
     def deliver(self, units: Units, now_ms: int, *, may_wait: bool, **source: object) -> Outcome:
-        """Deliver one batch of the due units, in the order given; there is at least one unit. `now_ms`: the store time.
-        `may_wait`: wait for the disk if records are not in memory, instead of returning COLD. `source`: fields for log
-        lines that tell where the messages waited."""
+        """Deliver one batch of due units, in the given order; there must be at least one unit. `now_ms`: the store
+        time, ms since the epoch. `may_wait`: whether to wait for the disk if records are not in memory, instead of
+        returning COLD. `source`: fields for log lines that tell where the messages waited. Raises StoreError if the
+        store refuses the batch; then nothing of it was appended."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
         skipped = (sizes == PADDING_SIZE) | ((sizes >= WITHDRAWN_SIZE) & (sizes <= DELIVERED_SIZE))
         if self._done_end and physical[0] < self._done_end:
@@ -126,7 +129,7 @@ class Batches:
         count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
         physical, sizes = physical[:count], sizes[:count]
         if self._store.health.verdict is not Verdict.HEALTHY:
-            raise self._store.health.error()  # no records are read in vain at each try while the disk is full
+            raise self._store.health.error()  # else each try would read records in vain while the disk is full
         order = None
         if (physical[1:] < physical[:-1]).any():
             order = np.argsort(physical)
@@ -140,7 +143,8 @@ class Batches:
         return self._append(records.reordered(np.argsort(order)) if order is not None else records, now_ms, source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
-        """Read records; None if that would wait for the disk, fewer bytes if a file is gone. Raises StoreError."""
+        """Read records; None if that would have to wait for the disk, fewer bytes if a file is gone. Raises
+        StoreError."""
         try:
             return ColdRead(self._store.log, ranges).run() if may_wait else self._store.read(ranges)
         except FileNotFoundError:
@@ -204,7 +208,8 @@ class Batches:
         return Outcome(Kind.APPENDED, count, len(records))
 
     def _append_apart(self, records: PackedRecords, now_ms: int, source: dict[str, object]) -> Outcome:
-        """Deliver the first record alone: it has an unusual form (IPv6, a long topic), or is not a record."""
+        """Deliver the first record alone, since it has an unusual form (such as IPv6 addresses or a long topic), or is
+        not a record at all."""
         try:
             message = records.decoded(0)
         except RecordError:
@@ -244,7 +249,7 @@ class Batches:
             **source,
             messages=len(which),
             physical_offset=int(records.heads["physical_offset"][which[0]]),
-            reason="REAL_TOPIC and REAL_QID name no queue that takes messages",
+            reason="REAL_TOPIC and REAL_QID do not name a queue that accepts messages",
         )
 
 
@@ -254,7 +259,7 @@ def _leading(mask: NDArray[np.bool_]) -> int:
 
 
 def _ranges(physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Range]:
-    """Return records as ranges (position, size), as long as possible: adjacent records make one range."""
+    """Return records as the longest possible ranges (physical offset, size): adjacent records make one range."""
     ends = physical + sizes
     breaks = np.flatnonzero(physical[1:] != ends[:-1]) + 1
     firsts, lasts = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(physical)])) - 1

@@ -1,9 +1,9 @@
 """Finds the scheduled messages that are done, from the commitlog alone, even if RocketMQ's broker wrote it.
 
-Deliveries of duemq name the origin, the record that waited (`storage.log.origins`). RocketMQ's deliveries name none.
-But its broker copies a waiting message as it is: a delivery has the real topic and queue, the unique key, the
-producer's time and the number of retries of the record that waited, and lies behind it. These fields are the key by
-which the two are matched: the first record with a key that still waits belongs to the next delivery with that key. A
+Deliveries of duemq name their origin, the record that waited (`storage.log.origins`). RocketMQ's deliveries do not. But
+its broker copies a waiting message as it is: a delivery has the real topic and queue, the unique key, the producer's
+time and the number of retries of the record that waited, and lies behind it. These fields together are the key by which
+the two are matched: the first record that still waits under a key belongs to the next delivery with that key. A
 delivery without a match is a repeated one, or a message that an application received and sent on.
 
     record                                                          effect
@@ -13,7 +13,7 @@ delivery without a match is a repeated one, or a message that an application rec
     of the timer topic, with TIMER_DEL_UNIQKEY                      cancels the message of this real topic and unique
                                                                     key in the slot of TIMER_OUT_MS
 
-Memory: 16 bytes for each message that waits at the same time, and 8 for each that is done.
+Memory: 16 bytes for each message that waits at a time, and 8 for each that is done.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.properties import NAME_END
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, head_for
 from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_message
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import ScannedRecord, read_record
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,9 +63,10 @@ _BATCH: Final = 1 << 16
 
 
 class Deliveries(Origins):
-    """Reads the records of a whole commitlog in their order; `finish` follows the last. After that, messages that are
-    done are in `delivered` and `withdrawn`. Messages that RocketMQ rolled or cancelled, and its cancelling records, are
-    in `delivered`, since none of them is to be put into the wheel."""
+    """Finds the messages that are done by looking at the records of a whole commitlog in their order; after the last
+    one, call `finish`. The messages that are done are then in `delivered` and `withdrawn`. Messages that RocketMQ
+    rolled or cancelled, and its cancelling records, are in `delivered`, since none of them is to be put into the
+    wheel."""
 
     def __init__(self, log: Commitlog) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Deliveries(Origins):
         """The events since the last match: the hash of the key (`_keys`), and twice the physical offset, plus 1 if a
         message begins to wait (`_at`)."""
         self._named = 0, 0
-        """Numbers of delivered and withdrawn messages already taken out of the waiting ones."""
+        """Number of entries of `delivered` and of `withdrawn` that were already removed from the waiting messages."""
         self._deletes = array("q")
         """Physical offsets of records that cancel and name no origin."""
 
@@ -118,8 +119,8 @@ class Deliveries(Origins):
             self._match()
 
     def _body(self, record: ScannedRecord) -> tuple[int, int, int]:
-        """Return the substitute for a missing unique key: checksum and size of the body, and the flag. Reads the
-        record."""
+        """Return a substitute for a missing unique key: the body's checksum and size, and the record's flag. Reads the
+        record's head."""
         layout = head_for(record.sys_flag)
         head = layout.unpack(self._log.read_raw(record.physical_offset, layout.size))
         return head[2], head[14], head[4]
@@ -137,7 +138,7 @@ class Deliveries(Origins):
         waiting_keys = np.concatenate([self._waits_keys, keys[at & 1 == 1]])
         waiting_at = np.concatenate([self._waits_at, at[at & 1 == 1] >> 1])
         ends_keys, ends_at = keys[at & 1 == 0], at[at & 1 == 0] >> 1
-        # Messages whose deliveries name their origins are taken out first, without a key.
+        # Messages that later records name as their origins are removed first; that needs no key.
         named = self._newly_named()
         if len(named):
             left = ~is_among(waiting_at, named)
@@ -202,8 +203,8 @@ def _slot(text: str) -> int:
 
 
 def _matched(waiting_keys: Integers, waiting_at: Integers, ends_keys: Integers, ends_at: Integers) -> NDArray[np.bool_]:
-    """Return, for each waiting message, in the order of keys and then of offsets, whether it is ended by a record with
-    its key that lies behind it. Each record ends one message."""
+    """Return, for each waiting message, in the order of keys and then of offsets, whether a record that has its key and
+    lies behind it ends its waiting. Each such record ends the waiting of one message."""
     order = np.lexsort((ends_at, ends_keys))
     ends_keys, ends_at = ends_keys[order], ends_at[order]
     first = np.searchsorted(ends_keys, waiting_keys, "left")
@@ -211,7 +212,7 @@ def _matched(waiting_keys: Integers, waiting_at: Integers, ends_keys: Integers, 
     is_alone = np.ones(len(waiting_keys), bool)
     is_alone[1:] &= waiting_keys[1:] != waiting_keys[:-1]
     is_alone[:-1] &= waiting_keys[1:] != waiting_keys[:-1]
-    # If any record of the key is behind the message, the last one is. A replacing record does not end itself.
+    # If any record with the key lies behind the message, the last one does. A replacing record does not end itself.
     newest = ends_at[np.maximum(last, 1) - 1]
     done: NDArray[np.bool_] = (last > first) & is_alone & (newest > waiting_at)
     at = np.flatnonzero((last > first) & ~is_alone)

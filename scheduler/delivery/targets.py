@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.protocol.records import properties
+from duemq.protocol.topics import HALF_TOPIC
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.storage.log.copies import PackedRecords
 from duemq.storage.log.scan import is_topic_name
@@ -16,9 +17,6 @@ from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""The topic of half messages. They are not committed, and must never be delivered to this topic after a delay."""
 
 _REAL_TOPIC: Final = f"{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _REAL_QID: Final = f"{properties.PROPERTY_END}{properties.REAL_QID}{properties.NAME_END}".encode()
@@ -32,7 +30,7 @@ _MAX_KEY: Final = 400
 
 class Targets:
     """Finds the real queues of messages by their property texts. duemq's texts end with REAL_TOPIC and REAL_QID, so the
-    part from REAL_TOPIC on is the same for all messages of a queue, and its queue is cached."""
+    part from REAL_TOPIC on is the same for all messages of a queue: the queue is cached by that part."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -40,8 +38,8 @@ class Targets:
         self._removals = store.removals
 
     def find(self, records: PackedRecords) -> tuple[list[ConsumeQueue | None], list[int]]:
-        """Return, for each record, its real queue (made if it does not exist; None if the record names no valid one),
-        and its tags code."""
+        """Return, for each record, its real queue, which is made if it does not exist (None if the record does not name
+        a valid one), and its tags code."""
         if self._removals != self._store.removals or len(self._queues) > _MAX_KNOWN:
             self._removals = self._store.removals
             self._queues.clear()
@@ -60,7 +58,7 @@ class Targets:
         topic, queue_id = found.get(properties.REAL_TOPIC), found.get(properties.REAL_QID)
         if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
             return None
-        # The topic may have fewer queues by now: in a queue that is not read, the message would be lost.
+        # The topic may have fewer queues by now: in a queue that consumers do not read, the message would be lost.
         limit = self._store.queue_limits.get(topic)
         return self._store.ensure_queue(topic, int(queue_id or 0) % limit if limit else int(queue_id or 0))
 
@@ -135,8 +133,8 @@ class Targets:
 
 
 class TopicHashes:
-    """Finds the hashes for units of the timer log by property texts: the hash of the real topic, and of the key by
-    which a message is to be replaced. For most texts, the part from REAL_TOPIC on is cached."""
+    """Finds the hashes for units of the timer log by property texts: the hash of the real topic, and the hash of the
+    key by which a message is to be replaced. The former is cached, for most texts by the part from REAL_TOPIC on."""
 
     def __init__(self, hash_of: Callable[[str], int]) -> None:
         """Make the finder. `hash_of`: returns the hash of a topic's name."""
@@ -199,8 +197,8 @@ def _same(rows: NDArray[np.uint8], start: int, end: int) -> bool:
 
 
 def _columns(rows: NDArray[np.uint8], start: int, end: int) -> list[bytes]:
-    """Return the columns from `start` to `end` of each row. They hold no zeros, which the store refuses in
-    properties."""
+    """Return the columns from `start` to `end` of each row. This relies on columns without zeros, which the store
+    refuses in properties: numpy drops zeros at the end."""
     part = np.ascontiguousarray(rows[:, start:end])
     found: list[bytes] = part.view(f"S{end - start}")[:, 0].tolist()
     return found

@@ -18,23 +18,23 @@ OFFSET_TABLE: Final = "offsetTable"
 
 @dataclass(frozen=True)
 class DelayOffsets:
-    """The file, and what it had at the start."""
+    """The file delayOffset.json, and its contents at the start."""
 
     file: ConfigFile
     offsets: Mapping[int, int] = field(default_factory=dict)
     """By level: the queue offset of the next message to deliver."""
     others: Mapping[str, Any] = field(default_factory=dict)
-    """The fields that duemq does not know; they are kept."""
+    """The fields that duemq does not know; they are kept when the file is written."""
 
     def table_of(self, offsets: Mapping[int, int]) -> dict[str, Any]:
-        """Return the contents of the file with these offsets."""
+        """Return the contents for the file, with these offsets by level."""
         return {**self.others, OFFSET_TABLE: {str(level): offset for level, offset in offsets.items()}}
 
 
 def read_delay_offsets(file: ConfigFile, *, is_needed: bool) -> DelayOffsets:
-    """Read delayOffset.json. `is_needed`: whether a file that cannot be read stops the start (raises StoreFormatError).
-    If the checkpoint knows the progress of the levels, it is not needed: the failure is logged, the result has no
-    offsets, and the file is written again later."""
+    """Read delayOffset.json. `is_needed`: whether this raises StoreFormatError, which stops the start, if the file
+    cannot be read. The file is not needed if the checkpoint has the progress of the levels: then the failure is logged,
+    the result has no offsets, and the file is written again later. Raises OSError."""
     try:
         table = file.read()
         offsets = table.get(OFFSET_TABLE) or {}

@@ -1,7 +1,7 @@
 """The two paths by which the due messages of a level are delivered, and the results of their puts.
 
-Sync: after a put, the level waits for its result. Async: further puts follow while results are awaited, up to a limit;
-they are settled in order. If results are not awaited (ASYNC_FLUSH), each is known at once.
+Sync: after each put, the level waits for its result. Async: further puts follow while results are awaited, up to a
+limit; they are settled in order. If results are not awaited (ASYNC_FLUSH), each is known immediately.
 
 Keeps invariant 13 of ARCHITECTURE.md.
 """
@@ -33,12 +33,13 @@ REFUSED_RETRY_MS: Final = 100
 """Time, in ms, after which the sync path tries again when the store has refused a put."""
 _WARM_UNITS: Final = 8192
 _COUNT_UNITS: Final = 32_768
-"""Units counted at once: few enough to stay in the processor's cache."""
+"""Number of units that are counted in one go: few enough to stay in the processor's cache."""
 
 
 @dataclass
 class DeliveryConfig:
-    """Settings of the delivery, with RocketMQ's names where they exist. May be changed while running."""
+    """Settings of the delivery, which may change while the broker runs. RocketMQ's names are given where they
+    exist."""
 
     is_async: bool = False
     """enableScheduleAsyncDeliver: whether to use the async path."""
@@ -49,13 +50,14 @@ class DeliveryConfig:
     batch_size: int = 512
     """scheduleDeliverBatchSize: most messages in one put."""
     warn_ms: int = 1000
-    """scheduleLatenessWarnMillis: lateness in ms from which on a level is logged."""
+    """scheduleLatenessWarnMillis: lateness in ms from which on a warning about a level is logged."""
     save_interval: float = 10.0
-    """flushDelayOffsetInterval, in seconds here: delayOffset.json is written with the first checkpoint after this."""
+    """flushDelayOffsetInterval, but in seconds: delayOffset.json is written with the first checkpoint after this
+    time."""
 
 
 class LevelDelivery:
-    """Puts the due messages of a level, a batch at each call."""
+    """Delivers the due messages of a level, one batch (put) in each call."""
 
     def __init__(
         self,
@@ -69,8 +71,8 @@ class LevelDelivery:
         on_ready: Callable[[], None],
     ) -> None:
         """Prepare the delivery. `is_awaited`: whether a put is a SUCCESS only after `note_flushed`. `read_cold`: has a
-        thread read records from the disk; if it is None, delivery itself waits for the disk. `on_ready`: called when a
-        level can go on because such a read is done."""
+        thread read records from the disk; if it is None, delivery itself waits for the disk. `on_ready`: called when
+        such a read is done and a level can continue."""
         self._store = store
         self._batches = batches
         self._times = times
@@ -135,7 +137,7 @@ class LevelDelivery:
         try:
             outcome = self._append(level, units, now_ms)
         except NotInMemory:
-            raise  # the caller has the data read and calls again
+            raise  # the caller has the data read, and calls again
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
@@ -166,7 +168,7 @@ class LevelDelivery:
                 queue_offset=put.start,
                 physical_offset=int(units["physical_offset"][0]),
             )
-        with self._store.health.noting():  # a failure behind the append must not lead to a second append
+        with self._store.health.noting():  # a failure after the append must not lead to a second append
             self._note(level, put, outcome, now_ms)
             run.cursor = put.end
         run.due_ms = self._times.head(level, run, now_ms)
@@ -186,7 +188,7 @@ class LevelDelivery:
         if outcome.delivered and self._is_awaited:
             put.position = self._store.log.end
             level.add(put)
-            level.trouble = "waits for the disk to be flushed"
+            level.trouble = "waits for a flush to the disk"
         elif not level.puts:
             level.trouble = None
 
@@ -199,8 +201,8 @@ class LevelDelivery:
             level.skipped += outcome.units - outcome.delivered
 
     def count_withdrawn(self, level: Level) -> None:
-        """Count the untried and failed units of messages that do not wait: withdrawn, or found delivered by recovery.
-        Raises OSError."""
+        """Count those untried and failed units whose messages do not wait, because they were withdrawn, or were found
+        delivered by recovery. Raises OSError."""
         level.withdrawn = self._withdrawn_in(level, level.untried(level.queue.min_offset))
 
     def _withdrawn_in(self, level: Level, ranges: list[tuple[int, int]]) -> int:
@@ -232,9 +234,9 @@ class LevelDelivery:
         run.due_ms = self._times.head(level, run, now_ms)
 
     def _correct(self, level: Level, now_ms: int) -> None:
-        """Cut a level to the bounds of its queue, after files expired or the queue lost its end, and compute when its
-        heads are due. Expired files normally lose no message, since waiting ones are appended again before. Raises
-        OSError."""
+        """Cut a level to the bounds of its queue after files have expired or the queue has lost its end, and compute
+        when its heads are due. Normally no message is lost with expired files, since waiting messages are appended
+        again before. Raises OSError."""
         low, high = level.queue.min_offset, level.queue.next_offset
         waited = level.waiting
         withdrawn = self._withdrawn_in(level, level.untried(low))
@@ -301,7 +303,7 @@ class LevelDelivery:
     @staticmethod
     def note_flushed(level: Level, position: int) -> bool:
         """Note that the commitlog is durable up to a physical offset: puts before it are a SUCCESS. Return whether the
-        level had any unfinished puts."""
+        level had any puts whose results were awaited."""
         if not level.puts:
             return False
         for put in level.puts:
@@ -317,7 +319,7 @@ class LevelDelivery:
         assert self._read_cold is not None
         job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
         level.is_reading = True
-        level.trouble = "the disk: old messages are being read"
+        level.trouble = "old messages are being read from the disk"
 
         def done() -> None:
             level.is_reading = False

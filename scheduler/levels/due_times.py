@@ -1,4 +1,5 @@
-"""Computes when the messages of a level are due, by the table and clock in force when they were stored.
+"""Computes when the messages of a level are due, according to the table and the clock at the time when they were
+stored.
 
 Keeps invariant 12 of ARCHITECTURE.md.
 """
@@ -34,33 +35,33 @@ class LevelTimes:
 
     @staticmethod
     def forget(level: Level, now_ms: int) -> None:
-        """Make the next step compute when the heads of a level are due; reads nothing itself."""
+        """Have the next step compute when the heads of a level are due; this itself reads nothing."""
         for run, end in level.spans():
             run.due_ms = now_ms if run.cursor < end else None
 
     def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
-        """Return when the first untried message of a run is due; None without one."""
+        """Return when the first message of a run that was not tried yet is due; None if there is none."""
         unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
         return self.due_ms(level, run, *unit, now_ms) if unit is not None else None
 
     def due_ms(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
-        """Return when a unit's message is due; `now_ms` for padding and where a needed record is missing."""
+        """Return when a unit's message is due; `now_ms` for padding, or if a record is needed for that but missing."""
         if size == PADDING_SIZE:
             return now_ms
-        # Withdrawn units have a time too: the binary search reads them.
+        # Withdrawn units get a time, too: the binary search of `due_count` reads them.
         if code <= EXT_ADDRESS_MAX:
-            return now_ms  # there is no record: see `storage.queues.extension`
+            return now_ms  # the address was left because there is no record: see `storage.queues.extension`
         due = code + run.shift_ms
         limit = run.delay_limit_ms
         if limit is not None:
-            # As RocketMQ's correctDeliverTimestamp does after the table was shortened; RocketMQ delivers such a message
-            # at once.
+            # Like RocketMQ's correctDeliverTimestamp after the table was shortened, except that RocketMQ delivers such
+            # a message immediately.
             stored = self._store_timestamp(physical, size)
             return min(due, stored + run.shift_ms + limit) if stored is not None else now_ms
         return due
 
     def due_count(self, level: Level, run: OpenRun, units: NDArray[Any], now_ms: int) -> int:
-        """Return the number of due units at the beginning of `units`, which follow one another in a run."""
+        """Return the number of due units at the beginning of `units`, which are consecutive units of a run."""
         codes = units["tags_code"]
         if run.delay_limit_ms is None:
             late = (codes > now_ms - run.shift_ms) | (codes <= EXT_ADDRESS_MAX)
@@ -80,9 +81,9 @@ class LevelTimes:
         return low
 
     def first_after(self, level: Level, seen_end: int, is_after: Callable[[int], bool]) -> int:
-        """Return the queue offset of the first message of a level that was stored after the clock was set: its record
-        lies at or behind `seen_end`, the end of the commitlog when the clock was last read, and `is_after` holds for
-        its store time, ms."""
+        """Return the queue offset of the first message of a level that was stored after the clock was set; the level's
+        next offset if there is none. The record of such a message lies at or behind `seen_end`, the end of the
+        commitlog when the clock was last read, and `is_after` holds for its store time."""
         offset = level.queue.next_offset
         while (unit := level.queue.unit(offset - 1)) is not None and unit[0] >= seen_end:
             if unit[1] != PADDING_SIZE:

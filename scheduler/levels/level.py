@@ -1,4 +1,4 @@
-"""One delay level: its queue, its progress, and the puts whose results are not known yet."""
+"""One delay level: its queue, its progress, and its puts whose results are not known yet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from duemq.scheduler.levels.runs import Run
 from duemq.storage.queues.consume_queue import ConsumeQueue
 
 MAX_RETRY_MS: Final = 60_000
+"""Longest pause before a failed put is tried again, in ms."""
 _RETRY_STEP_MS: Final = 100
 MAX_RESENDS: Final = 6
-"""Number of retries of a put whose origin is gone, before it is given up."""
+"""Number of retries of a put whose records are gone, after which it is given up."""
 
 
 class Status(Enum):
@@ -23,7 +24,7 @@ class Status(Enum):
     SUCCESS = auto()
     """Delivered."""
     EXCEPTION = auto()
-    """Not appended, to be sent again."""
+    """Not appended; to be tried again."""
     SKIP = auto()
     """Given up: the records to be delivered are gone."""
 
@@ -32,8 +33,8 @@ class Put:
     """The delivery of messages `start` to `end` (queue offsets) of a level in one append.
 
     `due_ms`: when the first of them was due. `position`: the physical offset up to which the commitlog must be durable
-    for the put to be a SUCCESS. `retry_ms`: when an EXCEPTION is sent again. `is_gone`: the put failed because the
-    records to be delivered are gone. Times in ms since the epoch.
+    for the put to be a SUCCESS. `resends`: number of failed tries. `retry_ms`: when an EXCEPTION is tried again.
+    `is_gone`: whether the last try failed because the records to be delivered are gone. Times are ms since the epoch.
     """
 
     __slots__ = ("due_ms", "end", "is_gone", "position", "resends", "retry_ms", "start", "status")
@@ -50,8 +51,9 @@ class Put:
 
 
 class OpenRun:
-    """A run (see `runs.Run`) with the state of its delivery. `due_ms`: when its head is due, None without a head.
-    `delay_limit_ms`: for messages of an older, longer table, the longest time from being stored to being due."""
+    """A run (see `runs.Run`) with the state of its delivery. `due_ms`: when its head, the message at its cursor, is
+    due, ms since the epoch; None without a head. `delay_limit_ms`: for messages of an older table with longer delays,
+    the longest time from being stored to being due, in ms."""
 
     __slots__ = ("cursor", "delay_limit_ms", "due_ms", "shift_ms", "start")
 
@@ -91,7 +93,7 @@ class Level:
         self.number = number
         self.queue = queue
         self.low = queue.min_offset
-        """The queue's first offset when runs and puts were last cut to its bounds."""
+        """The queue's first offset at the time when runs and puts were last cut to its bounds."""
         self.runs = runs
         self.puts: deque[Put] = deque()
         """Puts in the order in which they were made, from the first unsettled one on."""
@@ -104,13 +106,14 @@ class Level:
         self.is_warm = False
         """Whether a thread has read the next records."""
         self.retry_ms = 0
-        """Time before which nothing is delivered, as the store refused the last put."""
+        """Time before which nothing is delivered, because the store refused the last put."""
         self.trouble: str | None = None
         """Why the level is late, if it is."""
         self.delivered = 0
-        """Messages delivered since start."""
+        """Number of messages delivered since start."""
         self.skipped = 0
-        """Messages that could not be delivered since start: their record was missing or named no topic."""
+        """Number of messages, since start, that could not be delivered: their record was missing, or did not name a
+        queue that accepts messages."""
         self.late_by_ms = 0
         """Lateness of the last delivery, ms."""
         self.rate = 0.0
@@ -118,11 +121,11 @@ class Level:
         self.sampled = 0
         self.warned_at: float | None = None
         self.withdrawn = 0
-        """Units within `untried` whose messages were withdrawn, or found delivered by recovery."""
+        """Number of units within `untried` whose messages were withdrawn, or were found delivered by recovery."""
 
     @property
     def offset(self) -> int:
-        """Queue offset before which every message is delivered, and on the disk where the level waits for that."""
+        """Queue offset before which every message is delivered, and durably so if the level waits for that."""
         waiting = [put.start for put in self.puts if put.status in (Status.RUNNING, Status.EXCEPTION)]
         return min(self.runs[0].cursor, *waiting) if waiting else self.runs[0].cursor
 
@@ -132,19 +135,19 @@ class Level:
         return max(0, sum(end - start for start, end in self.untried()) - self.withdrawn)
 
     def untried(self, low: int = 0) -> list[tuple[int, int]]:
-        """Return ranges (start, end) of units that were not tried yet or failed, none before `low`."""
+        """Return the ranges (start, end) of units that were not tried yet, or whose put failed; none before `low`."""
         found = [(run.cursor, end) for run, end in self.spans()]
         found += [(put.start, put.end) for put in self.failed]
         return [(max(low, start), end) for start, end in found if max(low, start) < end]
 
     @property
     def due_ms(self) -> int | None:
-        """The time when the first message that was not tried yet is due; None without one."""
+        """The time when the first message that was not tried yet is due; None if there is none."""
         return min((run.due_ms for run in self.runs if run.due_ms is not None), default=None)
 
     @property
     def late_since_ms(self) -> int | None:
-        """The time when the first undelivered message was or is due; None without one."""
+        """The time when the first undelivered message was or will be due; None if there is none."""
         times = [put.due_ms for put in self.failed]
         if self.due_ms is not None:
             times.append(self.due_ms)
@@ -156,13 +159,13 @@ class Level:
         return list(zip(self.runs, ends, strict=True))
 
     def end_of(self, run: OpenRun) -> int:
-        """Return the offset at which a run ends."""
+        """Return the queue offset at which a run ends."""
         at = self.runs.index(run) + 1
         return self.runs[at].start if at < len(self.runs) else self.queue.next_offset
 
     def waiting_from(self, offset: int) -> tuple[OpenRun, int] | None:
-        """Return the first offset at or behind `offset` at which a message may wait, with its run; None if none waits
-        there. A search calls this again for each of its parts, since runs come and go in the meantime."""
+        """Return the first offset, at or behind `offset`, at which a message may wait, with its run; None if no message
+        waits there. A search calls this again for each of its parts, since runs come and go in the meantime."""
         # Expired units lie before the queue's first unit, and so may the cursor, until the run's head is due.
         offset = max(offset, self.queue.min_offset)
         for run, end in self.spans():
@@ -174,8 +177,8 @@ class Level:
         return None
 
     def is_held_back(self, max_resends: int) -> bool:
-        """Whether a failed put blocks the level: one that the store refused, so that no message overtakes another, or
-        one whose records are gone and that was resent more than `max_resends` times."""
+        """Whether a failed put blocks the level. A put that the store refused does, so that messages stay in order; a
+        put whose records are gone does after more than `max_resends` failed tries."""
         return any(not put.is_gone or put.resends > max_resends for put in self.failed)
 
     def add(self, put: Put) -> None:
@@ -184,8 +187,8 @@ class Level:
         self.pending += put.end - put.start
 
     def fail(self, put: Put, now_ms: int, *, origin_is_gone: bool) -> None:
-        """Note a failed try of a put. The pause before the next try grows with each failure; where the records are
-        gone, the put is given up after MAX_RESENDS retries."""
+        """Note a failed try of a put. The pause before the next try grows with each failure; if the records are gone,
+        the put is given up after MAX_RESENDS retries."""
         put.resends += 1
         put.is_gone = origin_is_gone
         if origin_is_gone and put.resends > MAX_RESENDS:
@@ -197,8 +200,8 @@ class Level:
         self.failed[put] = None
 
     def take_part(self, put: Put, count: int) -> Put:
-        """Split the first `count` messages, or all of them, off a failed put. Return the put that holds them, which is
-        not among `failed`."""
+        """Split the first `count` messages off a failed put, which may be all of them. Return the put that has them; it
+        is not in `failed`."""
         if put.start + count == put.end:
             del self.failed[put]
             return put
@@ -209,7 +212,7 @@ class Level:
         return part
 
     def leave_out_before(self, low: int) -> None:
-        """Cut runs and failed puts to a queue that now begins at `low`."""
+        """Cut runs and failed puts to the bounds of the queue, which now begins at `low`."""
         high = self.queue.next_offset
         for run in self.runs:
             run.start = min(max(run.start, low), high)
@@ -220,7 +223,7 @@ class Level:
         self.drop_finished()
 
     def drop_finished(self) -> None:
-        """Drop finished puts from the head, up to the first unfinished one, and finished runs."""
+        """Drop the finished puts before the first unfinished one, and the finished runs at the beginning."""
         puts = self.puts
         while puts and puts[0].status in (Status.SUCCESS, Status.SKIP):
             put = puts.popleft()
@@ -249,13 +252,13 @@ class Level:
 
     @property
     def appended_offset(self) -> int:
-        """Queue offset before which every message is delivered once all appended records are on the disk."""
+        """Queue offset before which every message is delivered once all appended records are durable."""
         runs = self.appended()
         ends = [run.start for run in runs[1:]]
         return next((run.cursor for run, end in zip(runs, ends, strict=False) if run.cursor < end), runs[-1].cursor)
 
     def split(self, offset: int) -> None:
-        """Begin another run at an offset, for messages that follow the present clock and table, unlike those before."""
+        """Begin another run at an offset. Its messages follow the present clock and table, unlike those before it."""
         for at, (run, end) in enumerate(self.spans()):
             if run.start <= offset and (offset < end or at == len(self.runs) - 1):
                 if offset == run.start:

@@ -1,24 +1,25 @@
 """The progress of the levels, and its note in the checkpoint.
 
-A level's queue is in the order of deliver times as long as its delay and the clock are not changed. Where the delay is
+A level's queue is in the order of deliver times as long as its delay and the clock are not changed. When the delay is
 shortened or the clock is set, another run begins: the order holds within a run, and each run has its own cursor. A
 level nearly always has one run.
 
-The checkpoint keeps the runs of all levels as a note (`storage.durability.checkpoint`), as of its recovery offset:
-every message before a cursor was delivered by a record before that offset, or was given up. Together with the
-deliveries that recovery finds behind that offset, the note tells exactly which messages were delivered.
+The checkpoint keeps the runs of all levels as a note (`storage.durability.checkpoint`), for its recovery offset: every
+message before a cursor was delivered by a record before that offset, or was given up. Together with the deliveries that
+recovery finds behind that offset, the note tells exactly which messages were delivered.
 
     | crc32 of the table's text | number of levels | level  | number of runs | start | cursor | shift ms | ...
     | uint32                    | uint16           | uint16 | uint16         | int64 | int64  | int64    |
-    | number of delivered ones | physical offset | ...
+    | number of delivered      | physical offset | ...
     | uint32                   | int64           |
     | number of limits | level  | run    | limit ms | ... | physical offset | clock ms | monotonic ms | boot id  |
     | uint32           | uint16 | uint16 | int64    |     | int64           | int64    | int64        | 16 bytes |
-    the levels one after another, each with its runs; then the scheduled records behind the cursors that an earlier
-    recovery found delivered: their deliveries may lie before the recovery offset; then the limits of runs, each with
-    the run's number in its level; then the end of the log when the clock was last read, the wall time, the monotonic
-    time, and the boot id that the latter counts from (zeros if unknown). Notes of earlier versions end before the
-    monotonic time, before that offset, or before the limits. All integers are big-endian.
+    First the levels one after another, each with its runs. Then those scheduled records behind the cursors that an
+    earlier recovery found delivered, since their deliveries may lie before the recovery offset. Then the limits of
+    runs, each with the run's number in its level. Finally, for the last reading of the clock, the end of the commitlog,
+    the wall time, the monotonic time, and the id of the boot from which the monotonic time counts (zeros if unknown).
+    Notes of earlier versions end before the monotonic time, before the end of the commitlog, or before the limits. All
+    integers are big-endian.
 
 Keeps invariants 15 and 16 of ARCHITECTURE.md.
 """
@@ -46,8 +47,8 @@ _NO_BOOT_ID: Final = bytes(16)
 class Run(NamedTuple):
     """A part of a level's queue, from `start` to the start of the next run. `cursor`: the next queue offset to deliver.
     `shift_ms`: by how much the clock was set since these messages were stored; their deliver times move with it.
-    `limit_ms`: the longest time from being stored to being due, as the table was shortened while the broker was down;
-    None for no limit."""
+    `limit_ms`: the longest time from being stored to being due, if the table was changed while the broker was down;
+    None if there is no limit."""
 
     start: int
     cursor: int
@@ -57,8 +58,8 @@ class Run(NamedTuple):
 
 class Seen(NamedTuple):
     """The last reading of the clock: the end of the commitlog at that time (`end`, a physical offset), the wall time in
-    ms since the epoch, and the monotonic time in ms with the boot id that it counts from. The runs' shifts include all
-    changes of the clock before it."""
+    ms since the epoch, and the monotonic time in ms with the id of the boot from which it counts. The runs' shifts
+    include all changes of the clock before it."""
 
     end: int
     wall_ms: int
@@ -66,8 +67,8 @@ class Seen(NamedTuple):
     boot_id: bytes = b""
 
     def jump_ms(self, now: Moment) -> int | None:
-        """Return by how many ms the wall clock was set since then; None where the machine was rebooted or that is
-        unknown."""
+        """Return by how many ms the wall clock was set since this reading; None if the machine was rebooted since, or
+        may have been."""
         monotonic_ms = round(now.monotonic * 1000)
         if not self.boot_id or self.boot_id != now.boot_id or monotonic_ms < self.monotonic_ms:
             return None
@@ -75,7 +76,8 @@ class Seen(NamedTuple):
 
 
 class Note(NamedTuple):
-    """The decoded note of the checkpoint."""
+    """The decoded note of the checkpoint. `table_crc`: identifies the table of levels, see the function of this
+    name."""
 
     table_crc: int
     runs: dict[int, list[Run]]
@@ -87,7 +89,7 @@ class Note(NamedTuple):
 
 
 def from_start(note: Note) -> Note:
-    """Return the note with its runs' cursors at their starts, and without delivered records."""
+    """Return a note with the cursors of its runs at their starts, and without delivered records."""
     found = {level: [run._replace(cursor=run.start) for run in each] for level, each in note.runs.items()}
     return note._replace(runs=found, delivered=array("q"))
 
@@ -100,7 +102,7 @@ def table_crc(text: str) -> int:
 def encode(
     crc: int, levels: Mapping[int, Iterable[Run]], delivered: Sequence[int] = (), seen: Seen | None = None
 ) -> bytes:
-    """Encode a note."""
+    """Encode a note. `crc`: of the table (`table_crc`); `levels`: the runs of each; `delivered`: physical offsets."""
     parts = [_START.pack(crc, len(levels))]
     for level, runs in levels.items():
         packed = [_RUN.pack(*run[:3]) for run in runs]

@@ -4,16 +4,17 @@ to their real topics when they are due.
     queue of level n:  n - 1 of SCHEDULE_TOPIC_XXXX; the tags code of each consume-queue unit is the deliver time,
                        ms since the epoch, which is also the prepared-transaction offset of the record
     progress:          config/delayOffset.json, {"offsetTable": {"<level>": next queue offset to deliver}}, for
-                       RocketMQ and its tools; and the checkpoint's note (see `runs`), by which recovery is exact
+                       RocketMQ and its tools; and the checkpoint's note (see `runs`), which makes recovery exact
 
 Delivery copies a message into a record of its real topic and queue (properties REAL_TOPIC, REAL_QID). The properties
 are unchanged; the prepared-transaction offset of the copy, otherwise unused, names the record that scheduled it.
 
-Nothing polls: the head of each queue tells when the next step is due, and an append to an empty queue calls `wake`.
+Nothing polls: the heads of the queues determine when the next step is due, and an append to a queue where nothing waits
+calls `wake`.
 `step` does a bounded amount of work and returns the time of the next step; its caller owns the timer. `levels.delivery`
 has the two paths by which a batch is delivered.
 
-Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
+Behaves like apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
 
 Keeps invariants 7 and 17 of ARCHITECTURE.md.
 """
@@ -30,6 +31,7 @@ import numpy as np
 import structlog
 
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels import runs
@@ -48,7 +50,7 @@ from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.extension import EXT_ADDRESS_MAX
 from duemq.storage.queues.pull import ColdRead, ReadCold, patiently
 from duemq.storage.store import MessageStore
@@ -63,22 +65,23 @@ NAME: Final = "levels"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
-"""Units looked at in one part if the record of each may have to be read."""
+"""Number of units that are looked at in one part if the record of each may have to be read."""
 _UNSEEN_MS: Final = 2000
-"""Lead of the wall clock over its last reading, in ms, at which the levels read it again when a message arrives."""
+"""If the wall clock is ahead of its last reading by this much, in ms, when a message arrives, the levels read it
+again."""
 _MAX_UNNOTED_MS: Final = 60_000
-"""Most ms between two notes of the clock and the end of the log, by a running broker that stores messages."""
+"""Most ms between two notes of the clock and the end of the commitlog by a running broker that stores messages."""
 _MOST_RUNS: Final = 1000
-"""Limit of a level's runs found at a start, since each step looks at each run."""
+"""Most runs of a level that a start distinguishes, since each step looks at each run."""
 _HAND_OVER_UNITS: Final = 4096
 MAX_HANDED_OVER: Final = 200_000
-"""Most messages marked for Apache's broker at a clean stop: each takes memory until the store is closed."""
+"""Most messages that are marked for Apache's broker at a clean stop: each needs memory until the store is closed."""
 _TOO_MANY: Final = "too many messages were delivered before earlier ones; Apache's broker would deliver some again"
 
 
 def reached(checkpoint: Checkpoint, saved: DelayOffsets) -> dict[int, int]:
-    """Return the queue offset up to which each level was read, according to the checkpoint, or to delayOffset.json
-    (`saved`) if RocketMQ had the store last. Empty if neither tells."""
+    """Return the queue offset up to which each level was read, by level, according to the checkpoint, or to
+    delayOffset.json (`saved`) if RocketMQ had the store last. Empty if that source has none."""
     note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
     if note is not None:
         return {level: max(run.cursor for run in found) for level, found in note.runs.items()}
@@ -103,22 +106,23 @@ class LevelQueues:
         rules: Note | None = None,
     ) -> None:
         """Find out the progress of each level. `recovered`: the result of opening the store. `is_awaited`: whether a
-        delivery is a success only after `note_flushed`. `wake`: called when something may be due, or is to be tried
-        again, before the time that `step` returned. `rules`: for a rebuilt store, all of whose deliveries `recovered`
-        has found, the former note: it tells which messages follow which table and clock, and its cursors do not count.
+        delivery is a success only after `note_flushed`. `read_cold`: see `LevelDelivery`. `wake`: called when something
+        may be due, or is to be tried again, before the time that `step` returned. `rules`: only for a rebuilt store,
+        all of whose deliveries `recovered` has found: the former note, which tells which messages follow which table
+        and clock; its cursors do not count.
 
-        If only duemq wrote the store, the progress is exact: by the checkpoint's note and the deliveries that recovery
-        read behind it. Otherwise it is that of delayOffset.json, which may be some seconds behind: then messages are
-        delivered twice, as by RocketMQ.
+        If only duemq wrote the store, the progress is exact, from the checkpoint's note and the deliveries that
+        recovery read behind it. Otherwise it comes from delayOffset.json, which may be some seconds behind: messages
+        are then delivered twice, as by RocketMQ.
         """
         self._store = store
         self._saved = saved
         self._watch = ClockWatch(now)
         self._jump_ms = 0
-        """Change of the wall clock, in ms, as far as the levels do not follow it yet."""
+        """Change of the wall clock, in ms, that the levels do not follow yet."""
         self._seen_end = store.log.end
         """The end of the commitlog at the last reading of the clock that found no change: records before it were stored
-        before any change found later."""
+        before any change that is found later."""
         self._seen = now
         """The last reading of the clock, with both times."""
         self._is_awaited = is_awaited
@@ -139,17 +143,18 @@ class LevelQueues:
         self._sampled_at = now.monotonic
         self._wants_checkpoint = False
         self._handed_over: dict[int, int] | None = None
-        """The queue offset up to which each level is handed over; None before the handing over begins."""
+        """By level, the queue offset up to which it has been handed over (`hand_over_next`); None before that
+        begins."""
         self._marked = 0
-        """Number of delivered messages marked in handing over."""
+        """Number of delivered messages that were marked for handing over."""
         self._trouble = ""
         """Why a read of the last step failed; empty if none did."""
         self._saved_table: dict[str, Any] = {}
         self._saved_at = now.monotonic
         self._noted_table: dict[str, Any] = {}
-        """The progress as of the last note, for the checkpoint that is being made."""
+        """The progress at the last note, for the checkpoint that is being made."""
         self._table_crc = runs.table_crc(table.text)
-        """Checksum of the present table, by which new messages get their deliver times."""
+        """Checksum of the present table, from which new messages get their deliver times."""
         self._load(saved.offsets, recovered, now, rules)
 
     @property
@@ -175,9 +180,9 @@ class LevelQueues:
             each.queue.next_offset for each in self.levels.values()
         )
         if note is None and not saved and has_more:
-            # Neither file tells the progress. duemq's deliveries are known by their records; RocketMQ's are repeated.
+            # Neither file has the progress. duemq's deliveries are known from their records; RocketMQ's are repeated.
             path = self._saved.file.path
-            log.warning("delay_offsets_missing", reason=f"{path} has no offsets: the commitlog was read")
+            log.warning("delay_offsets_missing", reason=f"{path} has no offsets: the whole commitlog is read instead")
             origins = Origins()
             origins.read(self._store.log, self._store.log.begin, recovered.start)
             delivered += origins.delivered
@@ -200,9 +205,9 @@ class LevelQueues:
                 )
             level.queue.watch(self._arrived)
         for physical in recovered.origins.withdrawn:
-            # The marks of their units may not have been durable, and a mark that is read now may be in the page cache
-            # only: the last process may have ended in the middle of a checkpoint. The queue may also have been rebuilt:
-            # then a unit that a cursor has passed has no mark either, and would count as delivered.
+            # The marks of their units may not have been durable, and a mark that is read now may be only in the page
+            # cache: the last process may have ended in the middle of a checkpoint. The queue may also have been
+            # rebuilt: then a unit that a cursor has passed has no mark either, and would count as delivered.
             message = self._store.message_at(physical)
             if message is not None and message.topic == SCHEDULE_TOPIC and not self._has_gone_out(message):
                 self.withdraw(message)
@@ -222,7 +227,8 @@ class LevelQueues:
         return result
 
     def _find_runs(self, level: Level) -> None:
-        """Find the runs of a level for which none were noted: one begins wherever the deliver times go down."""
+        """Find the runs of a level for which none were noted: another run begins wherever the deliver times go
+        down."""
         offset, latest = level.runs[0].cursor, 0
         while len(units := self._batches.read(level.queue, offset, _SETTLE_UNITS)):
             codes = units["tags_code"].astype(np.int64)
@@ -236,8 +242,9 @@ class LevelQueues:
             offset, latest = offset + len(units), int(times[-1])
 
     def _pass_done(self, delivered: array[int], withdrawn: array[int]) -> None:
-        """Move the cursors over messages that recovery found delivered or withdrawn, up to the first that waits. Those
-        behind it are passed over later. The arguments hold physical offsets of the messages' records."""
+        """Move each cursor over messages that recovery found delivered or withdrawn, up to the first message that
+        waits. Such messages behind it are passed over later. The arguments have physical offsets of the messages'
+        records."""
         gone = np.sort(np.frombuffer(withdrawn, np.int64))
         if not delivered and not len(gone):
             return
@@ -273,26 +280,26 @@ class LevelQueues:
         return np.concatenate(found)
 
     def _first_waiting(self) -> int:
-        """Return the physical offset of the first waiting record, or that behind all delivered ones if none waits; 0 if
-        recovery found none delivered."""
+        """Return the physical offset of the first waiting record; if none waits, one behind all records that recovery
+        found delivered; 0 if recovery found none delivered."""
         if not self._batches.delivered_end:
             return 0
         heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
-        # A refused put may have taken a cursor past messages that are found delivered.
+        # The cursor may be behind a refused put, whose range may include messages that were found delivered.
         heads += [level.queue.unit(put.start) for level in self.levels.values() for put in level.puts]
         return min((unit[0] for unit in heads if unit is not None), default=self._batches.delivered_end)
 
     def _follow_meanwhile(self, now: Moment, seen: Seen | None) -> int:
-        """Follow a clock that was set since its last noted reading, before or after the process ended. Return the shift
-        in ms that all runs get in addition."""
+        """Follow a clock that was set since its last noted reading, before or after the process ended. Return a further
+        shift, in ms, that all runs get."""
         jump = seen.jump_ms(now) if seen is not None else None
         if seen is None or jump is None:
             self._follow_what_was_stored(seen)
             return self._set_back_meanwhile(now.wall_ms, seen)
         if abs(jump) >= TOLERANCE_MS:
-            # Messages stored since may be from before or after the change, and none may come early: as far as both are
-            # possible, they count as stored before if the clock was set forward, and as stored after if it was set
-            # back.
+            # Messages that were stored since then may be from before or after the change, and none may be delivered
+            # early. Where both are possible, they count as stored before the change if the clock was set forward, and
+            # as stored after it if the clock was set back.
             since_ms = min(now.wall_ms - jump - seen.wall_ms, _MAX_UNNOTED_MS)
             latest = seen.wall_ms + since_ms + min(jump, 0)
 
@@ -307,7 +314,7 @@ class LevelQueues:
         return 0
 
     def _follow_what_was_stored(self, seen: Seen | None) -> None:
-        """Follow a clock that was set back before the process ended and after its last noted reading: the newest record
+        """Follow a clock that was set back after its last noted reading and before the process ended: the newest record
         then has an earlier store time than that reading."""
         if seen is None or self._store.log.end <= seen.end:
             return
@@ -324,8 +331,8 @@ class LevelQueues:
 
     @staticmethod
     def _shift(level: Level, boundary: int, jump: int) -> None:
-        """Shift the runs of messages before queue offset `boundary`, which were stored before the clock was set by
-        `jump` ms: they keep their delays."""
+        """Shift the deliver times of the messages before the queue offset `boundary`, which were stored before the
+        clock was set by `jump` ms: so they keep their delays."""
         last_shift = 0
         for run in level.runs:
             if run.start < boundary:
@@ -335,9 +342,9 @@ class LevelQueues:
             level.split(boundary)
 
     def _set_back_meanwhile(self, now_ms: int, seen: Seen | None) -> int:
-        """Return the shift in ms for a clock that was set back while the broker was down, by at least that much:
-        neither a record nor a reading of the clock can be from the future. Records before the last reading do not
-        count, as the runs already include changes of the clock since they were stored."""
+        """Return the shift, in ms, for a clock that was set back while the broker was down; 0 if it was not. The clock
+        was set back by at least that much, since neither a record nor a reading of the clock can be from the future.
+        Records before the last reading do not count, since the runs already include changes of the clock since then."""
         newest = self._store.appender.last_store_timestamp
         if seen is not None and self._store.log.end <= seen.end:
             newest = seen.wall_ms
@@ -351,7 +358,7 @@ class LevelQueues:
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         if not -TOLERANCE_MS < self._store.appender.store_timestamp - self._seen.wall_ms < _UNSEEN_MS:
-            self._wake()  # the clock may have been set, and may be corrected before it is read again
+            self._wake()  # the clock may have been set, and may be set right again before it is read the next time
         level = self.levels[queue.queue_id + 1]
         run = level.runs[-1]
         if run.due_ms is None:
@@ -361,13 +368,13 @@ class LevelQueues:
             except (OSError, NotInMemory):
                 run.due_ms = now_ms  # the step tries again, and logs a failure
             self._wake()
-        # The unit goes into the file at once: if RocketMQ took over this store after a crash, it would rebuild the unit
-        # before it knows its levels.
+        # The unit is put into the file immediately: if RocketMQ took over this store after a crash, it would rebuild
+        # the unit before it knows its levels.
         with contextlib.suppress(OSError):  # the next checkpoint tries again, and logs a failure
             queue.write_tail()
 
     def set_table(self, table: DelayLevels, now_ms: int) -> None:
-        """Change the table of levels. Waiting messages keep the deliver times that they were promised."""
+        """Change the table of levels. Waiting messages keep the deliver times that were promised for them."""
         old, self._times.table = self.table, table
         self._table_crc = runs.table_crc(table.text)
         for number in range(1, table.maximum + 1):
@@ -377,7 +384,7 @@ class LevelQueues:
                 level = self.levels[number] = Level(number, queue, [OpenRun(queue.min_offset, queue.min_offset)])
                 queue.watch(self._arrived)
             elif number > old.maximum or table.delay_ms(number) < old.delay_ms(number):
-                # Messages waiting in a level that was not in the table have a delay unknown to the new one.
+                # Messages that wait in a level that was not in the table had a delay that the new table does not have.
                 level.split(level.queue.next_offset)
             self._times.forget(level, now_ms)
         log.info("delay_levels_changed", old=old.text, new=table.text)
@@ -387,14 +394,14 @@ class LevelQueues:
     # --- time
 
     def watch_clock(self, now: Moment) -> None:
-        """Follow the wall clock if it was set since its last reading: messages stored before keep their delays. Raises
-        NotInMemory, OSError; then the next call begins again."""
+        """Follow the wall clock if it was set since its last reading: messages that were stored before keep their
+        delays. Raises NotInMemory, OSError; the next call then starts over."""
         self._jump_ms += self._watch.jump_ms(now)
         self._seen = now
         if not self._jump_ms:
             self._seen_end = self._store.log.end
             return
-        # All reads come first: if one fails, nothing has changed, and the next call begins again.
+        # All reads come first: if one fails, nothing has changed, and the next call starts over.
         jump = self._jump_ms
 
         def is_after(stored_ms: int) -> bool:
@@ -414,7 +421,8 @@ class LevelQueues:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time of the next work, ms since the epoch; None if only a message or a result can change that."""
+        """The time of the next work, ms since the epoch; None if there is none until a message arrives or a result
+        comes."""
         times = [time_ms for level in self.levels.values() for time_ms in self.delivery.next_times(level)]
         return min(times, default=None)
 
@@ -422,7 +430,7 @@ class LevelQueues:
 
     def step(self, now: Moment, budget: Budget) -> int | None:
         """Deliver due messages until the budget is spent. Return the time of the next call, ms since the epoch; None if
-        only a message or a result can give more to do."""
+        there is nothing to do until a message arrives or a result comes. Raises NotInMemory."""
         try:
             self.watch_clock(now)
             while self._round(now.wall_ms, budget):
@@ -437,8 +445,8 @@ class LevelQueues:
         return self.next_due_ms
 
     def _round(self, now_ms: int, budget: Budget) -> bool:
-        """Deliver a batch of each level that has one, each time beginning with another level. Return whether any was
-        tried."""
+        """Deliver one batch of each level that has due messages, beginning behind the level that was last. Return
+        whether any was tried."""
         levels = list(self.levels.values())
         any_tried = False
         for _ in levels:
@@ -462,7 +470,8 @@ class LevelQueues:
     # --- withdrawing
 
     def is_waiting(self, message: StoredMessage) -> bool | None:
-        """Whether a stored message of a level is still to be delivered; None if it was withdrawn."""
+        """Whether a stored message of a level is still to be delivered; None if it was withdrawn. Raises NotInMemory,
+        OSError."""
         size = self._size_or_mark(message)
         if size == WITHDRAWN_SIZE:
             return None
@@ -471,14 +480,14 @@ class LevelQueues:
         return not is_passed(self.levels[message.queue_id + 1].appended(), message.queue_offset)
 
     def _has_gone_out(self, message: StoredMessage) -> bool:
-        """Whether a stored message of a level has no unit, or was delivered according to its unit's mark or to the
-        records that recovery read; cursors are not considered."""
+        """Whether a stored message of a level has no unit, or was delivered according to its unit's mark or the records
+        that recovery read. Cursors are not considered."""
         size = self._size_or_mark(message)
         return size is None or size == DELIVERED_SIZE or self._batches.delivered(message.physical_offset)
 
     def _size_or_mark(self, message: StoredMessage) -> int | None:
-        """Return the size in the unit of a stored message, or the mark in its place; None if its level's queue has no
-        unit of the message."""
+        """Return the size in the unit of a stored message, or the mark in its place; None if the queue of its level has
+        no unit of the message."""
         level = self.levels.get(message.queue_id + 1)
         unit = level.queue.unit(message.queue_offset) if level is not None else None
         return unit[1] if unit is not None and unit[0] == message.physical_offset else None
@@ -492,9 +501,10 @@ class LevelQueues:
     def waiting_before(
         self, limit: int, now_ms: int, after: tuple[int, int] = (0, -1)
     ) -> Iterator[tuple[StoredMessage, int] | ColdRead | None]:
-        """Iterate over the waiting messages whose records lie before physical offset `limit`, each with its deliver
-        time as of now (ms), in the order of levels and queue offsets, from behind `after` (level, queue offset). Yields
-        None now and then, so that other work can be done, and reads to be made before the next step (`patiently`)."""
+        """Iterate over the waiting messages whose records lie before the physical offset `limit`, each with its present
+        deliver time (ms since the epoch), in the order of levels and queue offsets, from behind `after` (level, queue
+        offset). Yields None now and then, so that other work can be done, and reads to be made before the next step
+        (`patiently`)."""
         for number, level in sorted(self.levels.items()):
             if number < after[0]:
                 continue
@@ -515,8 +525,8 @@ class LevelQueues:
                 offset += 1
 
     def due_times(self, now_ms: int) -> Iterator[tuple[int, int, NDArray[np.int64]] | ColdRead]:
-        """Iterate over the deliver times, as of now, of waiting messages, ms since the epoch: parts of bounded size,
-        each with its level and the last queue offset that was looked at; and reads to be made before the next step
+        """Iterate over the present deliver times of waiting messages, ms since the epoch. Yields parts of bounded size,
+        as level, last queue offset that was looked at, and times; and reads to be made before the next step
         (`patiently`)."""
         for number, level in sorted(self.levels.items()):
             offset = 0
@@ -543,35 +553,36 @@ class LevelQueues:
     @property
     def wants_checkpoint(self) -> bool:
         """Whether the table or the clock was set since the last note: a start after a crash would use the former
-        ones."""
+        table and clock."""
         return self._wants_checkpoint
 
     def note(self) -> bytes:
-        """Return the note, in the format of `runs`."""
+        """Return the note for a checkpoint, in the format of `runs`."""
         delivered = self._batches.delivered_from(self._first_waiting())  # comes first, as it may read
         self._wants_checkpoint = False
         self._noted_table = self._saved.table_of({each.number: each.appended_offset for each in self.levels.values()})
         levels = {level.number: level.appended() for level in self.levels.values()}
-        # The runs' shifts refer to this clock: the former one, while a jump is still to be followed.
+        # The runs' shifts refer to this reading: to the clock before a jump that is still to be followed.
         wall_ms, monotonic, boot_id = self._seen
         seen = Seen(self._seen_end, wall_ms - self._jump_ms, round(monotonic * 1000), boot_id)
         return runs.encode(self._table_crc, levels, delivered, seen)
 
     def is_noted(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint has the present table: then no waiting message follows another table after a crash."""
+        """Whether a checkpoint has the present table, so that after a crash no waiting message would follow another
+        table."""
         note = runs.decode(checkpoint.notes.get(NAME, b""))
         return not self._wants_checkpoint and note is not None and note.table_crc == self._table_crc
 
     def begin_write(self) -> None:
         """Do nothing: units are in their files already."""
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         """Return False: there is nothing to write."""
         return False
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
-        """Return a job that saves the progress of the last note for RocketMQ, if that changed and is due. It runs when
-        all records appended before the note are durable. It raises OSError."""
+        """Return the work that saves the progress of the last note for RocketMQ, if that has changed and saving is due.
+        It is done once all records that were appended before the note are durable. It raises OSError."""
         table = self._noted_table
         is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
         if table == self._saved_table or not is_due:
@@ -589,16 +600,16 @@ class LevelQueues:
         return lambda: None
 
     def needed_from(self) -> int:
-        """Return the end of the commitlog: recovery reads nothing for the levels before the checkpoint's recovery
+        """Return the end of the commitlog: for the levels, recovery reads nothing before the checkpoint's recovery
         offset."""
         return self._store.log.end
 
-    def keep_some(self, limit: int, now: Moment) -> None:
+    def keep_next(self, limit: int, now: Moment) -> None:
         """Do nothing: `timers.changes` also keeps messages that wait in levels."""
 
-    def expire_some(self) -> None:
-        """Wake the levels if consume queues have lost files, so that the next step cuts the levels to their bounds. The
-        levels have no files of their own."""
+    def expire_next(self) -> None:
+        """Wake the levels if files of their consume queues have expired, so that the next step cuts the levels to the
+        bounds of the queues. The levels have no files of their own."""
         if any(level.low != level.queue.min_offset for level in self.levels.values()):
             self._wake()
 
@@ -608,11 +619,11 @@ class LevelQueues:
 
     # --- RocketMQ
 
-    def hand_over_some(self, now_ms: int, *, most: int = MAX_HANDED_OVER) -> bool:
-        """Do a part of the work at a clean stop that lets Apache's broker go on with the files. Return whether there is
-        more. Apache's broker knows only one offset for each level, before which all messages are delivered, so those
-        delivered behind it are marked, `most` of them in all. Raises NotInMemory, OSError; then duemq's next start is
-        still exact."""
+    def hand_over_next(self, now_ms: int, *, most: int = MAX_HANDED_OVER) -> bool:
+        """At a clean stop, do a part of the work that allows Apache's broker to continue with the files. Return whether
+        there is more. Apache's broker knows only one offset for each level, before which all messages are delivered. So
+        messages that were delivered behind it are marked, at most `most` in all. Raises NotInMemory, OSError; duemq's
+        next start is exact even then."""
         if self._handed_over is None:
             self._handed_over = {level.number: level.appended_offset for level in self.levels.values()}
         for number, offset in self._handed_over.items():
@@ -637,11 +648,11 @@ class LevelQueues:
     # --- for operators
 
     def report(self, now: Moment) -> None:
-        """Compute rates, and log late levels with the reason. Must be called about once a second."""
+        """Compute rates, and log levels that are late, with the reason. Must be called about once a second."""
         now_ms, monotonic, _ = now
         if self._jump_ms or self._watch.has_jumped(now):
             self._wake()
-            return  # until a step has followed the new time, lateness by it would be wrong
+            return  # until a step has followed the change of the clock, lateness would be wrong
         self._seen_end, self._seen = self._store.log.end, now  # the next step may be far ahead
         seconds = max(monotonic - self._sampled_at, 0.001)
         self._sampled_at = monotonic
@@ -663,9 +674,9 @@ class LevelQueues:
                 )
 
     def describe(self, level: Level, now_ms: int) -> str:
-        """Return one line for tools, as of now: messages waiting, when the first is due (ms since the epoch, - without
-        one), its lateness, the lateness of the last delivery, messages delivered per second, and since start the
-        numbers delivered and skipped."""
+        """Return one line for tools: the number of waiting messages, the time when the first is due (ms since the
+        epoch; - if there is none), its lateness in ms, the lateness of the last delivery in ms, messages delivered per
+        second, and the numbers delivered and skipped since start."""
         late_ms = self.lateness_ms(level, now_ms)
         return (
             f"pending={level.waiting} nextDue={level.due_ms if level.due_ms is not None else '-'} "
@@ -675,6 +686,6 @@ class LevelQueues:
 
     @staticmethod
     def lateness_ms(level: Level, now_ms: int) -> int:
-        """Return for how many ms the first undelivered message of a level has been due; 0 if none is."""
+        """Return for how many ms the first undelivered message of a level has been due; 0 if none is due."""
         since_ms = level.late_since_ms
         return max(0, now_ms - since_ms) if since_ms is not None else 0

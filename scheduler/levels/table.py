@@ -17,7 +17,7 @@ class DelayLevels:
     """An immutable table of delay levels."""
 
     def __init__(self, text: str = DEFAULT) -> None:
-        """Parse a table. Raises ValueError naming the wrong part."""
+        """Parse a table. Raises ValueError, which names the wrong part."""
         self.text = " ".join(text.split())
         self._delays_ms: list[int] = []
         for part in text.split():
@@ -26,7 +26,7 @@ class DelayLevels:
                 raise ValueError(f"{part!r} is not a delay: write a number and s, m, h or d")
             self._delays_ms.append(int(match[1]) * _UNITS_MS[match[2]])
         if not self._delays_ms:
-            raise ValueError("a table of delay levels needs at least one")
+            raise ValueError("a table of delay levels needs at least one level")
 
     @property
     def maximum(self) -> int:
@@ -39,25 +39,25 @@ class DelayLevels:
         return list(self._delays_ms)
 
     def cap(self, level: int) -> int:
-        """Return the level, or the highest one if the level is beyond that."""
+        """Return the level, or the highest level of the table if the given one is beyond that."""
         return min(level, len(self._delays_ms))
 
     def delay_ms(self, level: int) -> int:
-        """Return the delay of a level, ms."""
+        """Return the delay of a level, in ms; UNKNOWN_LEVEL_DELAY_MS if the table does not have the level."""
         if 1 <= level <= len(self._delays_ms):
             return self._delays_ms[level - 1]
         return UNKNOWN_LEVEL_DELAY_MS
 
     def level_of(self, delay_ms: int) -> int | None:
-        """Return the first level with this delay, or None."""
+        """Return the first level with this delay, or None if there is none."""
         return self._delays_ms.index(delay_ms) + 1 if delay_ms in self._delays_ms else None
 
     def deliver_time(self, level: int, store_timestamp: int) -> int:
-        """Return when a message of a level is due, ms since the epoch, from its store time. A level beyond the table
-        counts as the highest, as for a send."""
+        """Return when a message of a level is due, from its store time; both are ms since the epoch. A level beyond the
+        table counts as the highest level, as in a send."""
         return store_timestamp + self.delay_ms(self.cap(level))
 
 
 def queue_id_of(level: int) -> int:
-    """Return the queue of the schedule topic that holds a level."""
+    """Return the id of the queue of the schedule topic in which a level's messages wait."""
     return level - 1

@@ -1,8 +1,8 @@
 """Recurring messages: when one is delivered or dropped, the record for its next delivery is staged in the same batch.
 
 The delivered copy names the record that it delivers, and the next record is a message of the timer topic's queue like
-any other. A power cut may leave the first part of the last batch, with a delivery and without the next record, which
-the start then makes (`left_out`). So there is always exactly one waiting record.
+any other. After a power cut only the first part of the last batch may be left, with a delivery but without the next
+record, which the start then makes (`left_out`). So there is always exactly one waiting record.
 
 Keeps invariant 35 of ARCHITECTURE.md.
 
@@ -22,6 +22,7 @@ from duemq.protocol.records import checksum, properties, recurrence
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
 from duemq.protocol.records.timer_properties import MAX_MS, out_ms
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.recurring.times import next_ms
 from duemq.scheduler.timers.config import OVERDUE_MS
@@ -30,13 +31,13 @@ from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.log.copies import origin_of
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
 
 PAUSED_MS: Final = 10 * 366 * 86_400_000
-"""How far ahead a paused message waits, in ms: as far as any message may."""
+"""How far ahead a paused message waits, in ms: the most that any message may."""
 _REPLACED: Final = (
     checksum.NAME,
     *properties.TIMERS,
@@ -50,7 +51,7 @@ _REPLACED: Final = (
 
 
 def is_recurring(message: StoredMessage) -> bool:
-    """Whether a waiting record recurs."""
+    """Whether a waiting record is that of a recurring message."""
     return bool(message.sys_flag & FLAG_RECURS)
 
 
@@ -68,8 +69,9 @@ class Recurring:
         is_deleted: Callable[[str], bool],
     ) -> None:
         """`queue`: the timer topic's. `policy_of`: returns a topic's policy, which decides about missed deliveries.
-        `expect`: called with the deliver time, ms, of each record before it is staged. `moves`: tells searches in
-        progress about the records. `is_deleted`: tells whether a topic was deleted, which ends its messages."""
+        `expect`: called with the deliver time, ms since the epoch, of each record before it is staged. `moves`: tells
+        searches in progress about the records. `is_deleted`: returns whether a topic was deleted, which ends its
+        messages."""
         self._appender = store.appender
         self._queue = queue
         self._topics = topics
@@ -80,8 +82,8 @@ class Recurring:
 
     def stage_next(self, message: StoredMessage, now_ms: int) -> None:
         """Stage the record for the delivery after the one for which `message` waited; nothing if that was the last one.
-        `Appender.begin` comes before, `commit` after. Does nothing but log an error if the properties have become
-        wrong, for example since this machine does not know the time zone, or if the topic was deleted. Raises
+        Call `Appender.begin` before, and `commit` after. Stages nothing but logs an error if the topic was deleted, or
+        if the properties have become invalid, for example because this machine does not know the time zone. Raises
         StoreError."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
@@ -94,11 +96,11 @@ class Recurring:
         if due_ms is None or found.left == 1:
             return
         if self._is_deleted(topic):
-            # It would be delivered for ever to queues that nobody can read.
+            # It would be delivered forever to queues that nobody can read.
             _log_end(text, topic, "the topic was deleted")
             return
         stored_ms = self._appender.begin(now_ms)
-        # A missed delivery goes through the wheel as well, and is due at once there.
+        # A missed delivery goes through the wheel as well, and is due immediately there.
         waits_ms = max(due_ms, stored_ms)
         added = {
             properties.TIMER_COUNT: str(found.left - 1) if found.left is not None else "",
@@ -126,8 +128,9 @@ class Recurring:
         self._moves.add(message, None, self._appender.last_physical_offset, waits_ms)
 
     def _following(self, found: Recurrence, due_ms: int, topic: str, now_ms: int) -> int | None:
-        """Return the time of the delivery after the one of `due_ms`. What a broker missed while it was down counts as
-        the topic's policy for catching up says."""
+        """Return the time of the delivery after the one at `due_ms`; None if there is none. Times are ms since the
+        epoch. The topic's policy for catching up decides which deliveries that were missed while the broker was down
+        are still made. Raises TimerIllegal."""
         after_ms, policy = due_ms, self._policy_of(topic)
         if policy is not None and now_ms - due_ms > OVERDUE_MS:
             if policy.newest:
@@ -149,8 +152,9 @@ def _due_of(message: StoredMessage) -> int:
 
 
 def _next_unique_key(text: str) -> str:
-    """Return the UNIQ_KEY of the record behind the one with these properties: each delivery is a message of its own,
-    and a start can tell whether a delivery has its next record. Senders may give several messages the same key."""
+    """Return the UNIQ_KEY of the record that follows the one with these properties: each delivery is a message of its
+    own, and by this key a start recognizes whether a delivery has its next record. It is a hash of several properties,
+    since senders may give several messages the same UNIQ_KEY."""
     names = (properties.UNIQ_KEY, properties.REAL_TOPIC, properties.KEYS, properties.TIMER_DELIVER_MS)
     parts = "\0".join(properties.get(text, name) or "" for name in names)
     return hashlib.blake2b(parts.encode("utf-8", "replace"), digest_size=16).hexdigest().upper()
@@ -158,8 +162,9 @@ def _next_unique_key(text: str) -> str:
 
 def left_out(origins: Origins, noted: Iterable[int], message_at: Callable[[int], StoredMessage | None]) -> list[int]:
     """Return the physical offsets, ascending, of the records of recurring messages that were delivered or dropped and
-    whose next records are missing, perhaps since there is none: those at the end of the commitlog, and those that an
-    earlier start `noted`. `message_at`: returns the record at a physical offset, None without one. Raises OSError."""
+    have no next record, which may be because there is none. These are records that are named at the end of the
+    commitlog, or that an earlier start `noted`. `message_at`: returns the record at a physical offset, None without
+    one. Raises OSError."""
     named = {origin_of(each.prepared_transaction_offset) for each in origins.last_recurring}
     found = []
     for physical_offset in sorted({each for each in named if each is not None} | set(noted)):

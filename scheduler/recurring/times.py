@@ -1,10 +1,10 @@
-"""When a recurring message is delivered next, see `protocol.records.recurrence`.
+"""The times at which a recurring message is delivered; see `protocol.records.recurrence`.
 
 A cron expression is evaluated in its time zone, with the rules of Debian's cron for the change to and from daylight
 saving time: a time that does not exist that day is moved behind the gap, a time that comes twice counts once, and
-expressions that match every hour or more go on by the hour.
+expressions that match every hour or more often continue hour by hour.
 
-The libraries for that are imported on first use: most brokers have no such message, and a start takes less time.
+The libraries for that are imported on first use: most brokers have no such message, and a start then takes less time.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 253_370_764_800_000
-"""The year 9999: datetime has no later one."""
+"""The beginning of the year 9999, ms since the epoch: datetime ends with that year."""
 _FIELDS: Final = (5, 6)
 _OF_THE_MACHINE: Final = ("localtime", "posixrules", "Factory")
-"""Files beside those of the time zones, with the zone to which a machine is set."""
+"""Files beside those of the time zones whose contents depend on the machine, such as its own zone."""
 _WITH_LEAP_SECONDS: Final = ("posix/", "right/")
 """Folders that only some machines have: copies of all zones, in `right` with leap seconds, which no clock counts."""
 
 
 def next_ms(recurrence: Recurrence, after_ms: int) -> int | None:
-    """Return the first time after `after_ms` at which a message is to be delivered, whether it is paused or not; None
-    if there is none. Times are ms since the epoch. Raises TimerIllegal if the cron expression or the time zone is
-    wrong."""
+    """Return the first time after `after_ms` at which a message is to be delivered, regardless of whether it is paused;
+    None if there is none. Times are ms since the epoch. Raises TimerIllegal if the cron expression or the time zone is
+    invalid."""
     start_ms = recurrence.start_ms
     if start_ms is not None:
         after_ms = max(after_ms, start_ms - 1)
@@ -50,9 +50,9 @@ def next_ms(recurrence: Recurrence, after_ms: int) -> int | None:
 def _next_of_cron(cron: str, zone: str, after_ms: int) -> int | None:
     from cronsim import CronSim, CronSimError
 
-    # Fields are counted here, since the library reads other numbers of fields in its own ways.
+    # The fields are counted here, since the library also accepts other numbers of fields, with meanings of its own.
     if len(cron.split()) not in _FIELDS:
-        raise TimerIllegal(f"the property {properties.TIMER_CRON}={cron[:40]} has not five or six fields")
+        raise TimerIllegal(f"the property {properties.TIMER_CRON}={cron[:40]} does not have five or six fields")
     if after_ms > _LAST_MS:
         return None
     moment = (_EPOCH + timedelta(milliseconds=after_ms)).astimezone(_zone(zone))

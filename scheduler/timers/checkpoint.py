@@ -1,4 +1,4 @@
-"""The timers' part of each checkpoint of the store, from which a start knows which messages wait: the timer log's
+"""The timers' part of each checkpoint of the store, from which a start learns which messages wait: the timer log's
 marks, the wheel, timercheck, timermetrics, and the note in the checkpoint (`timers.files.small_files` has the formats).
 """
 
@@ -38,9 +38,9 @@ class TimerCheckpoint:
         wake: Callable[[], None],
         unfollowed: Sequence[int],
     ) -> None:
-        """Prepare the checkpoints. `wake`: called when deliveries that had to wait for the checkpoint may go on.
-        `unfollowed`: the physical offsets of records of recurring messages whose next records are missing, now or
-        later."""
+        """Prepare the checkpoints. `wake`: called when deliveries that had to wait for the checkpoint may continue.
+        `unfollowed`: the physical offsets of the records of recurring messages whose next records are missing; the
+        caller may change this list later."""
         self._unfollowed = unfollowed
         self._store = store
         self._enqueuer = enqueuer
@@ -54,15 +54,15 @@ class TimerCheckpoint:
         self._synced = 0
         """The position up to which the timer log is durable, apart from marks of withdrawn units."""
         self._turn_seen = (0, 0.0)
-        """The current second, and the monotonic time, s, at which it was first seen."""
+        """The current second, and the monotonic time, in seconds, at which it was first seen."""
         self._numbers: dict[str, int] = {}
-        """Waiting messages by topic as of the last note: a start by that note counts later messages again."""
+        """Number of waiting messages by topic at the last note: a start from that note counts later messages again."""
         self._is_bound = False
         """Whether `_bound_since` is done for the checkpoint that is being made."""
 
     def load(self, recovered: Recovered) -> tuple[TimerNote | None, TimerCheck | None]:
-        """Return the note, None if RocketMQ had the store last or there is none, and timercheck. Raises
-        StoreFormatError, OSError."""
+        """Return the note, and timercheck. The note is None if there is none, or if RocketMQ had the store last;
+        timercheck is None if it cannot be used. Raises StoreFormatError, OSError."""
         files = self._store.files
         files.make_directories(os.path.dirname(self._check_path))
         check = small_files.load_check(files, self._check_path)
@@ -75,7 +75,7 @@ class TimerCheckpoint:
         return small_files.load_topics(self._store.files, self._metrics_path)
 
     def begin(self) -> None:
-        """Prepare for the first checkpoint. Call this when `slots` are loaded."""
+        """Prepare for the first checkpoint. Call this once `slots` are loaded."""
         self._synced = self._slots.log.begin
 
     # --- the note
@@ -110,20 +110,22 @@ class TimerCheckpoint:
         note = self._note_on_disk()
         if note is None:  # the next start would read all of the commitlog
             return 0
-        # `TimerChanges.keep_some` finds waiting messages by the wheel, and so no messages that are not in it yet.
+        # `TimerChanges.keep_next` finds waiting messages by the timer log, so it does not find messages that are not in
+        # the wheel yet.
         return min(note.since, self._enqueuer.needed_from, *self._unfollowed, *note.unfollowed)
 
     @property
     def kept_from(self) -> tuple[int, int]:
-        """The part of the timer log that recovery may need: units behind a position, and units in slots of a second or
-        later ones."""
+        """The part of the timer log that recovery may need, as position and second: the units behind the position, and
+        the units in the slots of the second and later ones."""
         note = self._note_on_disk()
         return (note.log_since, note.second) if note is not None else (0, 0)
 
     def _bound_since(self, now: Moment) -> bool:
-        """Do a part of the work that bounds how much recovery reads: all records since the current second's turn began.
-        Without this work they would be many while nothing is due, while the clock is set back to long before the
-        second, or while the second has so many messages that they take long. Return whether there is more to do."""
+        """Do a part of the work that limits how much recovery has to read, which is all records since the current
+        second's turn began. Without this work these would be many while nothing is due, while the clock is set back to
+        long before the second, or while the second has so many messages that delivering them takes long. Return whether
+        there is more to do."""
         slots, turns = self._slots, self._slots.turns
         if not slots.is_handing_on:
             if turns.second != self._turn_seen[0]:
@@ -157,12 +159,12 @@ class TimerCheckpoint:
         self._slots.log.begin_marks()
         self._slots.wheel.begin_write()
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         """See `storage.durability.owner.CheckpointPart`."""
         if not self._is_bound:
             self._is_bound = not self._bound_since(now)
             return True
-        return self._slots.wheel.write_some(self._slots.turns.second)
+        return self._slots.wheel.write_next(self._slots.turns.second)
 
     def plan_sync(self, now: Moment) -> Callable[[], None]:
         """See `storage.durability.owner.CheckpointPart`."""

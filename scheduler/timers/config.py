@@ -10,12 +10,12 @@ from duemq.scheduler.timers.files.log import DEFAULT_SEGMENT_SIZE
 
 DAY_SECONDS: Final = 86_400
 OVERDUE_MS: Final = 10_000
-"""Lateness, in ms, beyond which a message counts as overdue, not just as delayed by a busy moment."""
+"""Lateness, in ms, beyond which a message counts as overdue, and not just as delayed by a busy moment."""
 
 
 @dataclass
 class TimerConfig:
-    """The settings, each with RocketMQ's name for it. All but the first two may be changed while running."""
+    """The settings of the timers, each with RocketMQ's name and its unit."""
 
     log_segment_size: int = DEFAULT_SEGMENT_SIZE
     """mappedFileSizeTimerLog, bytes: the size of the timer log's files."""
@@ -24,9 +24,9 @@ class TimerConfig:
     roll_window: int = 2 * DAY_SECONDS
     """timerRollWindowSlot, seconds: how far ahead a slot may be."""
     max_delay: int = 366 * DAY_SECONDS
-    """timerMaxDelaySec, seconds: a later time is refused."""
+    """timerMaxDelaySec, seconds: a message with a longer delay is refused."""
     congest_limit: int = 2**31 - 1
-    """timerCongestNumEachSlot: most messages in the slot of a second, including those cancelled since."""
+    """timerCongestNumEachSlot: most messages in the slot of a second, including those that were cancelled since."""
     stop_enqueue: bool = False
     """timerStopEnqueue: whether to stop putting messages into the wheel."""
     stop_dequeue: bool = False

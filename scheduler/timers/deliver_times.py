@@ -1,4 +1,4 @@
-"""The deliver times of messages, read from their records: units written by Apache's broker do not tell them."""
+"""The deliver times of messages, read from their records: units that Apache's broker wrote do not have them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.seconds.second import Waits
 
 LOOK_UNITS: Final = 32
-"""Most records read in one piece of work, where units do not tell enough of their messages."""
+"""Most records that are read in one piece of work if units do not have enough information about their messages."""
 
 
 def due_of(message: StoredMessage) -> int | None:
-    """Return when a stored message of the timer topic is due, ms since the epoch; None if it is no timer message."""
+    """Return when a stored message of the timer topic is due, ms since the epoch; None if it is not a timer message."""
     text, prepared = message.properties_text, message.prepared_transaction_offset
     return timer_properties.due_of(text, message.store_timestamp, prepared)
 
 
 def learn(store: MessageStore, waits: Waits, at: int, number: int) -> None:
     """Set deliver time and key of the message at index `at`, whose unit lacks them, from its record. `number`: the
-    second of its slot, whose end counts as the deliver time if the record tells none. Raises OSError."""
+    second of its slot; the end of that second counts as the deliver time if the record has none. Raises OSError."""
     message = store.message_at(*waits[["physical", "size"]][at].item())
     due_ms = due_of(message) if message is not None else None
     waits["due"][at] = min(due_ms, MAX_DUE_MS) if due_ms is not None else (number + 1) * PRECISION_MS

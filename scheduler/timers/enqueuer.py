@@ -1,4 +1,5 @@
-"""Enqueuing: messages of the timer topic's queue are put into the wheel in order, each by a unit in the timer log."""
+"""Enqueuing: messages of the timer topic's queue are put into the wheel in order, each with a unit in the timer
+log."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ log = structlog.get_logger(__name__)
 _UNITS: Final = 4096
 _FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
 _LOOK_BYTES: Final = 1 << 20
-"""Approximate number of bytes of records that are read at once, where units do not tell enough. Reading them takes a
-few ms."""
+"""Approximate number of bytes of records that are read in one go if units do not have enough information. Reading them
+takes a few ms."""
 
 
 class Enqueuer:
-    """Puts the messages of the queue into the wheel, and notes its progress. Messages behind that place that recovery
-    found delivered, withdrawn, or already in the timer log do not wait again."""
+    """Puts the messages of the timer topic's queue into the wheel, and keeps track of its progress. Messages that
+    recovery found delivered, withdrawn, or already in the timer log do not wait again."""
 
     def __init__(
         self, store: MessageStore, queue: ConsumeQueue, slots: Slots, topics: TimerTopics, batches: Batches
@@ -55,13 +56,13 @@ class Enqueuer:
         self._replayed_to = 0
         """The end of the queue at the start: recovery has no information on messages from this queue offset on."""
         self.messages = 0
-        """Messages put into the wheel since start."""
+        """Number of messages put into the wheel since start."""
         self.refused_ms: int | None = None
-        """The earliest deliver time, ms since the epoch, of the messages that the last try failed to write; None if it
-        did not fail."""
+        """The earliest deliver time, ms since the epoch, of the messages that the last try failed to write; None if the
+        last try did not fail."""
 
     def load(self, next_offset: int) -> None:
-        """Begin at a queue offset. Call this when `slots` are loaded."""
+        """Begin at a queue offset. Call this once `slots` are loaded."""
         self.next_offset = next_offset
         self._replayed_to = self._queue.next_offset
         self._note_replayed()
@@ -77,8 +78,8 @@ class Enqueuer:
 
     @property
     def needed_from(self) -> int:
-        """The physical offset of the first message that is not in the wheel yet; the end of the commitlog if all are in
-        it. Raises OSError."""
+        """The physical offset of the first message that is not in the wheel yet; the end of the commitlog if all
+        messages are in the wheel. Raises OSError."""
         first = max(self.next_offset, self._queue.min_offset)
         if first >= self._queue.next_offset:
             return self._store.log.end
@@ -86,7 +87,7 @@ class Enqueuer:
         return unit[0] if unit is not None else self._store.log.begin
 
     def behind_for(self, second: int, now_ms: int) -> int:
-        """Return the number of messages not yet in the wheel that, as of now, will get the slot of a second. Raises
+        """Return the number of messages not yet in the wheel that would now get the slot of a second. Raises
         OSError."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)
         due = slot_second_of(units["tags_code"].astype(np.int64))
@@ -94,15 +95,15 @@ class Enqueuer:
 
     def enqueue_through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to and including a queue offset into the wheel. Raises OSError."""
-        while self.next_offset <= queue_offset and self.enqueue_some(now_ms):
+        while self.next_offset <= queue_offset and self.enqueue_next(now_ms):
             pass
 
     def enqueue_all(self, now_ms: int) -> None:
         """Put all messages into the wheel. Raises OSError."""
-        while self.enqueue_some(now_ms):
+        while self.enqueue_next(now_ms):
             pass
 
-    def enqueue_some(self, now_ms: int) -> bool:
+    def enqueue_next(self, now_ms: int) -> bool:
         """Put the next messages into the wheel. Return whether there were any. Raises OSError."""
         queue = self._queue
         if self.next_offset < queue.min_offset:
@@ -137,7 +138,7 @@ class Enqueuer:
             magic |= np.where(is_among(waits["physical"], findings.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             done = is_among(waits["physical"], findings.start.done)
             met = waits["physical"][done]
-            # A search by the first record's id must find that the message was appended again, and then delivered.
+            # A search by the id of the first record must find that the message was appended again and then delivered.
             past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
         try:
             self._slots.put(waits, magic, now_ms, past=past)
@@ -157,17 +158,17 @@ class Enqueuer:
         return True
 
     def newest(self) -> Range | None:
-        """Return physical offset and size of the record of the message last put into the wheel; None without one.
-        Raises OSError."""
+        """Return physical offset and size of the record of the message that was last put into the wheel; None if there
+        is none. Raises OSError."""
         unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
         return unit[:2] if unit is not None else None
 
     def _look(self, units: NDArray[Any]) -> _ReadUnits:
-        """Return the messages of units whose topics or deliver times only the records tell. Covers the units, from the
-        first one on, whose records are read in one piece. Raises OSError."""
+        """Return the messages of units, reading records for topics or deliver times that the units do not have. Covers
+        as many units, from the first one on, as one piece of work allows. Raises OSError."""
         codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
         physical = units["physical_offset"].astype(np.int64)
-        # In duemq's records the unit tells the deliver time, and the record is in the commitlog.
+        # In the usual case, duemq's own, the unit has the deliver time, and the record is in the commitlog.
         is_usual = (codes > MAX_HASH) & (sizes > 0) & (sizes != PADDING_SIZE)
         is_usual &= (physical >= self._store.log.begin) & (physical + sizes <= self._store.log.end)
         special = np.flatnonzero(~is_usual)
@@ -196,8 +197,8 @@ class Enqueuer:
         return _ReadUnits(waits[:count], magic[:count])
 
     def _look_at(self, unit: tuple[int, int, int], waits: Waits, magic: NDArray[np.int32], at: int) -> None:
-        """Set the message and magic number at index `at` from a unit's record. Leaves them 0, and logs an error, if the
-        record is missing or is no timer message."""
+        """Set the message and magic number at index `at` from a unit's record. If the record is missing or is not a
+        timer message, they stay 0, and an error is logged."""
         physical, size, code = unit
         message = self._store.message_at(physical, size) if 0 < size != PADDING_SIZE else None
         due_ms = due_of(message) if message is not None else None
@@ -210,7 +211,7 @@ class Enqueuer:
         if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
             magic[at] = NORMAL | DELETE
             origin = origin_of(message.prepared_transaction_offset)
-            if origin is not None and origin < physical:  # earlier versions stored the time there for clients' records
+            if origin is not None and origin < physical:  # in clients' records, earlier versions stored the time there
                 magic[at] |= WITHDRAWN
         elif code > MAX_HASH:
             due_ms = code
@@ -219,10 +220,10 @@ class Enqueuer:
 
 
 def _were_again(records: PackedRecords) -> NDArray[np.bool_]:
-    """Return, for each record, whether it is one by which its message was appended again."""
+    """Return, for each record, whether it is one with which its message was appended again."""
     result = np.zeros(len(records), bool)
     if _FIRST_ID in bytes(records.data):
-        origins = records.heads["prepared_transaction_offset"].tolist()
+        origins = records.heads["prepared_offset"].tolist()
         for at, text in enumerate(records.properties()):
             if _FIRST_ID in text:
                 result[at] = first_id(text.decode("utf-8", "replace"), origins[at]) is not None
@@ -230,7 +231,7 @@ def _were_again(records: PackedRecords) -> NDArray[np.bool_]:
 
 
 class _ReadUnits(NamedTuple):
-    """The messages of units, and their magic numbers: 0 for a unit that stands for nothing."""
+    """The messages of units, and the units' magic numbers: 0 for a unit that stands for no message."""
 
     waits: Waits
     magic: NDArray[np.int32]

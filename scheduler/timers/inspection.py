@@ -1,6 +1,6 @@
-"""Reads the timers' files before a start changes anything. A file that cannot be read stops the start, and so does
-anything but a file in place of the wheel, timercheck or timermetrics. `timers.recovery` compares checksums later, and
-rebuilds lost and wrong files.
+"""Reads the timers' files before a start changes anything. The start is stopped by a file that cannot be read, and by
+anything that is not a file in the place of the wheel, timercheck or timermetrics. `timers.recovery` compares checksums
+later, and rebuilds lost and wrong files.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import Files
 
 _READ_SIZE: Final = 1 << 18
-"""Bytes per read: few enough that the buffer stays in the processor's cache."""
+"""Number of bytes in one read: few enough that the buffer stays in the processor's cache."""
 _ZEROS: Final = bytes(_READ_SIZE)
 _FREE: Final = 1 << 20
-"""Number of zero bytes behind the noted end of the log that end it for `TimerLog.recover`, which reads on from there in
-parts that are no longer than this."""
+"""Number of zero bytes behind the noted end of the log after which reading may stop: `TimerLog.recover`, which reads
+from the noted end on, takes them for the end of the log, since it reads in parts that are no longer than this."""
 
 
 def inspect(files: Files, root: str, log_end: int | None) -> None:
-    """Read the timers' files in a store's directory. `log_end`: the end of the timer log at the checkpoint, behind
-    which a start reads only the units that follow; None if it may read all. Raises StoreFormatError, OSError."""
+    """Read the timers' files in a store's directory, only to find errors. `log_end`: the end of the timer log at the
+    checkpoint, behind which a start reads only as long as units follow; None if a start may read all of the log. Raises
+    StoreFormatError, OSError."""
     for name in ("timerwheel", os.path.join("config", "timercheck"), os.path.join("config", "timermetrics")):
         path = os.path.join(root, name)
         files.require_file(path)
@@ -37,7 +38,7 @@ def inspect(files: Files, root: str, log_end: int | None) -> None:
 
 
 def _read(files: Files, path: str) -> None:
-    """Read a file, except for holes, which nearly all hours of most wheels are."""
+    """Read a file, except for its holes: in most wheels nearly all hours are holes."""
     file, at = files.open(path), 0
     size = file.size()
     while (at := file.next_data(at)) < size:

@@ -1,4 +1,5 @@
-"""The records that the timers append to their own topic: records that delete a message, and messages appended again."""
+"""The records that the timers append to their own topic: records that delete a message, and messages that are appended
+again."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from typing import Final
 from duemq.protocol.records import checksum, properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.log.copies import ORIGIN_ZERO
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 _REPLACED: Final = (
@@ -36,8 +38,8 @@ _SPARED: Final = (
     properties.TIMER_DELIVER_MS,
     properties.TIMER_FROM_LEVEL,
 )
-"""Properties that a message appended again loses, one after the other, while its properties are too long. Brokers added
-all of them. Each waiting message must fit, or no file before it could expire."""
+"""Properties that a message appended again loses, one after the other, as long as its properties are too long. Brokers
+added all of them. Every waiting message must fit: if one did not, no commitlog file before it could expire."""
 _DELETE_BODY: Final = b"0"
 _DELETE_TAG: Final = "_RECALL_TAG_"
 
@@ -51,8 +53,9 @@ class TimerRecords:
         self._topics = topics
 
     def delete(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """Append a record that deletes a message due at `due_ms`: for Apache's broker by topic and unique key, in the
-        slot of that time; for recovery by its origin. Raises StoreError."""
+        """Append a record that deletes a message due at `due_ms`. Apache's broker finds the message by topic and unique
+        key, in the slot of that time; recovery finds it by its origin. Times are ms since the epoch. Raises
+        StoreError."""
         try:
             self.stage_deletion(message, due_ms, now_ms)
             self._appender.commit()
@@ -62,7 +65,7 @@ class TimerRecords:
 
     def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_followed: bool = False) -> None:
         """Stage the record of `delete`: the caller's `Appender.commit` writes the record. `is_followed`: whether the
-        message recurs and goes on, by a record in the same batch."""
+        message recurs and continues with a further record in the same batch."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -98,8 +101,9 @@ class TimerRecords:
         is_paused: bool = False,
     ) -> int:
         """Append a waiting message again, to wait in the wheel until `due_ms`. Return the physical offset of the new
-        record. `is_as_promised`: whether that is the time promised to its sender, by a delay level if it has one.
-        `is_paused`: whether the message recurs and is paused from now on. Raises StoreError."""
+        record. `is_as_promised`: whether that is the time that was promised to its sender, by a delay level if it has
+        one. `is_paused`: whether this is a recurring message that is paused from now on. Times are ms since the epoch.
+        Raises StoreError."""
         before, origin = message.properties_text, message.physical_offset
         topic = properties.get(before, properties.REAL_TOPIC) or ""
         times = properties.get(before, properties.TIMER_ROLL_TIMES) or "0"
@@ -119,7 +123,7 @@ class TimerRecords:
             properties.REAL_TOPIC: topic,
             properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",
         }
-        # All other properties stay as they are, even those without a value or with the same name.
+        # All other properties stay as they are, even those that have no value or that occur twice.
         kept = properties.without_all(before, _REPLACED).rstrip(properties.PROPERTY_END)
         text = _joined(kept, added)
         for name in _SPARED:
@@ -153,6 +157,6 @@ class TimerRecords:
 
 
 def _joined(kept: str, added: dict[str, str]) -> bytes:
-    """Return properties as they are, followed by added ones."""
+    """Return properties, unchanged, followed by added ones."""
     more = properties.format_properties(added)
     return (f"{kept}{properties.PROPERTY_END}{more}" if kept else more).encode()

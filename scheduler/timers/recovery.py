@@ -1,15 +1,16 @@
 """Recovery of the timers: finds out which messages wait in the timer wheel when a store opens.
 
-Where only duemq wrote the store, the result is exact: the timer log is cut to the checkpoint's note, the wheel is
-brought back to it, and the records behind it tell which messages were delivered since. Units behind the noted end are
-made again from the queue of the timer topic.
+If only duemq wrote the store, the result is exact: the timer log is cut at the end in the checkpoint's note, the wheel
+is taken back to the same state, and the records behind the note tell which messages were delivered since. Units behind
+the noted end are made again from the queue of the timer topic.
 
     timer wheel missing; hours of it whose checksums     rebuilt from the log, in the same pass that compares the
     differ from the note                                 log with its checksums
     no note yet; timer log missing, or its checksums     both rebuilt from the queue; deliveries are read from the
     differ from the note                                 whole commitlog
-    Apache's broker had the store last                   by timercheck and the log, as Apache's broker does: at least
-                                                         once. Without them, by the queue as above
+    Apache's broker had the store last                   from timercheck and the log, as Apache's broker does:
+                                                         messages are delivered at least once. Without these files,
+                                                         from the queue as above
 
 Keeps invariant 19 of ARCHITECTURE.md.
 """
@@ -22,18 +23,19 @@ import numpy as np
 import structlog
 
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.small_files import NO_OFFSETS, StartFacts, Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _NEAR_SECONDS: Final = 60
-"""Lead, in seconds, of slots that are not searched for parked messages: their turn comes soon."""
+"""Slots that are at most this many seconds ahead are not searched for parked messages: their turn comes soon."""
 _MAX_NAMED: Final = 20
-"""Most paths that a warning names."""
+"""Most paths that a warning lists."""
 
 
 class Start(NamedTuple):
@@ -60,7 +62,8 @@ class Start(NamedTuple):
     queue_offset: int
     waiting: dict[int, int]
     counted_at: int = 0
-    """Physical offset: for the slot of `second`, `waiting` does not count messages delivered by records before it."""
+    """Physical offset: messages in the slot of `second` that were delivered by records before it are not included in
+    `waiting`."""
     found: StartFacts = StartFacts()
     """The messages that records, and the last start, show to be delivered, withdrawn or moved."""
     parked: frozenset[tuple[int, int]] = frozenset()
@@ -99,28 +102,29 @@ class TimerRecovery:
         queue: ConsumeQueue,
         timer_log: TimerLog,
         wheel: TimerWheel,
-        places: UnitPlaces,
+        positions: UnitPositions,
         now_ms: int,
         recovered: Recovered,
     ) -> None:
-        """Prepare the recovery. `places`: the index to be filled with the positions of all units, in the same pass over
-        the log as everything else."""
+        """Prepare the recovery. `positions`: the index to be filled with the positions of all units, in the same pass
+        over the log as everything else."""
         self._store = store
         self._queue = queue
         self._log = timer_log
         self._wheel = wheel
         self._now_second = slot_second(now_ms)
         self._recovered = recovered
-        self._places = places
+        self._positions = positions
         self._parked: set[tuple[int, int]] = set()
         """Slots that may have parked messages, as in `Start.parked`."""
         self._parked_done: dict[int, int] = {}
-        """Number of parked messages that were delivered since the note, by the hash of the topic."""
+        """Number of parked messages that were delivered since the note, by the hash of their topic."""
         self._reason = "there is no usable timer log"
         """Why the log cannot be used."""
 
     def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
-        """Recover by the note, or by timercheck if RocketMQ had the store last. Raises StoreFormatError, OSError."""
+        """Recover from the note, or from timercheck if RocketMQ had the store last; if neither can be used, from the
+        queue. Raises StoreFormatError, OSError."""
         has_wheel = self._open_wheel()
         has_log = self._open_log()
         if not self._queue.next_offset:
@@ -172,7 +176,7 @@ class TimerRecovery:
         if not waits.is_covered(note, self._log.begin, self._log.end):
             there = f"{self._log.begin} to {self._log.end}"
             self._reason = (
-                f"the timer log has positions {there}, the checkpoint knew {note.log_since} to {note.log_end}"
+                f"the timer log has positions {there}, but the checkpoint needs {note.log_since} to {note.log_end}"
             )
             return None
         if note.sums is not None:
@@ -200,8 +204,8 @@ class TimerRecovery:
         )
 
     def _found(self, second: int, before: StartFacts, *more: Origins) -> StartFacts:
-        """Return the messages found delivered and withdrawn, by the origins that recovery read, by `more`, and by the
-        last start (`before`)."""
+        """Return the messages that are delivered or withdrawn according to the origins that recovery read, to `more`,
+        and to the last start (`before`)."""
         origins = (self._recovered.origins, *more)
         return waits.found_since(
             second,
@@ -215,7 +219,7 @@ class TimerRecovery:
     def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:
         """Cut the log to the noted end, compare it and the wheel with their checksums in one pass over the log, and
         rebuild the hours of the wheel that differ. Return whether the log agrees with its checksums."""
-        # Hours to which units behind the noted end belong have changed since the note, and are not damaged.
+        # Hours with units behind the noted end have changed since the note: a difference there is no damage.
         changed = np.zeros(HOURS, bool)
         for _, units in self._log.scan(note.log_end, self._log.end):
             changed[seconds_of(units) % SLOTS // HOUR] = True
@@ -230,12 +234,12 @@ class TimerRecovery:
             hours = np.ones(HOURS, bool)
         has_to_fill = bool(hours.any())
         # Only withdrawals since the checkpoint count: recovery may have read from further back, and the noted sums
-        # include the marks of earlier ones.
+        # include the marks of earlier withdrawals.
         since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
         check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
-            self._note_places(position, units)
+            self._note_positions(position, units)
             self._look_for_parked(position, units, note.second, delivered)
             if has_to_fill:
                 self._put_into_wheel(position, units, note.second, hours)
@@ -253,10 +257,10 @@ class TimerRecovery:
         return True
 
     def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
-        """Note the slots of parked messages among some units. Messages that were delivered by records behind the note
-        were brought back by units that are cut off: their units are noted as superseded."""
+        """Note the slots of the parked messages among some units. If a record behind the note delivered a parked
+        message, a unit that is cut off now had brought the message back: the unit at hand is noted as superseded."""
         seconds = seconds_of(units)
-        # Indexes come first: hardly any unit is parked, and picking units before that is known would copy all of them.
+        # The indexes are computed first: hardly any message is parked, so hardly any unit needs to be copied.
         at = np.flatnonzero((seconds > second) & waits.is_parked(units, seconds))
         if not len(at):
             return
@@ -274,8 +278,8 @@ class TimerRecovery:
         self._parked.update(zip(seconds[at].tolist(), hashes[at].tolist(), strict=True))
 
     def _drop_before(self, position: int) -> None:
-        """Forget and remove files before a position, which have no noted checksum as they were no longer needed: the
-        broker ended before it removed them."""
+        """Forget and remove the files before a position. They have no noted checksums, since they were no longer
+        needed, but the broker ended before it removed them."""
         paths = self._log.drop_before(position)
         try:
             for path in paths:
@@ -284,9 +288,9 @@ class TimerRecovery:
             log.warning("files_not_removed", first=paths[0], reason=str(error))
 
     def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
-        """Do the work of `_check_files` by the note of an earlier version, which has no checksums of files."""
+        """Do the work of `_check_files` with the note of an earlier version, which has no checksums of files."""
         if self._log.crc(note.log_end) != note.log_crc:
-            self._reason = "the end of the timer log is not as it was written: its checksum differs"
+            self._reason = "the end of the timer log differs from what was written: its checksum is wrong"
             return False
         if has_wheel:
             self._take_back(note.log_end)
@@ -297,15 +301,15 @@ class TimerRecovery:
         self._sum_up()
         return True
 
-    def _note_places(self, position: int, units: Units) -> None:
-        self._places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+    def _note_positions(self, position: int, units: Units) -> None:
+        self._positions.note(position + np.arange(len(units)) * UNIT_SIZE, units)
 
     def _sum_up(self) -> None:
         """Compute the checksums of the log, for which none were noted, and note the places of its units."""
         self._log.sums = LogSums(self._log.segment_size)
         for position, units in self._log.scan(self._log.begin, self._log.end):
             self._log.sums.add(position, units)
-            self._note_places(position, units)
+            self._note_positions(position, units)
 
     def _take_back(self, end: int) -> None:
         parts = list(self._log.scan(end, self._log.end))
@@ -329,11 +333,12 @@ class TimerRecovery:
     def _put_into_wheel(
         self, position: int, units: Units, second: int, hours: NDArray[np.bool_]
     ) -> NDArray[np.signedinteger]:
-        """Put those units into the wheel whose slots are in the given hours. Return the topic hashes of the units that
-        stand for messages in slots of `second` or later."""
+        """Put the units whose slots are in the given hours into the wheel. Return the topic hashes of those that stand
+        for messages in slots of `second` or later."""
         seconds = seconds_of(units)
-        # Past units count too, as they tell how a message ended, unless the slot holds a later second: after a long
-        # stop the current second is far behind, and a slot may be nearly a whole turn of the wheel ahead.
+        # Units in past slots count, too, since they tell what became of a message. They do not if the slot is in use
+        # for a later second: after a long stop the current second is far behind, and a slot may be nearly a whole turn
+        # of the wheel ahead.
         known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS)
         past = np.flatnonzero(known & (seconds < second))
         if len(past):
@@ -350,7 +355,7 @@ class TimerRecovery:
 
     def _by_check(self, check: TimerCheck | None) -> Start | None:
         if check is None:
-            self._reason = "RocketMQ had the store, and config/timercheck, which tells its progress, cannot be read"
+            self._reason = "RocketMQ had the store last, and config/timercheck, which has its progress, cannot be read"
             return None
         size = self._log.segment_size
         self._log.recover(max(self._log.begin, min(check.log_position, self._log.end) // size * size - size))
@@ -379,9 +384,9 @@ class TimerRecovery:
         )
 
     def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
-        """Return the messages from a queue offset on that have units in the log (physical offsets), and the queue
-        offset behind the last of them: RocketMQ's timercheck is up to a second behind the log. A message that was due
-        when it came has no unit, and may not have been delivered."""
+        """Return the physical offsets of the messages from a queue offset on that have units in the log, and the queue
+        offset behind the last of them: RocketMQ's timercheck is up to a second behind the log. A message between them
+        that was already due when it came has no unit, and may not have been delivered."""
         queue = self._queue
         first = queue.unit(queue_offset)
         if first is None:
@@ -395,7 +400,7 @@ class TimerRecovery:
 
     def _offset_behind_last(self) -> int | None:
         """Return the queue offset behind the message of the log's last unit; None if that message is not in the timer
-        topic, or there is no unit."""
+        topic, or if the log has no unit."""
         last = self._log.last()
         if last is None:
             return None
@@ -405,10 +410,10 @@ class TimerRecovery:
     # --- by the queue, as the last resort
 
     def _by_queue(self) -> Start:
-        log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog was read")
+        log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog is read")
         self._store.forget_note("timers")
         self._log.remove_all()
-        self._places.clear()
+        self._positions.clear()
         self._wheel.clear()
         self._wheel.establish()
         origins = Origins()

@@ -1,7 +1,7 @@
 """Searches the timer log for waiting messages: for one of them by its unit, for all, or for a part at a time.
 
 A unit of the log says where a message was put, not whether it still waits there: a unit in a past slot stands for no
-message, only messages in memory count for the current second, and recovery has found messages that were delivered.
+message, in the current second only messages in memory count, and recovery has found messages that were delivered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duemq.scheduler.timers.deliver_times import LOOK_UNITS, learn
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import NO_MESSAGE, UNIT, seconds_of
 from duemq.scheduler.timers.index.census import Census
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.seconds.findings import Findings
 from duemq.scheduler.timers.seconds.second import NO_WAITS, waits_of
 from duemq.scheduler.timers.seconds.turns import Turns
@@ -36,7 +36,7 @@ _CENSUS_UNITS: Final = 2048
 
 
 class _Pass:
-    """A search through the log in progress."""
+    """A search through the log that is in progress."""
 
     def __init__(self, start: int, end: int) -> None:
         self.reached = start
@@ -54,14 +54,14 @@ class TimerSearch:
         self,
         store: MessageStore,
         timer_log: TimerLog,
-        places: UnitPlaces,
+        positions: UnitPositions,
         turns: Turns,
         findings: Findings,
         census: Census,
     ) -> None:
         self._store = store
         self._log = timer_log
-        self._places = places
+        self._positions = positions
         self._turns = turns
         self._findings = findings
         self._census = census
@@ -69,7 +69,7 @@ class TimerSearch:
         """Searches in progress."""
 
     def is_waiting(self, waits: Waits, number: int) -> bool:
-        """Whether a message, as `wait_at` returned it, is still to be delivered by its unit in the slot of second
+        """Whether a message, as `wait_at` returned it, is still to be delivered by its unit in the slot of the second
         `number`."""
         turns, findings = self._turns, self._findings
         if number < turns.second or int(waits["magic"][0]) & NO_MESSAGE:
@@ -81,17 +81,18 @@ class TimerSearch:
         return second is None or not second.is_loaded or second.has(waits)
 
     def wait_at(self, position: int, number: int) -> Waits:
-        """Return the message of the unit at a position, in the slot of second `number`: an array of one. Raises
-        OSError."""
+        """Return the message of the unit at a position, in the slot of the second `number`, as an array of one message.
+        Raises OSError."""
         waits = waits_of(self._log.read(position, 1), np.array([position]))
         if waits["due"][0] == 0:
             learn(self._store, waits, 0, number)
         return waits
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
-        """Iterate over the messages in the wheel whose units lie from position `start` of the timer log on: each once,
-        in parts of bounded size, in the order of the log; and over reads to be made before the next step (`patiently`).
-        Messages that get another slot before the search comes to their units are last, with their new units."""
+        """Iterate over the messages in the wheel whose units lie in the timer log from position `start` on. Yields each
+        message once, in parts of bounded size, in the order of the log; and reads to be made before the next step
+        (`patiently`). Messages that get another slot before the search comes to their units come last, with their new
+        units."""
         this = _Pass(start, self._log.end)
         self._passes.append(this)
         try:
@@ -108,9 +109,9 @@ class TimerSearch:
 
     def by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
         """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
-        physical offsets, both excluded. A message keeps its place if it gets another unit in the meantime, or before a
-        search goes on."""
-        while after + 1 < end and (found := (yield from patiently(partial(self._places.after, after)))):
+        physical offsets, both exclusive. A message keeps its place if it gets another unit in the meantime, or before a
+        search is continued."""
+        while after + 1 < end and (found := (yield from patiently(partial(self._positions.after, after)))):
             positions, units, after = found
             waits, seconds = self._waiting_of(positions, units)
             yield from patiently(partial(self._learn, waits, seconds))
@@ -125,7 +126,7 @@ class TimerSearch:
                 each.moved.append(waits[missed])
 
     def _learn(self, waits: Waits, seconds: NDArray[np.int64]) -> None:
-        """Call `learn` for the messages whose units do not tell their deliver times. Raises OSError."""
+        """Call `learn` for the messages whose units do not have their deliver times. Raises OSError."""
         for at in np.flatnonzero(waits["due"] == 0).tolist():
             learn(self._store, waits, at, int(seconds[at]))
 
@@ -161,8 +162,8 @@ class TimerSearch:
         return True
 
     def look_on(self, start: int, limit: int, end: int | None = None) -> tuple[Waits, NDArray[np.int64], int] | None:
-        """Return the messages that wait by at most `limit` units from a position on, the seconds of their slots, and
-        the position behind the units. Covers fewer units if Apache's broker wrote many of them. Returns None at `end`,
+        """Look at up to `limit` units from a position on; fewer if Apache's broker wrote many of them. Return the
+        messages that wait by these units, the seconds of their slots, and the position behind the units; None at `end`,
         by default the end of the log."""
         start, end = max(start, self._log.begin), self._log.end if end is None else end
         for position, found in self._log.scan(start, min(end, start + limit * UNIT.itemsize)):

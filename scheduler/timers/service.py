@@ -6,19 +6,19 @@
 
 There are two stages. Enqueuing follows the queue: each message gets a unit in the timer log, linked to the preceding
 units of its second's slot. Dequeuing follows the clock: the slots of the next seconds are loaded ahead; the messages of
-the current one are delivered in slices, as copies that name their origin; then the next slot that is not empty has its
-turn. There is no periodic work while nothing is due: `step` returns the time at which to call it again.
+the current second are delivered in slices, as copies that name their origin; then the next slot that is not empty has
+its turn. There is no periodic work while nothing is due: `step` returns the time at which to call it again.
 
-A slot may be at most `roll_window` seconds ahead, since Apache's broker could not read one beyond that. A message due
-later waits in a slot that is a multiple of the window before its own, and gets another unit of 52 bytes when that
-slot's turn comes; its record stays where it is.
+A slot may be at most `roll_window` seconds ahead, since Apache's broker could not read one beyond that. A message that
+is due later waits in a slot that is a multiple of the window before its own. When that slot's turn comes, the message
+gets another unit, of 52 bytes; its record stays where it is.
 
 After a crash, the checkpoint's note (`timers.files.small_files`) tells which second was the current one, and where the
 timer log ended; units behind that end are cut off and made again. The delivered records tell which messages were
-delivered since that second's turn began. So each message is delivered once, though a delivery writes nothing but the
-message.
+delivered since that second's turn began. So each message is delivered exactly once, although a delivery writes nothing
+but the delivered message.
 
-Behaviour after apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
+Behaves like apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import structlog
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.delivery.batches import Batches, Kind
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
@@ -61,7 +62,7 @@ from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, ReadAhead, ReadCold
 from duemq.storage.store import MessageStore
 
@@ -79,11 +80,12 @@ WARN_AGAIN_SECONDS: Final = 60.0
 _DELIVER_UNITS: Final = 512
 _DROP_UNITS: Final = 128
 _BRING_BACK_UNITS: Final = 4096
-"""Number of messages left in the current second below which parked messages are brought back."""
+"""Parked messages are brought back while fewer messages than this are left in the current second."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
 _STALLED_MS: Final = 3000
-"""Time, in ms, after which failing enqueuing makes the timers refuse messages, since they could not be delivered."""
+"""If enqueuing has been failing for this time, in ms, the timers refuse messages, since these could not be
+delivered."""
 _NO_LIMIT: Final = 2**31 - 1
 """RocketMQ's default of timerCongestNumEachSlot, which stands for no limit."""
 
@@ -92,7 +94,7 @@ class TimerState(NamedTuple):
     """The state of the timers, for tools."""
 
     read_ms: int
-    """commitReadTimeMs: the time, ms since the epoch, before which every slot is done."""
+    """commitReadTimeMs: the time, ms since the epoch, before which all slots are done."""
     queue_offset: int
     """The next queue offset of the timer topic to put into the wheel."""
     behind_messages: int
@@ -100,7 +102,9 @@ class TimerState(NamedTuple):
     pending: int
     """Number of messages waiting in the wheel."""
     enqueue_tps: float
+    """Messages put into the wheel per second."""
     dequeue_tps: float
+    """Messages delivered per second."""
     late_ms: int
     """Time, in ms, for which the first undelivered message has been due; 0 if none is due."""
 
@@ -121,9 +125,10 @@ class Timers:
         is_deleted: Callable[[str], bool] = lambda topic: False,
     ) -> None:
         """Open the files, or make them, and find the waiting messages. `recovered`: the result of opening the store.
-        `wake`: called when `step` has work before the time that it returned. `wake_later`: called when messages came
-        that are not due soon, so that `step` may be called some ms later, with more of them. `is_deleted`: tells
-        whether a topic was deleted: its recurring messages end. Raises StoreFormatError, OSError."""
+        `read_cold`: has a thread read records from the disk; if it is None, delivery itself waits for the disk. `wake`:
+        called when `step` has work before the time that it returned. `wake_later`: called instead when messages came
+        that are not due soon: `step` may then be called some ms later, when there are more of them. `is_deleted`:
+        returns whether a topic was deleted, which ends its recurring messages. Raises StoreFormatError, OSError."""
         self._store = store
         self._config = config
         self._wake = wake
@@ -148,7 +153,8 @@ class Timers:
         """The physical offsets of the records of recurring messages that were delivered or dropped and whose next
         records are missing."""
         self._cancelled: set[int] = set()
-        """The physical offsets of messages that policies dropped, until the rest of their split is carried out too."""
+        """The physical offsets of messages that policies dropped, until the rest of their split has been carried out,
+        too."""
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake, self._unfollowed)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
         """Cancels, reschedules and replaces waiting messages."""
@@ -166,7 +172,8 @@ class Timers:
         self._expiring: Iterator[list[str] | ColdRead] | None = None
         self._marking: Iterator[None] | None = None
         self.dequeued = self.lost = self.dropped = 0
-        """Numbers of messages delivered, found missing, and cancelled by their topics' policies, since start."""
+        """Numbers of messages, since start, that were delivered, found missing, and cancelled by their topics'
+        policies."""
         self._dropped_told = 0
         self._sampled = (0, 0, now.monotonic)
         self._rates = (0.0, 0.0)
@@ -191,7 +198,7 @@ class Timers:
         if not recovered.is_foreign:
             noted = note.unfollowed if note is not None else ()
             self._unfollowed += left_out(recovered.origins, noted, self._store.message_at)
-        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.places, now_ms, recovered)
+        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.positions, now_ms, recovered)
         start = recovery.run(note, check)
         slots.load(start, note.policy_end if note is not None else 0)
         enqueuer.load(start.queue_offset)
@@ -206,9 +213,9 @@ class Timers:
     # --- arriving messages
 
     def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
-        """Return why a message with this deliver time, which is not past, is refused now; None if it is not refused.
-        Call this for each message before it is stored. May read if slots are limited (`is_limited`); then raises
-        OSError, NotInMemory."""
+        """Return why a message with this deliver time, which must not be past, is refused now; None if it is not
+        refused. Call this for each message before it is stored. Times are ms since the epoch. If slots are limited
+        (`is_limited`), this may read, and raises OSError, NotInMemory."""
         config = self._config.value
         if deliver_ms < self._soonest_ms:  # noqa: PLR1730, runs for each message: a call of min costs twice as much
             self._soonest_ms = deliver_ms
@@ -224,12 +231,12 @@ class Timers:
 
     @property
     def enqueue_failure(self) -> str | None:
-        """Why the last try to put messages into the wheel failed; None if it did not."""
+        """Why the last try to put messages into the wheel failed; None if it did not fail."""
         return self._enqueuing.reason
 
     def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
-        """Whether the slot for a deliver time is full, counting messages that came just now. Raises OSError,
-        NotInMemory."""
+        """Whether the slot for a deliver time is full, including messages that are not in the wheel yet. Raises
+        OSError, NotInMemory."""
         limit, second = self._config.value.congest_limit, self._slots.window.slot_for(slot_second(deliver_ms), now_ms)
         if self._slots.wheel.count(second) + self._enqueuer.behind < limit:
             return False
@@ -237,17 +244,17 @@ class Timers:
         return self._slots.wheel.count(second) + self._enqueuer.behind_for(second, now_ms) >= limit
 
     def gather(self, now_ms: int) -> None:
-        """Put messages that came just now into the wheel, before the next step does. If this fails or needs a read from
-        the disk, it stops: the next step tries again and logs the failure. The caller finds the messages left in
-        `queue`, from `queue_offset` on."""
+        """Put messages that have just come into the wheel, without waiting for the next step. If this fails or needs a
+        read from the disk, it stops: the next step tries again and logs the failure. The caller finds the remaining
+        messages in `queue`, from `queue_offset` on."""
         if not self._config.value.stop_enqueue:
             with contextlib.suppress(OSError, NotInMemory):
-                self._enqueuer.enqueue_some(now_ms)
+                self._enqueuer.enqueue_next(now_ms)
 
     def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
-        """Note that a message for a topic was staged at a queue offset of `queue`. Call this right after the staging.
-        `key`: the hash (`timers.index.keys.key_hash`) of the key by which it is to be replaced, 0 without
-        one."""
+        """Note that a message for a topic was staged at a queue offset of `queue`. Call this directly after staging.
+        `key`: the hash (`timers.index.keys.key_hash`) of the key by which the message is to be replaced, 0 if it has
+        none."""
         self._topics.staged(queue_offset, topic, key)
 
     def _expect(self, due_ms: int) -> None:
@@ -276,7 +283,7 @@ class Timers:
 
     def step(self, now: Moment, budget: Budget) -> int | None:
         """Do the work that is due, until the budget is spent. Return the time of the next call, ms since the epoch;
-        None if only a message can give more to do."""
+        None if there is nothing to do until a message or a read comes. Raises NotInMemory."""
         self._is_called = self._is_called_soon = False
         self._soonest_ms = _NEVER_MS
         now_ms = now.wall_ms
@@ -288,7 +295,7 @@ class Timers:
             self._search_overdue(now_ms)
         while True:
             worked = not self._config.value.stop_enqueue and self._enqueuing.run(
-                now_ms, lambda: self._enqueuer.enqueue_some(now_ms)
+                now_ms, lambda: self._enqueuer.enqueue_next(now_ms)
             )
             if not self._config.value.stop_dequeue:
                 worked |= self._dequeue(now_ms)
@@ -303,8 +310,8 @@ class Timers:
         return self._next_ms(now_ms)
 
     def follow(self, now_ms: int) -> bool:
-        """Append the next records of recurring messages that a power cut has left out, if they are not appended yet.
-        Return whether there were any. Raises StoreError, OSError; then nothing was appended."""
+        """Append the next records of recurring messages that are missing after a power cut, unless this was done
+        before. Return whether there were any. Raises StoreError, OSError; then nothing was appended."""
         if not self._unfollowed:
             return False
         try:
@@ -335,18 +342,18 @@ class Timers:
         return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms))
 
     def _work_on_second(self, now_ms: int) -> bool:
-        """Do a part of the current second's work, or give the next second its turn. Return whether there was anything
-        to do. Raises StoreError, OSError; then the part is still to be done."""
+        """Do a part of the current second's work, or begin the turn of the next second. Return whether there was
+        anything to do. Raises StoreError, OSError; then that part is still to be done."""
         if self._slots.turns.advance(now_ms):
             return True
         second = self._slots.turns.current
-        if second.load_some():
+        if second.load_next():
             return True
         if second.deletes:
             self._slots.delete_by_key(second)
             return True
         if second.again:
-            newest = self._enqueuer.newest()  # before any move, as a failed read behind it would not be repeated
+            newest = self._enqueuer.newest()  # before the move: if the read failed after it, nothing would repeat it
             if self._slots.put_again(second, now_ms):
                 self._slots.mark_newest(newest, now_ms)
             return True
@@ -358,7 +365,7 @@ class Timers:
         if not len(waits):
             return False
         if self._store.health.verdict is not Verdict.HEALTHY:
-            # Nothing can be appended now, and the records that tell the topics would be read in vain at each try.
+            # Nothing can be appended now, and each try would read records for their topics in vain.
             raise self._store.health.error()
         queued = self._slots.parking.going_on(self.policies.is_paused)
         if self.policies or queued:
@@ -387,7 +394,7 @@ class Timers:
             log.error(
                 "timer_messages_missing", messages=outcome.units, physical_offset=int(units["physical_offset"][0])
             )
-        with self._store.health.noting():  # a failure behind the append must not lead to a second append
+        with self._store.health.noting():  # a failure after the append must not lead to a second append
             self._trouble = None
             second.touch()
             second.drop(outcome.units)
@@ -396,8 +403,9 @@ class Timers:
         return True
 
     def _bring_back(self, second: Second, now_ms: int) -> bool:
-        """Bring back some parked messages whose topics go on, by their present policies, unless the current second has
-        enough messages left. Return whether there was anything to do. Raises StoreError, OSError."""
+        """Bring back some parked messages whose topics are no longer paused, by the topics' present policies, unless
+        the current second has enough messages left. Return whether there was anything to do. Raises StoreError,
+        OSError."""
         parking = self._slots.parking
         waits = (
             parking.next_messages(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BRING_BACK_UNITS else None
@@ -419,11 +427,12 @@ class Timers:
         back = np.concatenate((now, later, held))
         not_before = np.zeros(len(back), np.int64)
         not_before[len(now) + len(later) :] = split.held_seconds
-        # All reads come first: if one failed after some messages got new units, these would be moved again.
+        # All reads come first: if one failed after some messages had got new units, these messages would be moved
+        # again.
         slots.prepare(back, now_ms, not_before)
         self._cancel(split.dropped, now_ms)
         slots.moving(held)
-        # Messages whose topic is paused, while another one with the same hash goes on, stay parked.
+        # Messages stay parked if their topic is paused and only another topic with the same hash is not.
         others = np.concatenate((split.dropped, split.parked))
         moved = waits[~np.isin(waits["position"], others["position"])]
         if len(moved):
@@ -436,15 +445,15 @@ class Timers:
         return True
 
     def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
-        """Note that messages get slots for times that policies chose: `Slots.policy_end` covers them."""
+        """Note that messages get slots for times that policies chose, so that `Slots.policy_end` covers these slots."""
         if len(waits):
             latest = np.maximum(slot_second_of(waits["due"]), not_before)
             self._slots.note_held(int(latest.max()))
 
     def _cancel(self, waits: Waits, now_ms: int) -> None:
-        """Append records that delete messages dropped by policies, and withdraw these at once: a checkpoint must not
-        say that they wait, and whatever else their split needs may fail and is tried again. `_carried_out` follows.
-        Raises StoreError, OSError."""
+        """Append records that delete messages dropped by policies, and withdraw these messages immediately: a
+        checkpoint must not say that they wait, and the rest of their split may fail and is then tried again. Call
+        `_carried_out` after that. Raises StoreError, OSError."""
         left = waits[~np.isin(waits["physical"], list(self._cancelled))]
         try:
             for physical, size in left[["physical", "size"]].tolist():
@@ -469,8 +478,8 @@ class Timers:
         self.policies.carried_out(split)
 
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
-        """Carry out a split of the first `count` messages of a second. Those to be delivered now are put back as the
-        first ones. Raises StoreError, OSError."""
+        """Carry out a split of the first `count` messages of a second. Messages to be delivered now are put back, in
+        front of all others. Raises StoreError, OSError."""
         slots, later, held, parked = self._slots, split.later, split.held, split.parked
         moved = np.concatenate((later, held, parked))
         # As in `_bring_back`: all reads come first.
@@ -495,7 +504,7 @@ class Timers:
             second.put_back(split.now)
 
     def _is_cold(self, waits: Waits) -> bool:
-        """Whether the records of messages are not in memory; if so, a thread is told to read them."""
+        """Whether the records of messages are not in memory; if so, has a thread read them."""
         if self._read_cold is None or self._is_warm or not len(waits):
             return False
         if self._store.is_cached(waits[["physical", "size"]].tolist()):
@@ -506,8 +515,8 @@ class Timers:
         return True
 
     def _read_ahead(self, waits: Waits) -> None:
-        """Have a thread read records of a second into memory before its turn. Messages that waited long are only on the
-        disk, each in another place."""
+        """Have a thread read records of a second into memory before its turn. Messages that have waited long are only
+        on the disk, each in a different place."""
         if self._read_cold is not None:
             self._read_cold(ReadAhead(self._store.log, waits["physical"], waits["size"]), lambda: None)
 
@@ -515,7 +524,7 @@ class Timers:
         """Have a thread read the records of these units from the disk; dequeuing waits for it."""
         assert self._read_cold is not None
         self._is_reading = True
-        self._trouble = "the disk: old messages are being read"
+        self._trouble = "old messages are being read from the disk"
 
         def done() -> None:
             self._is_reading = False
@@ -525,7 +534,7 @@ class Timers:
         self._read_cold(self._batches.warm(units), done)
 
     def _next_ms(self, now_ms: int) -> int | None:
-        """Return when there will be work, ms since the epoch; None if only a message or a read can change that."""
+        """Return when there will be work, ms since the epoch; None if there is none until a message or a read comes."""
         config, times = self._config.value, []
         if self._unfollowed:
             times.append(self._following.at_ms)
@@ -560,8 +569,8 @@ class Timers:
         return self._slots.census.counts
 
     def count(self, then: Callable[[], None] | None = None) -> None:
-        """Begin the census, unless it was begun before. `then`: the first `step` after the census is complete calls
-        this."""
+        """Begin the census, unless it was begun before. `then`: called by the first `step` that finds the census
+        complete."""
         census = self._slots.census
         if not census.is_begun:
             census.begin(self._slots.log.begin)
@@ -577,7 +586,7 @@ class Timers:
         return self._enqueuer.next_offset
 
     def state(self, now_ms: int) -> TimerState:
-        """Return the state of the timers as of now."""
+        """Return the present state of the timers."""
         head = self._slots.turns.current.head_ms
         first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
         late_ms = max(0, now_ms - first)
@@ -632,16 +641,16 @@ class Timers:
 
     # --- the files
 
-    def hand_over_some(self, now_ms: int) -> bool:
-        """Do a part of the work at a clean stop that lets Apache's broker go on with the files. Return whether there is
-        more. Apache's broker reads a slot as a whole, so the rest of a partly delivered one goes into the next. Raises
-        OSError; then duemq's next start is still exact."""
+    def hand_over_next(self, now_ms: int) -> bool:
+        """At a clean stop, do a part of the work that allows Apache's broker to continue with the files. Return whether
+        there is more. Apache's broker reads a slot as a whole, so the rest of a partly delivered slot is moved into the
+        next one. Raises OSError; duemq's next start is exact even then."""
         slots = self._slots
         # Apache's broker would put these messages into the wheel itself, including those delivered or withdrawn before
         # a crash.
-        if not slots.findings.is_replayed and self._enqueuer.enqueue_some(now_ms):
+        if not slots.findings.is_replayed and self._enqueuer.enqueue_next(now_ms):
             return True
-        # The slots end at the present second: where the clock was set back, messages not due yet would come late.
+        # Not beyond the present second: if the clock was set back, messages that are not due yet would come late.
         beyond = min(slots.findings.start.recovered_to, slot_second(now_ms) + 1)
         if slots.has_to_hand_on(beyond):
             slots.hand_on(now_ms, beyond)
@@ -658,7 +667,7 @@ class Timers:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether a checkpoint is needed at once: never for the timers."""
+        """Whether a checkpoint is needed early: never for the timers."""
         return False
 
     def note(self) -> bytes:
@@ -669,9 +678,9 @@ class Timers:
         """See `TimerCheckpoint.begin_write`."""
         self._checkpoint.begin_write()
 
-    def write_some(self, now: Moment) -> bool:
-        """See `TimerCheckpoint.write_some`."""
-        return self._checkpoint.write_some(now)
+    def write_next(self, now: Moment) -> bool:
+        """See `TimerCheckpoint.write_next`."""
+        return self._checkpoint.write_next(now)
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         """See `TimerCheckpoint.plan_sync`."""
@@ -685,19 +694,19 @@ class Timers:
         """See `TimerCheckpoint.needed_from`."""
         return self._checkpoint.needed_from
 
-    def keep_some(self, limit: int, now: Moment) -> bool | None:
-        """See `TimerChanges.keep_some`."""
-        return self.changes.keep_some(limit, now.wall_ms)
+    def keep_next(self, limit: int, now: Moment) -> bool | None:
+        """See `TimerChanges.keep_next`."""
+        return self.changes.keep_next(limit, now.wall_ms)
 
-    def expire_some(self) -> list[str] | None:
-        """Forget files of the timer log that recovery does not need. Return their paths for the caller to remove, None
-        when there are no more. Raises OSError, NotInMemory."""
+    def expire_next(self) -> list[str] | None:
+        """Forget files of the timer log that recovery does not need. Return their paths, for the caller to remove; None
+        when there is nothing left to look at. Raises OSError, NotInMemory."""
         if self._expiring is None:
             self._expiring = self._slots.expire(*self._checkpoint.kept_from)
         try:
             paths = next(self._expiring, None)
         except BaseException:
-            self._expiring = None  # the next search begins again
+            self._expiring = None  # the next call starts over
             raise
         if isinstance(paths, ColdRead):
             raise NotInMemory("the timer log", paths.place, paths.run)
@@ -707,7 +716,7 @@ class Timers:
 
     @property
     def found(self) -> StartFacts:
-        """The messages that recovery found delivered, withdrawn or moved, as far as that still matters."""
+        """The messages that recovery found delivered, withdrawn or moved, as long as that matters."""
         return self._slots.findings.start.found
 
     def units_behind(self, start: int, end: int) -> NDArray[Any]:

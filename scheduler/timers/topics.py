@@ -1,5 +1,5 @@
-"""The topics of messages with a timer, by Java's hashes of their names, as units have them: the number of waiting
-messages of each topic, and the topics of messages that are staged but not in the wheel yet."""
+"""The topics of messages with a timer. They are known by Java's hashes of their names, as units have them: the number
+of waiting messages of each topic, and the topics of messages that are staged but not in the wheel yet."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TimerTopics:
         """Begin without topics. `topics_of`: reads the real topics of messages from their records."""
         self._topics_of = topics_of
         self._names: dict[int, list[str]] = {}
-        """The names of topics by hash, nearly always one for each."""
+        """The names of topics by hash; a hash nearly always has only one."""
         self._shared: dict[int, Counter[str]] = {}
-        """The number of waiting messages by topic, for hashes of several names."""
+        """For each hash of several names, the number of waiting messages by topic."""
         self._hashes: dict[str, int] = {}
         self._staged = array("i")
         """Topic hashes of messages that are staged and not in the wheel yet, one for each queue offset from
@@ -38,14 +38,15 @@ class TimerTopics:
         self._staged_from = 0
         """The queue offset of the first message in `_staged`."""
         self._staged_keys: dict[int, int] = {}
-        """The hash of the key, by queue offset, for messages in `_staged` that are replaced by key. May hold 0."""
+        """The hash of the key, by queue offset, for messages in `_staged` that are replaced by key. May be 0 for other
+        messages."""
         self._staged_again: set[int] = set()
         """Queue offsets of messages in `_staged` that were appended again."""
         self._waiting: Counter[int] = Counter()
         """Number of waiting messages by hash."""
 
     def load(self, names: Mapping[str, int], waiting: Mapping[int, int]) -> None:
-        """Take the state of a checkpoint: the number of messages by topic name, and the number waiting by hash."""
+        """Begin with the state of a checkpoint: the number of waiting messages by topic name, and by hash."""
         self._waiting = Counter(waiting)
         for name in names:
             self.hash_of(name)
@@ -133,7 +134,7 @@ class TimerTopics:
     # --- waiting messages
 
     def count(self, waits: Waits, sign: int) -> None:
-        """Add (`sign` 1) or subtract (-1) waiting messages. Never fails: it is called after units or records were
+        """Add (`sign` 1) or subtract (-1) waiting messages. Never fails: this is called after units or records were
         written, and an error would make the caller write them again."""
         if not len(waits):
             return
@@ -148,7 +149,8 @@ class TimerTopics:
             ours = waits[hashes == key]
             if not len(ours):
                 continue
-            # These numbers are only for operators: records that are not in memory, or cannot be read, are left out.
+            # These numbers are only for operators: messages whose records are not in memory, or cannot be read, are
+            # left out.
             with contextlib.suppress(OSError, StoreError):
                 for topic in self._topics_of(ours):
                     counts[topic] += sign
@@ -166,12 +168,12 @@ class TimerTopics:
 
     def metrics(self) -> dict[str, int]:
         """Return the number of waiting messages by topic, without topics that have none. For topics that share a hash,
-        the numbers are estimates if some records could not be read at once."""
+        the numbers are estimates if some records were not in memory when they were needed."""
         return {topic: count for topic, count in self.numbers().items() if count}
 
     def numbers(self) -> dict[str, int]:
-        """Return the numbers of `metrics`, but with all topics that have the hash of waiting messages, even those with
-        0: the next start needs their names."""
+        """Return the numbers of `metrics`, but including those with 0 for topics that share their hash with a topic of
+        waiting messages: the next start needs their names."""
         counts: dict[str, int] = {}
         for key, count in self._waiting.items():
             if count <= 0:

@@ -1,13 +1,14 @@
-"""Whether the store takes messages, and if not, why: one verdict, read everywhere and changed only by code that writes.
+"""Whether the store accepts messages, and if not, why: one verdict, read everywhere and changed only by code that
+writes.
 
-    CLOSED     not open yet, or not any more
-    HEALTHY    takes messages
-    FULL       there is no room; everything else goes on, and messages are taken again when there is room
+    CLOSED     not open yet, or no longer open
+    HEALTHY    accepts messages
+    FULL       there is no room; everything else works, and messages are accepted again once there is room
     POISONED   a write or a sync failed, so the bytes on the disk are unknown, or a write could not be noted in
-               memory: nothing is appended, acknowledged or noted in a checkpoint from then on. Only opening the store
-               anew, which reads the bytes on the disk, helps.
+               memory: nothing is appended, acknowledged or noted in a checkpoint from then on. Only reopening the
+               store, which reads the bytes on the disk, helps.
 
-POISONED changes to no other verdict but CLOSED, when the process lets go of the store.
+From POISONED the verdict changes only to CLOSED, when the process lets go of the store.
 
 Keeps invariant 5 of ARCHITECTURE.md.
 """
@@ -22,7 +23,7 @@ from duemq.storage.errors import StoreBroken, StoreClosed, StoreError, StoreFull
 
 
 class Verdict(Enum):
-    """See the module."""
+    """The verdicts; see the module."""
 
     CLOSED = auto()
     HEALTHY = auto()
@@ -38,8 +39,8 @@ _ERRORS: dict[Verdict, type[StoreError]] = {
 
 
 class Health:
-    """The verdict on one store. `on_change` is called after each change, in the thread that made it, except for those
-    within `making_room`, which takes its own change back."""
+    """The verdict on one store. `on_change` is called after each change, in the thread that made it, except for the
+    change that `making_room` makes and undoes."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -47,7 +48,7 @@ class Health:
         self.reason = "the store is not open yet"
 
     def error(self) -> StoreError:
-        """Return a new error that says why the store takes nothing. It is new each time: an exception that is raised
+        """Return a new error that says why the store accepts nothing. It is new each time: an exception that is raised
         repeatedly would collect the traceback of each raise, and with it the messages that were to be stored."""
         return _ERRORS[self.verdict](self.reason)
 
@@ -56,7 +57,7 @@ class Health:
         self._change(Verdict.HEALTHY, "")
 
     def closed(self) -> None:
-        """Note that the store is closed, or about to be: it takes nothing more."""
+        """Note that the store is closed, or about to be: it accepts nothing more."""
         self._change(Verdict.CLOSED, "the store is closed")
 
     def fill(self, reason: str) -> None:
@@ -71,8 +72,8 @@ class Health:
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
-        """Take appends within this block although the verdict is FULL, since they make room; unless a write fails for
-        lack of room."""
+        """Allow appends within this block although the verdict is FULL, since they lead to more room. Afterwards the
+        verdict is the one from before, unless another one was noted meanwhile."""
         verdict, reason = self.verdict, self.reason
         if verdict is Verdict.FULL:
             self.verdict, self.reason = Verdict.HEALTHY, ""
@@ -83,15 +84,15 @@ class Health:
                 self.verdict, self.reason = verdict, reason
 
     def poison(self, reason: str) -> None:
-        """Note that a write or a sync failed. The first reason stays."""
+        """Note that a write or a sync failed. The first reason is kept."""
         if self.verdict is not Verdict.POISONED:
             self._change(Verdict.POISONED, reason)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Guard code that notes in memory what was just written. If that code fails, for lack of memory, the files are
-        ahead of this process, which would write the same again: the store is poisoned, and only a restart helps. Raises
-        StoreBroken."""
+        ahead of this process, which would then write the same bytes again. So the store is poisoned, and only a restart
+        helps. Raises StoreBroken."""
         try:
             yield
         except BaseException as error:

@@ -1,5 +1,5 @@
-"""Jobs that wait for the disk: planned by the thread that owns the store, which also takes up their results, and run by
-a worker, so that waiting for the disk holds up nothing else."""
+"""Jobs that wait for the disk. The thread that owns the store plans them and handles their results; a worker runs them,
+so that waiting for the disk holds up nothing else."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from duemq.storage.queues.extension import extension_of
 
 class Lane(Enum):
     """Groups of jobs. Jobs of one lane run one at a time, in the order in which they were started; jobs of different
-    lanes run at once."""
+    lanes run in parallel."""
 
     FLUSH = auto()
-    """Syncs of the commitlog, and nothing else: a kernel reports a failed write-back only once, so one lane must see
+    """Syncs of the commitlog, and nothing else: the kernel reports a failed write-back only once, so one lane must see
     all reports."""
     FILES = auto()
     """Checkpoints, and removals of files that a checkpoint might be syncing."""
     ALLOCATE = auto()
-    """Disk space ahead of the commitlog's end."""
+    """Allocation of disk space ahead of the commitlog's end."""
 
 
 class JobWorkers(Protocol):
     """Runs jobs in worker threads."""
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Run `work` where it may wait. `done` is called in the thread that owns the store, never before `start` has
-        returned, with the exception if `work` failed or could not be run. Raises nothing."""
+        """Run `work` in a thread that may wait. `done` is called in the thread that owns the store, never before
+        `start` has returned: with None, or with the exception if `work` failed or could not be run. Raises nothing."""
 
 
 class FlushJob:
-    """Makes everything durable that the commitlog holds when the job is made."""
+    """Makes durable everything that the commitlog holds when the job is made."""
 
     def __init__(self, files: Files, log: Commitlog) -> None:
         self.target = log.end
@@ -49,7 +49,7 @@ class FlushJob:
         self._directory = log.directory if log.has_unsynced_names else None
 
     def run(self) -> None:
-        """Sync the commitlog. Raises NotDurable: then nothing may be called durable any more."""
+        """Sync the commitlog. Raises NotDurable: nothing may then be reported as durable any longer; OSError."""
         for file in self._logs:
             file.sync()
         if self._directory is not None:
@@ -71,8 +71,8 @@ class CheckpointJob:
         last: Callable[[], None] = lambda: None,
     ) -> None:
         """Plan the job. `queues`: queues with units that are not durable, and the queue offsets where those units
-        start. `others` write and sync the files that the checkpoint's notes describe. `last` is called when the
-        checkpoint is durable."""
+        start. `path`: of the checkpoint file. `others` write and sync the files that the checkpoint's notes describe.
+        `last` is called once the checkpoint is durable."""
         self.checkpoint = checkpoint
         self._files = files
         self._queue_directory = queue_directory
@@ -81,7 +81,7 @@ class CheckpointJob:
         self._last = last
         self._queue_files: list[File] = []
         self.names: list[tuple[ConsumeQueue, int]] = []
-        """By queue with new files: the number of files whose names are durable when the job has run."""
+        """For each queue with new files: the number of files whose names are durable when the job has run."""
         self._extensions: list[str] = []
         for queue, start in queues:
             self._queue_files += queue.files_between(start, queue.written_offset)
@@ -115,8 +115,9 @@ class RemoveJob:
         """The files that are gone."""
 
     def run(self) -> None:
-        """Remove the files and directories that still exist, directories durably. If a file cannot be removed, the
-        files after it in the same directory stay, too. Raises OSError, NotDurable; may be run again."""
+        """Remove the files and directories that still exist; the removal of directories is durable. If a file cannot be
+        removed, the files after it in the same directory are kept, too. Raises OSError, NotDurable; may be run
+        again."""
         stuck: dict[str, OSError] = {}
         for path in self._paths:
             directory = os.path.dirname(path)
@@ -136,8 +137,8 @@ class RemoveJob:
 
 
 def _with_parents(directories: list[str], root: str) -> list[str]:
-    """Return the directories and their parents, up to the root, each once: a new directory's name must be durable, too.
-    All of them lie below the root."""
+    """Return the directories and their parents up to the root, each once: the names of new directories must be durable,
+    too. All directories must lie below the root."""
     found: dict[str, None] = {}
     for directory in directories:
         at = directory

@@ -1,13 +1,13 @@
 """The one owner of durability: flushes, checkpoints, retention, the removal of topics, the allocation of disk space,
-and the clean stop are all planned here, run by workers, and judged by one verdict (`health`).
+and the clean stop are all planned here and run by workers, and one verdict (`health`) covers the failures of all.
 
-    flush        the commitlog is synced; `released` moves, the one position for which answers, deliveries and
+    flush        the commitlog is synced; then `released` advances, the one position for which answers, deliveries and
                  checkpoints wait
-    checkpoint   writing: the units and tables in memory are put into their files, a few a step
+    checkpoint   writing: the units and tables in memory are put into their files, a few in each step
                  flushing: until `released` has reached the end of the records that the checkpoint covers
                  syncing: a job syncs those files, then writes the checkpoint
     taking over  the first checkpoint of a store that another broker had, made before anything is delivered
-    retention    messages that still wait are appended once more, a few a step; then whole files are dropped, and
+    retention    messages that still wait are appended once more, a few in each step; then whole files are dropped, and
                  removed by a job
     stop         a last checkpoint, then the abort file is removed
 
@@ -17,10 +17,10 @@ space is allocated ahead in a third.
 
     invariants   released <= end; nothing is released, noted in a checkpoint or removed after the verdict is POISONED
                  a checkpoint's recovery offset <= released
-                 a commitlog file goes only when recovery would read nothing of it
+                 a commitlog file is removed only when recovery would read nothing of it
 
 An operation that fails for lack of room, descriptors or memory is tried again, and is reported as done only after it
-succeeded. A failed sync, and any other error of a write, poisons the store.
+has succeeded. A failed sync, and any other error of a write, poisons the store.
 
 Keeps invariants 6 and 21 of ARCHITECTURE.md.
 """
@@ -54,24 +54,26 @@ from duemq.storage.store import MessageStore
 log = structlog.get_logger(__name__)
 
 CHECKPOINT_SECONDS: Final = 5.0
-"""Most seconds after the write of a record until a checkpoint covers it, so that recovery need not read it."""
+"""Longest interval between checkpoints, in seconds: recovery need not read the records that a checkpoint covers."""
 CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
-"""Bytes written since a checkpoint that start the next one before its time."""
+"""Number of bytes written since a checkpoint that starts the next one early."""
 FIRST_CHECKPOINT_SECONDS: Final = 0.25
-"""Seconds between the first checkpoint after a start and the second. The first comes at once, and each later interval
-is twice the one before, up to CHECKPOINT_SECONDS: so a start that follows a crash soon has less to do than the one
-before."""
+"""Seconds between the first checkpoint after a start and the second. The first is made immediately, and each later
+interval is twice the previous one, up to CHECKPOINT_SECONDS: so if the broker soon crashes again, the next start has
+less to do than this one had."""
 EXPIRE_SECONDS: Final = 10.0
+"""Seconds between two looks for expired files."""
 RETRY_SECONDS: Final = 1.0
+"""Seconds until an operation that failed is tried again."""
 STOP_TRIES: Final = 10
-"""Number of flushes that may fail for lack of descriptors, memory or room while the store stops; then the store is left
-as it is, and the next start recovers."""
+"""Number of flushes that may fail for lack of descriptors, memory or room while the store stops. After that many the
+store is left as it is, and the next start recovers."""
 UNFLUSHED_BYTES: Final = 8 << 20
-"""Unflushed bytes that start a flush before its time. A write took up to 75 ms beside a flush of half a second's
-writes, and 3 ms beside one of 4 to 16 MiB (measured; ext4, Linux 6)."""
+"""Number of unflushed bytes that starts a flush early. A write took up to 75 ms during a flush of half a second's
+writes, and 3 ms during a flush of 4 to 16 MiB (measured; ext4, Linux 6)."""
 MAX_TAIL_BYTES: Final = 64 << 20
-"""Most bytes of consume-queue units that are kept in memory because their disk does not take them; beyond that the
-store takes nothing."""
+"""Most bytes of consume-queue units that are kept in memory because they cannot be written to the disk; beyond that the
+store accepts nothing."""
 _PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR))
 _DISK: Final = "disk"
 _QUEUES: Final = "queues"
@@ -95,51 +97,51 @@ class CheckpointPart(Protocol):
         """Whether recovery from a crash after this moment needs a checkpoint with a newer note."""
 
     def note(self) -> bytes:
-        """Return the note for a checkpoint made now: the state from which recovery goes on."""
+        """Return the note for a checkpoint made now: the state from which recovery continues."""
 
     def begin_write(self) -> None:
-        """Begin to write for another checkpoint, whose note was taken just now, with the next `write_some`."""
+        """Prepare to write for a new checkpoint, whose note was taken just now; the next `write_next` begins."""
 
-    def write_some(self, now: Moment) -> bool:
-        """Write some of the state in memory into files; return whether there is more to write. Raises OSError; then
-        writing begins again."""
+    def write_next(self, now: Moment) -> bool:
+        """Write some of the state in memory into files; return whether there is more to write. Raises OSError; writing
+        then starts over."""
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
-        """Return the work, run by a worker, that makes everything durable that was put into files so far. `is_last`:
+        """Return the work, run by a worker, that makes durable everything that was put into files so far. `is_last`:
         the store is closed after this. The work raises OSError."""
 
     def plan_after(self) -> Callable[[], None]:
-        """Return the work to do once the checkpoint is durable whose `plan_sync` came before; the same worker runs it.
-        The work raises OSError; then the checkpoint is made again."""
+        """Return the work to do once the checkpoint for which `plan_sync` was called just before is durable; the same
+        worker runs it. The work raises OSError; then the checkpoint is made again."""
 
     def needed_from(self) -> int:
-        """Return the physical offset from which on recovery, by the checkpoint that is on the disk, may read the
-        commitlog."""
+        """Return the physical offset from which on recovery may read the commitlog if it starts from the checkpoint
+        that is on the disk."""
 
-    def keep_some(self, limit: int, now: Moment) -> bool | None:
-        """Append once more a few of the messages that still wait in commitlog files before a position, since these
-        files are about to be removed. Returns whether any message was appended, None once all have been looked at.
-        Raises StoreError, OSError; then the files stay."""
+    def keep_next(self, limit: int, now: Moment) -> bool | None:
+        """Look at a few messages in the commitlog files before a position, since these files are about to be removed,
+        and append those that still wait once more. Returns whether any message was appended; None once all have been
+        looked at. Raises StoreError, OSError; the files are then kept."""
 
-    def expire_some(self) -> list[str] | None:
-        """Look at some files, and forget those that nothing needs any more. Returns their paths, for the caller to
-        remove, or None when there is nothing (more) to look at. Raises OSError."""
+    def expire_next(self) -> list[str] | None:
+        """Look at some files, and forget those that nothing needs any longer. Returns their paths, for the caller to
+        remove, or None when there is nothing left to look at. Raises OSError."""
 
 
 class Watcher(Protocol):
-    """Receives the events of the owner."""
+    """Receives the events of the owner, in the thread of the store."""
 
     def released(self, position: int) -> None:
         """Note that everything in the commitlog before a physical offset is durable."""
 
     def noted(self) -> None:
-        """Note that another checkpoint is on the disk."""
+        """Note that a new checkpoint is on the disk."""
 
     def poisoned(self, reason: str) -> None:
-        """Note that the store takes and releases nothing any more: waiting answers will never be released."""
+        """Note that the store no longer accepts or releases anything: answers that wait will never be released."""
 
     def stopped(self, error: Exception | None) -> None:
-        """Note that a stop is over: cleanly, or with this error."""
+        """Note that a stop is over. `error`: why it did not end cleanly; None if it did."""
 
 
 class _Stage(Enum):
@@ -154,16 +156,17 @@ class _Covered(NamedTuple):
 
     end: int
     queues: dict[ConsumeQueue, int]
-    """Queues with units that are not durable, and the queue offset where the units of records before `end` end."""
+    """Queues with units that are not durable, and the queue offset behind the units of records before `end`."""
     timestamp: int
     notes: dict[str, bytes]
     is_wanted: bool
-    """Whether a part wants this checkpoint, or wanted one that failed, and wants it before its time."""
+    """Whether a part wants this checkpoint, or wanted a previous one that failed: it is then not put off until its
+    usual time."""
 
 
 class _Steps:
-    """Pieces of work, done in order and a little at a time. Each piece is a function that returns whether it has more
-    to do."""
+    """Pieces of work, done in order, a little at a time. Each piece is a function that does a part of its work and
+    returns whether it has more to do."""
 
     def __init__(self, steps: Iterable[Callable[[Moment], bool]]) -> None:
         self._steps = deque(steps)
@@ -179,7 +182,7 @@ class _Steps:
 
 
 class Durability:
-    """See the module. Only the store's thread calls this class."""
+    """Plans all work that makes a store durable; see the module. Only the store's thread calls this class."""
 
     def __init__(
         self,
@@ -191,7 +194,8 @@ class Durability:
         watcher: Watcher,
         now: Moment,
     ) -> None:
-        """Own the durability of a store that is open. `parts`: components by name, whose state the checkpoint keeps."""
+        """Own the durability of a store that is open. `parts`: by name, the components whose state each checkpoint
+        keeps."""
         self._store = store
         self._parts = dict(parts)
         self.retention = retention
@@ -213,8 +217,8 @@ class Durability:
         self._retry_at = now.monotonic
         self._checkpointed_at = now.monotonic
         self._idle_to = now.monotonic
-        """Monotonic time before which there is nothing new to note unless something is appended: notes take a
-        millisecond to make."""
+        """Monotonic time before which there is nothing new to note unless something is appended. Until then no notes
+        are made for a comparison: making them takes a millisecond."""
         self._checkpointed_end = store.log.end
         self._checkpoint_interval = 0.0
         self._has_checkpoint_failed = False
@@ -224,18 +228,19 @@ class Durability:
         self._expire_at = now.monotonic
         self._expires_at_any_hour = False
         self._kept_end = 0
-        """End of the commitlog after the last append of a kept message: files go once the commitlog is durable up to
-        there."""
+        """End of the commitlog after the last append of a kept message: files are dropped once the commitlog is durable
+        up to there."""
         self._no_room: dict[str, str] = {}
-        """Reasons why there is no room, by the full disk or directory."""
+        """Reasons why there is no room, by the part of the store that has none (_DISK, _QUEUES)."""
         self._removing = 0
+        """Number of removals in progress."""
         self._expired: dict[str, None] = {}
         """Files that nothing needs, each directory's oldest first. One job at a time removes them: a start refuses a
-        directory that has a file but not a later one."""
+        directory in which a file between others is missing."""
         self._is_removing_expired = False
         self._not_removed: dict[str, tuple[str, int]] = {}
-        """Topics' directories that could not be removed. By directory: its topic, and the end of the commitlog when it
-        was to be removed."""
+        """Topics' directories that could not be removed. By directory: its topic, and the end of the commitlog when the
+        topic was removed."""
         self._is_stopping = self._is_over = False
         self._stop_failures = 0
         """Flushes that failed since the stop began."""
@@ -248,22 +253,24 @@ class Durability:
         return self._store.log.flushed
 
     def want(self, position: int) -> None:
-        """Ask for a physical offset to be released. `step` must follow once all writes of this turn are done."""
+        """Ask for the commitlog to be released up to a physical offset. `step` must follow once all writes of this turn
+        are done."""
         self._wanted = max(self._wanted, position)
 
     def expire_now(self, *, at_any_hour: bool) -> None:
-        """Look for expired files at the next step. `at_any_hour`: also outside the hours of deleteWhen, until there is
-        no file to drop: messages that still wait are kept first, so files may go with a later look."""
+        """Look for expired files at the next step. `at_any_hour`: also outside the hours of deleteWhen. That holds
+        until there is no file left to drop, since messages that still wait are appended again first, and the files may
+        be dropped only at a later look."""
         self._expire_at = -math.inf
         self._expires_at_any_hour |= at_any_hour
 
     # --- a step
 
     def step(self, now: Moment, budget: Budget, machine_ms: int) -> float | None:
-        """Do the work that is due, within the budget; return the seconds until the next call, None when the store is
-        stopped. Call this sooner after the end of each job, after `want` and `stop`, and on `MessageStore`'s `on_work`.
-        `machine_ms`: the wall time by which files age; it differs from the messages' clock where a test moves that
-        clock."""
+        """Do the work that is due, within the budget; return the seconds until the next call, None once the store is
+        stopped. Call this sooner when a job has ended, after `want` and `stop`, and when `MessageStore` calls
+        `on_work`. `machine_ms`: the wall time by which files age, ms since the epoch; it differs from the messages'
+        clock if a test moves that clock."""
         self._tell_if_poisoned()
         if self._is_over:
             return None
@@ -305,7 +312,7 @@ class Durability:
     # --- failures
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Handle a failure: passing trouble is logged once, and the work is tried again; every other failure poisons
+        """Handle a failure. A passing one (`is_passing`) is logged once, and the work is tried again; any other poisons
         the store."""
         reason = str(error) or repr(error)
         if not is_passing(error):
@@ -316,7 +323,7 @@ class Durability:
             log.warning("tried_again_later", what=what, reason=reason)
 
     def _note_failures(self, now: Moment) -> None:
-        """Set the times of the next tries after jobs that failed: their callbacks do not know the time."""
+        """Set the times at which jobs that failed are tried again: the jobs' callbacks do not know the time."""
         if self._has_flush_failed:
             self._has_flush_failed = False
             self._no_flush_before = now.monotonic + RETRY_SECONDS
@@ -335,7 +342,7 @@ class Durability:
     # --- flushing
 
     def _flush_again(self, now: Moment) -> None:
-        """Flush, unless a flush failed just now."""
+        """Flush, unless a flush has just failed."""
         if now.monotonic >= self._no_flush_before:
             self._flush()
 
@@ -348,7 +355,7 @@ class Durability:
 
     def _flushed(self, error: Exception | None) -> None:
         job, self._flushing = self._flushing, None
-        assert job is not None, "a flush ended that was not begun"
+        assert job is not None, "a flush ended that had not begun"
         if error is not None:
             self._has_flush_failed = True
             self._failed("flushing the commitlog", error)
@@ -374,7 +381,7 @@ class Durability:
     # --- checkpoints
 
     def _checkpoint(self, now: Moment, budget: Budget) -> None:
-        """Go on with the checkpoint, or begin one."""
+        """Continue the checkpoint, or begin one if it is due."""
         if now.monotonic < self._retry_at:
             return
         if self._stage is _Stage.IDLE and self._is_writing_due(now):
@@ -410,7 +417,7 @@ class Durability:
         for part in parts.values():
             part.begin_write()
         to_write = iter(queues)
-        self._writing = _Steps((lambda _: _write_next(to_write), *(part.write_some for part in parts.values())))
+        self._writing = _Steps((lambda _: _write_next(to_write), *(part.write_next for part in parts.values())))
         self._stage = _Stage.WRITING
 
     def _write(self, now: Moment, budget: Budget) -> None:
@@ -452,22 +459,22 @@ class Durability:
         return any(queue.tail and UNIT.unpack_from(queue.tail)[0] < position for queue in self._store.dirty)
 
     def _note_unwritten_queues(self, error: OSError) -> None:
-        """Refuse messages once too many units that cannot be written wait in memory."""
+        """Refuse messages once too many units wait in memory because they cannot be written."""
         if sum(len(queue.tail) for queue in self._store.dirty) > MAX_TAIL_BYTES:
             self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
 
     def take_over(self, now: Moment) -> None:
         """Make the first checkpoint of a store that another broker had last, before anything else is done with the
-        store. Until then only that broker's files tell which messages it delivered, and duemq is about to change those
-        files; from here on the checkpoint tells. If it cannot be written, the next start goes by those files. Waits for
-        the disk. Raises StoreFull, NotDurable, OSError; then the store still belongs to the other broker and must be
-        closed."""
+        store. Until now only that broker's files tell which messages it delivered, and duemq is about to change those
+        files; from here on the checkpoint tells. If it cannot be written, the next start relies on those files again.
+        Waits for the disk. Raises StoreFull, NotDurable, OSError; the store then still belongs to the other broker and
+        must be closed."""
         try:
             self._take_over(now)
         except BaseException as error:
             self._store.unmark()
             if has_no_room(error):
-                raise StoreFull(f"no room to take over what RocketMQ's broker had last: {error}. Make room") from error
+                raise StoreFull(f"no room to take over the store from RocketMQ's broker: {error}. Make room") from error
             raise
 
     def _take_over(self, now: Moment) -> None:
@@ -509,7 +516,7 @@ class Durability:
             Checkpoint(timestamp, timestamp, store.checkpoint.index_timestamp, end, notes),
             store.checkpoint_path,
             [
-                # Before the marks: the check notes units as they were made.
+                # Before the marks are written: the check notes units as they were made.
                 store.queue_check.plan(dirty, covered, end, store.log.begin),
                 *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
                 *syncs,
@@ -564,7 +571,7 @@ class Durability:
     # --- room, and files to remove
 
     def _note_room(self, what: str, reason: str | None) -> None:
-        """Note why something is full, or (None) that it is not."""
+        """Note why a part of the store is full; `reason` None: that it is not. `what`: _DISK or _QUEUES."""
         health = self._store.health
         if reason is None:
             self._no_room.pop(what, None)
@@ -589,7 +596,7 @@ class Durability:
         except NotInMemory:
             raise  # the caller has the bytes read, and calls again
         except (OSError, StoreError) as error:
-            # Whatever failed, the files still exist, and the next search finds them.
+            # Whatever has failed, the files still exist, and the next look finds them.
             log.warning("nothing_expired", reason=str(error))
         self._expiring = None
         self._expire_at = now.monotonic + EXPIRE_SECONDS
@@ -619,17 +626,18 @@ class Durability:
         return _Steps(steps)
 
     def _keep(self, part: CheckpointPart, limit: int, now: Moment) -> bool:
-        # Beyond the watermark nothing else would make room again. A disk that is really full takes nothing more.
+        # Beyond the watermark the store refuses messages, but only these appends make room again. A disk that is really
+        # full takes none of them.
         is_watermark = self._no_room.keys() == {_DISK}
         with self._store.health.making_room() if is_watermark else nullcontext():
-            was_needed = part.keep_some(limit, now)
+            was_needed = part.keep_next(limit, now)
         if was_needed:
             self._kept_end = self._store.log.end
         return was_needed is not None
 
     def _drop(self, limit: int, _: Moment) -> bool:
-        """Drop commitlog files, unless messages kept from them are not durable yet: then the next expiry drops the
-        files."""
+        """Drop commitlog files, unless messages that were kept from them are not durable yet: the next expiry then
+        drops the files."""
         if self.released >= self._kept_end:
             self._remove(self._store.log.drop_before(min(limit, self.released)))
         return False
@@ -641,7 +649,7 @@ class Durability:
         return queue is not None
 
     def _expire_part(self, part: CheckpointPart, _: Moment) -> bool:
-        paths = part.expire_some()
+        paths = part.expire_next()
         self._remove(paths or [])
         return paths is not None
 
@@ -672,8 +680,8 @@ class Durability:
         self._workers.start(Lane.FILES, job.run, done)
 
     def remove_topic(self, topic: str, done: Callable[[Exception | None], None]) -> None:
-        """Remove the queues of a topic and their files. `done` is called when the files are gone, or with the error;
-        files that could not be removed are tried again from time to time."""
+        """Remove the queues of a topic and their files. `done` is called with None when the files are gone, or with the
+        error; the removal of files that could not be removed is tried again from time to time."""
         directory = self._store.forget_topic(topic)
         if directory is None:
             done(None)
@@ -690,7 +698,7 @@ class Durability:
     def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
         """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
         extension = self._store.extension_directory_of(topic)
-        # That of the queues goes last: the next start removes what is left of both.
+        # The directory of the queues goes last: as long as it exists, the next start removes the rest of both.
         directories = [directory] if extension is None else [extension, directory]
         # Files of a new topic may have these names.
         for path in [path for path in self._expired if path.startswith(tuple(f"{each}/" for each in directories))]:
@@ -698,7 +706,7 @@ class Durability:
         job = RemoveJob(self._store.files, (), directories)
 
         def remove() -> None:
-            # First, so that no start takes the records for messages if a part of the directory is left.
+            # First, so that no start takes the topic's records for messages if a part of the directory is left.
             self._store.queue_check.remove_topic(topic, end)
             job.run()
 
@@ -722,8 +730,9 @@ class Durability:
     # --- the end
 
     def stop(self) -> None:
-        """Take nothing more, make everything durable, and leave the files as after a clean stop; `step` goes on with
-        that, and `Watcher.stopped` reports the end. A poisoned store is left as it is."""
+        """Begin a clean stop: accept nothing more, make everything durable, and leave the files as after a clean stop.
+        The following calls of `step` do that, and `Watcher.stopped` reports the end. A poisoned store is left as it
+        is."""
         self._tell_if_poisoned()
         self._is_stopping = True
         if self._is_over:
@@ -742,7 +751,8 @@ class Durability:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether an error casts no doubt on the bytes on the disk: no room, no memory, or too many open files."""
+    """Whether an error casts no doubt on the bytes on the disk, so that the work may be tried again: no room, no
+    memory, too many open files, or an interrupted call."""
     if has_no_room(error) or isinstance(error, MemoryError):
         return True
     return isinstance(error, OSError) and not isinstance(error, NotDurable) and error.errno in _PASSING

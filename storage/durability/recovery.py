@@ -1,23 +1,23 @@
-"""Opens a store: finds the end of its commitlog, and makes the consume queues agree with it.
+"""Opening a store: recovery finds the end of the commitlog, and makes the consume queues agree with it.
 
-The commitlog is the truth. Recovery picks a position before which records and consume-queue units are known to be
-durable, cuts every consume queue to it, and reads the commitlog from there, record by record, giving each its unit
-again, until the first byte that is no whole record; the commitlog is cut there. Consume queues are made from the
-commitlog, never the other way.
+The commitlog is the truth: consume queues are made from the commitlog, never the other way round. Recovery picks a
+position before which records and consume-queue units are known to be durable, and cuts every consume queue to it. From
+there it reads the commitlog record by record, and makes each record's unit again, up to the first bytes that are not a
+whole record. There it cuts off the commitlog.
 
-The position comes from duemq's checkpoint, if no other broker wrote the store since; else by RocketMQ's rule, the
-start of the last file whose first record is three seconds older than RocketMQ's checkpoint, or, after RocketMQ's clean
-stop, the end of the last record that a consume queue knows.
+The position comes from duemq's checkpoint, if no other broker has written the store since. Otherwise it follows
+RocketMQ's rule: the start of the last file whose first record is at least three seconds older than RocketMQ's
+checkpoint, or, after RocketMQ's clean stop, the end of the last record that a consume queue knows.
 
-On recovery of a torn tail: neither the torn record nor any record behind it was acknowledged under SYNC_FLUSH, since a
-flush covers all bytes before its end. Where whole records lie behind it nevertheless, they are kept in files beside the
+About a torn tail: neither the torn record nor any record behind it was acknowledged under SYNC_FLUSH, since a flush
+covers all bytes before its end. Where whole records lie behind it nevertheless, they are kept in files beside the
 commitlog, and a log line names these files.
 
-Before that the files of the consume queues are compared with the noted checksums (see `queues.check`). From the first
-file on that is missing or differs, a queue is made again from the commitlog, with the queue offsets that it had, up to
-that position; a warning names the files, and the reason. Where there is no such note (RocketMQ's store, a store of an
-earlier version) and a record does not follow its queue's last unit, units before the position are missing: then all
-consume queues are made anew from the whole commitlog.
+Before the queues are cut, their files are compared with the noted checksums (see `queues.check`). From the first file
+that is missing or differs, a queue is rebuilt from the commitlog up to the position, with the queue offsets that it
+had; a warning names the files and the reason. Where there is no such note (a store of RocketMQ or of an earlier version
+of duemq), units before the position are known to be missing if a record does not follow its queue's last unit: then all
+consume queues are rebuilt from the whole commitlog.
 
 Keeps invariant 6 of ARCHITECTURE.md.
 """
@@ -33,6 +33,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
 from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
@@ -43,14 +44,12 @@ from duemq.storage.queues.check import Key, QueueCheck, Wrong
 from duemq.storage.queues.consume_queue import (
     MARK_SIZES,
     PADDING_SIZE,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
     TOPIC_NAME,
     UNIT,
     WITHDRAWN_SIZE,
     ConsumeQueue,
     hole,
-    place_of,
+    physical_offset_of,
 )
 from duemq.storage.queues.extension import extension_of
 from duemq.storage.queues.tags_codes import Told
@@ -63,15 +62,15 @@ _WRITE_SIZE: Final = 1 << 20
 _WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
 CUT_DIRECTORY: Final = "cut"
-"""Name of the directory, beside the commitlog's, for bytes that were cut off the commitlog although they have whole
+"""Name of the directory, beside the commitlog's, for bytes that were cut off the commitlog although they include whole
 records."""
 _MAX_NAMED: Final = 10
-"""Most files that a warning names."""
+"""Most files that a warning lists by name."""
 _CHECKED_FILES: Final = 3
-"""Number of files at the end of the commitlog that RocketMQ reads at a start after a clean stop."""
+"""Number of files at the end of the commitlog that RocketMQ reads at a start that follows a clean stop."""
 _PROGRESS_RECORDS: Final = 1 << 14
 _WITH_UNITS: Final = (TRANSACTION_NONE, TRANSACTION_COMMIT)
-"""The types of the transactions whose records have a unit."""
+"""The values of the transaction bits with which a record has a unit."""
 
 TagsCode = Callable[[str, Told], int]
 """Returns the tags code of a record of a topic."""
@@ -88,26 +87,25 @@ class Recovered:
     records: int
     """Number of records read."""
     torn: str | None
-    """Why the commitlog was cut; None where it was not."""
+    """Why the commitlog was cut; None if it was not."""
     rebuilt: bool
-    """Whether all consume queues were made anew."""
+    """Whether all consume queues were rebuilt."""
     last_store_timestamp: int
-    """Store time of the last record, ms since the epoch; 0 without one."""
+    """Store time of the last record, ms since the epoch; 0 if there is none."""
     origins: Origins
-    """The scheduled messages that are done, according to the records read."""
+    """The scheduled messages that no longer wait, according to the records read."""
     notes: dict[str, bytes] = field(default_factory=dict)
-    """The checkpoint's notes, as of `start`, by the names of the parts that wrote them."""
+    """The checkpoint's notes, by the names of the parts that wrote them."""
     is_foreign: bool = False
     """Whether another broker wrote the store last."""
     damages: list[Damage] = field(default_factory=list)
-    """For a store that was made anew (`Recovery.make_anew`): the stretches of the commitlog that were passed over."""
+    """For a store that was rebuilt (`Recovery.make_anew`): the stretches of the commitlog that were skipped."""
     behind: int = 0
-    """For a store that was made anew: number of whole records behind `end`, which the next start of a broker cuts
-    off."""
+    """For a store that was rebuilt: number of whole records behind `end`, which the next start of a broker cuts off."""
 
 
 class Damage(NamedTuple):
-    """A stretch of the commitlog without a whole record. Physical offsets; `end` is behind it."""
+    """A stretch of the commitlog without a whole record, from one physical offset to before another."""
 
     start: int
     end: int
@@ -115,10 +113,10 @@ class Damage(NamedTuple):
 
 
 class _UnfinishedQueues(Exception):
-    """A start before this one made the consume queues anew, and ended before its next checkpoint."""
+    """An earlier start began to rebuild the consume queues, and ended before its next checkpoint."""
 
     def __init__(self) -> None:
-        super().__init__("an earlier start began to make them again and did not end")
+        super().__init__("an earlier start began to rebuild them and did not finish")
 
 
 class _LostEnd(Exception):
@@ -126,7 +124,7 @@ class _LostEnd(Exception):
 
 
 class _LostUnits(Exception):
-    """A queue ends before an offset up to which, according to another file, it was read."""
+    """A queue ends before an offset up to which another component has read it, according to that component's files."""
 
     def __init__(self, key: Key, end: int, offset: int) -> None:
         super().__init__(f"queue {key[1]} of {key[0]} has units up to {end}, and was read up to {offset}")
@@ -143,17 +141,16 @@ class Notes(Protocol):
     """Keeps the checkpoint. Both methods raise OSError."""
 
     def start_over(self) -> None:
-        """Note that all consume queues are about to be removed, to be made anew: no checkpoint may say any more that
-        they are durable."""
+        """Note that all consume queues are about to be removed and rebuilt: no checkpoint may say any longer that they
+        are durable."""
 
     def remake(self, queues: list[tuple[str, int, int]]) -> None:
-        """Note that some queues are about to be made again: topic, queue id, and the first offset of the first file.
-        The next start makes them again, unless there is another checkpoint before."""
+        """Note that some queues are about to be rebuilt. `queues`: topic, queue id, and the offset of the first byte of
+        the first file to rebuild. The next start rebuilds them again, unless another checkpoint is made before."""
 
 
 class Recovery:
-    """One recovery, in two parts: `inspect` looks, and changes nothing; `run` repairs the files. `open_queue` returns a
-    queue, and makes it if it does not exist."""
+    """One recovery, in two parts: `inspect` looks, and changes nothing; `run` repairs the files."""
 
     def __init__(
         self,
@@ -165,7 +162,8 @@ class Recovery:
         check: QueueCheck,
         notes: Notes,
     ) -> None:
-        """Prepare a recovery. `check`: the noted checksums of the consume queues, as far as they are valid."""
+        """Prepare a recovery. `open_queue` returns a queue, and makes it if it does not exist. `check`: the noted
+        checksums of the consume queues, as far as they are valid."""
         self._files = files
         self._log = log
         self._queue_directory = queue_directory
@@ -175,20 +173,20 @@ class Recovery:
         self._notes = notes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
-        """The queues of `_queues`, by the topic as records have it."""
+        """The queues of `_queues`, by the topic's bytes as in records."""
         self._is_ours = False
         """Whether duemq alone wrote the records that are to be read."""
         self._missing: StoreFileMissing | None = None
-        """The error for a missing file of a consume queue of which nothing was noted."""
+        """The error for a missing file of a consume queue about which nothing was noted."""
         self._wrong: dict[Key, list[Wrong]] = {}
-        """By queue, the files that differ from their notes."""
+        """By queue, the files that differ from their notes, or have to be rebuilt for another reason; oldest first."""
         self._removed = {topic.encode(): end for topic, end in check.removed.items()}
         """By removed topic, the physical offset before which its records belong to no queue."""
         self._is_full = False
         """Whether the disk has no room for units."""
         self._to_go: list[str] = []
-        """Paths to remove: directories of queues that removed topics had, whose removal was not finished; empty
-        directories; and files in the place of a topic's or a queue's directory."""
+        """Paths to remove: directories of removed topics' queues whose removal was not finished; empty directories; and
+        files in the place of a topic's or a queue's directory."""
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Find the files, and check whether they can be opened, changing nothing. Raises StoreFormatError, OSError."""
@@ -198,7 +196,7 @@ class Recovery:
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
             if not TOPIC_NAME.fullmatch(topic):
-                continue  # no queue's directory: an operator's copy, or lost+found
+                continue  # not a topic's directory: an operator's copy, or lost+found
             directory = os.path.join(self._queue_directory, topic)
             names = self._files.list(directory)
             to_go = []
@@ -207,7 +205,7 @@ class Recovery:
                     continue
                 key = topic, int(name)
                 if topic in removed and key not in check.segments and key not in check.unknown:
-                    # Units that a queue of the same name got since are noted, or in the commitlog behind the
+                    # If a new queue of the same name has units, they are noted, or their records lie behind the
                     # checkpoint.
                     to_go.append(os.path.join(directory, name))
                     continue
@@ -232,36 +230,36 @@ class Recovery:
             wrong = self._wrong.get((topic, queue_id), [])
             if (topic, queue_id) in check.segments and (not wrong or base < wrong[0].base):
                 path = os.path.join(self._queue_directory, topic, str(queue_id), f"{base:020}")
-                unfinished = Wrong(path, base, "was being made again by an earlier start, which did not end")
+                unfinished = Wrong(path, base, "was being rebuilt by an earlier start, which did not finish")
                 self._wrong[topic, queue_id] = [unfinished, *wrong]
         for key in check.unknown if check.is_whole else ():
-            # Only the commitlog can tell the units of these queues.
+            # The units of these queues can be known only from the commitlog.
             path = os.path.join(self._queue_directory, key[0], str(key[1]))
             self._wrong[key] = [Wrong(path, 0, "could not be read when its units were to be noted")]
         for key, error in failed.items():
             if key in self._wrong:
                 continue
             if check.is_whole and key not in check.unknown:
-                # All units that the queue must have come behind the checkpoint.
+                # Nothing was noted about this queue, so all records of its units lie behind the checkpoint.
                 self._wrong[key] = [Wrong(error.path, 0, error.why)]
             elif isinstance(error, StoreFileSize):
                 raise StoreFileSize(
                     error.path,
-                    f"{error.why}. If all files of consume queues are of another size, set mappedFileSizeConsumeQueue "
-                    "to that, or rebuild them with `duemq store repair` and the size that is set",
+                    f"{error.why}. If all files of consume queues have that size, set mappedFileSizeConsumeQueue to "
+                    "it, or rebuild them in the configured size with `duemq store repair`",
                 )
             else:
                 self._missing = error
 
     def _size_at(self, physical: int) -> int | None:
-        """Return the size of the record at a physical offset; None where there is no commitlog."""
+        """Return the size of the record at a physical offset; None if the commitlog does not reach there."""
         data = self._log.read_raw(physical, 4)
         return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
     def run(self, checkpoint: Checkpoint, expected: Mapping[Key, int], *, clean: bool) -> Recovered:
-        """Recover, after `inspect`. `expected`: queue offsets that queues must reach, since other components read that
-        far; `clean`: the last run removed its abort file. If this raises, the next run does the same work again and
-        reaches the same result. Raises StoreFormatError, OSError."""
+        """Recover; call this after `inspect`. `expected`: queue offsets that queues must reach, since other components
+        have read that far. `clean`: whether the previous run of the broker removed its abort file. If this raises an
+        error, the next start does the same work again, with the same result. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
         for path in self._to_go:
@@ -314,16 +312,18 @@ class Recovery:
         served_to: int,
         progress: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
-        """Make all consume queues from the commitlog, in a directory that has none, after `inspect`. Nothing of the
-        commitlog is changed: the next start cuts its torn end.
+        """Rebuild all consume queues from the commitlog, in a directory that has none; call this after `inspect`. The
+        commitlog is not changed: the next start cuts off its torn end.
 
         `origins` looks at each record. `goes_on_at`: next queue offsets of queues whose records have all expired.
         `left_out`: topics that get no queues. `served_to`: a start of duemq would serve the records before this
-        position, since its checkpoint says so. `progress` is called now and then with the position reached.
+        physical offset, since its checkpoint says that they are durable. `progress` is called now and then with the
+        physical offset reached.
 
-        A damaged stretch is passed over where it lies before the last files that a broker's start reads, or before
-        `served_to`; else the commitlog ends at the first damaged stretch, since each broker cuts it there. A record
-        with no fault but the checksum of its body keeps its place in its queue. Raises StoreFormatError, OSError."""
+        A damaged stretch is skipped if it lies before the last files, which a broker's start reads, or before
+        `served_to`. Otherwise the commitlog ends at the damaged stretch, since every broker would cut it off there. A
+        record whose only fault is the checksum of its body keeps its place in its queue. Raises StoreFormatError,
+        OSError."""
         log, damages = self._log, list[Damage]()
         position, count, last_timestamp, end, torn = log.begin, 0, 0, log.begin, None
         checked_from = max(log.begin, log.allocated_end - _CHECKED_FILES * log.segment_size, served_to)
@@ -382,11 +382,12 @@ class Recovery:
     def _durable_before(self, checkpoint: Checkpoint, recovered: Recovered) -> int:
         """Return the physical offset before which no sync can have failed, after an unclean end.
 
-        A checkpoint names it. Without one: nothing is appended after a sync that failed, so only bytes that had not
-        been synced when that sync began can be in memory only. To begin a file does not wait for a sync of the file
-        before, but a sync is begun after every 8 MiB (`durability.owner.UNFLUSHED_BYTES`; RocketMQ: twice a second), so
-        the last two files, and no less than 64 MiB, have all of those bytes, unless the disk was far behind the writes.
-        To write the whole log again would take as long as copying it."""
+        A checkpoint names that offset. Without one, it is estimated: nothing is appended after a failed sync, so only
+        bytes that had not been synced when that sync began can be missing on the disk. A new file does not wait for a
+        sync of the file before it, but a sync begins after every 8 MiB (`durability.owner.UNFLUSHED_BYTES`; in
+        RocketMQ, twice a second). So the last two files, or the last 64 MiB if that is more, include all of those
+        bytes, unless the disk was far behind the writes. Writing the whole log again would take as long as copying
+        it."""
         if not checkpoint.is_foreign and checkpoint.recovery_offset is not None:
             return checkpoint.recovery_offset
         log, end = self._log, recovered.end
@@ -394,9 +395,9 @@ class Recovery:
         return max(recovered.start, min(before_last, end - _WRITE_AGAIN_BYTES))
 
     def _write_again(self, start: int, end: int) -> None:
-        """Write the bytes once more that may not be durable. The process before may have ended because a sync failed:
-        then Linux has the bytes that were read here in memory only, takes them for written, and no sync by this process
-        would write them."""
+        """Write the bytes that may not be durable once more. The previous process may have ended because a sync failed.
+        Linux then has these bytes only in memory but considers them written, so that no sync by this process would
+        write them."""
         position = max(start, self._log.begin)
         while position < end:
             size = min(_WRITE_SIZE, end - position, self._log.segment_end(position) - position)
@@ -406,7 +407,8 @@ class Recovery:
     # --- the noted checksums of the consume queues
 
     def _cut_to_noted(self, queue: ConsumeQueue, offset: int) -> None:
-        """Remove the bytes behind the noted units: units of records behind the checkpoint, or rubbish."""
+        """Remove the bytes behind the noted units: units of records behind the checkpoint, or garbage. They are kept if
+        they begin with the unit of a record before the checkpoint. `offset`: queue offset behind the noted units."""
         if 0 < offset < queue.next_offset:
             physical, size, _ = queue.unit(offset) or (0, 0, 0)
             is_before = 0 <= physical < self._check.recovery_offset
@@ -415,8 +417,8 @@ class Recovery:
                 queue.truncate(offset)
 
     def _make_again(self, start: int) -> None:
-        """Make the wrong files again, and those behind them, up to a position from which everything is read anyway. If
-        this does not finish, the next start finds the same files wrong."""
+        """Rebuild the wrong files, and those behind them, up to a physical offset from which everything is read anyway.
+        If this does not finish, the next start finds the same files wrong."""
         check, wanted, position = self._check, dict[tuple[bytes, int], int](), start
         self._notes.remake([(*key, wrong[0].base) for key, wrong in self._wrong.items()])
         for key, wrong in self._wrong.items():
@@ -456,7 +458,8 @@ class Recovery:
         )
 
     def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
-        """Yield the records between two positions. After a damaged record, those of the next file follow."""
+        """Yield the records between two physical offsets. If a record is damaged, the rest of its file is skipped, with
+        a warning."""
         while position < end:
             scanner = Scanner(self._log, position)
             for record in scanner:
@@ -469,7 +472,7 @@ class Recovery:
             position = self._log.segment_end(found.physical_offset)
 
     def _withdraw(self, queue: ConsumeQueue, origins: Origins) -> None:
-        """Mark again the messages that later records have withdrawn."""
+        """Restore the marks of a queue's messages that later records have withdrawn."""
         for physical in origins.withdrawn:
             offset = queue.first_where(queue.min_offset, queue.next_offset, partial(_is_from, physical))
             unit = queue.unit(offset)
@@ -497,8 +500,8 @@ class Recovery:
         return self._log.begin
 
     def _cut(self, queue: ConsumeQueue, start: int) -> None:
-        """Cut a queue to the start; after that its last unit must belong to a record of this queue. This finds a torn
-        unit that seems to lie before the start."""
+        """Cut a queue at a physical offset, then also remove last units that do not belong to a record of this queue: a
+        torn unit may seem to lie before that offset."""
         queue.cut(start)
         while queue.next_offset > queue.min_offset:
             physical, size, _ = queue.unit(queue.next_offset - 1) or (0, 0, 0)
@@ -517,12 +520,12 @@ class Recovery:
 
     @staticmethod
     def _is_of(record: ScannedRecord, queue: ConsumeQueue, offset: int) -> bool:
-        """Whether a record has a queue offset of a queue."""
+        """Whether a record belongs to a queue and has the given queue offset."""
         found = (record.topic, record.queue_id, record.queue_offset)
         return found == (queue.topic.encode(), queue.queue_id, offset)
 
     def _end_of_queues(self) -> int:
-        """Return the end of the last record that any consume queue knows."""
+        """Return the physical offset behind the last record that any consume queue knows."""
         last = self._log.begin
         for queue in self._queues.values():
             unit = queue.unit(queue.next_offset - 1)
@@ -560,8 +563,8 @@ class Recovery:
         return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
 
     def _keep_what_is_cut(self, end: int, why: str | None) -> None:
-        """Keep the bytes that are cut off, durably, in files of their own if whole records lie behind the end of the
-        commitlog, and log that. A tail that a power cut tore seldom has whole records, and never flushed ones; where a
+        """If whole records lie behind the end of the commitlog, keep the bytes that are cut off, durably, in files of
+        their own, and log that. A tail that a power cut tore seldom has whole records, and never flushed ones; but if a
         record was damaged in another way, those behind it may have been acknowledged. Raises OSError."""
         found = behind(self._log, end)
         if not found.records:
@@ -581,11 +584,11 @@ class Recovery:
             bytes=found.end - end,
             whole_records=found.records,
             kept_in=kept,
-            help="these records are not served any more; the files have them as they were",
+            help="these records are no longer served; the files in kept_in have them as they were",
         )
 
     def _keep(self, start: int, stop: int, directory: str) -> str:
-        """Copy a range of one commitlog file into a new file; return its path."""
+        """Copy a range of one commitlog file into a new file of a directory; return the path of the new file."""
         files, number = self._files, 0
         path = name = os.path.join(directory, f"{start:020}")
         while files.exists(path):
@@ -599,21 +602,21 @@ class Recovery:
         return path
 
     def _go_on_as_noted(self, queue: ConsumeQueue, end: int) -> None:
-        """Let a queue that was made again from the commitlog up to a position go on with the noted queue offset, also
-        if its last records are gone: no queue offset is used twice."""
+        """Make a queue that was rebuilt from the commitlog up to a physical offset continue at the noted queue offset,
+        even if its last records are gone: no queue offset is used twice."""
         noted = self._check.next_offset((queue.topic, queue.queue_id))
         if noted and not queue.next_offset:
             queue.start_at(noted - 1)
             queue.pad_to(noted)
         elif queue.next_offset < noted <= queue.next_offset + _MAX_PADDING:
             if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
-                # RocketMQ's start cuts off units whose physical offset is at the commitlog's end or behind.
+                # At a start RocketMQ cuts off units whose physical offset is at or behind the commitlog's end.
                 queue.pad_to(noted, UNIT.pack(max(end - 1, 1), PADDING_SIZE, 0))
             else:
                 queue.pad_to(noted, hole(self._file_before(end), end))
 
     def _dispatch(self, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
-        # One slice takes less time than a look at each field, and recovery spends its time here and in the scanner.
+        # One slice is faster than reading each field by its name, and recovery spends its time here and in the scanner.
         physical, size, queue_id, queue_offset, sys_flag, _, topic = record[:7]
         if sys_flag & FLAG_TRANSACTION not in _WITH_UNITS:
             return
@@ -636,8 +639,8 @@ class Recovery:
         return queue
 
     def _write_tail(self, queue: ConsumeQueue) -> None:
-        """Put units into a queue's files, as far as there is room: otherwise they stay in memory until there is, and
-        the messages can still be read. Raises OSError."""
+        """Put units into a queue's files. If there is no room, they stay in memory until there is, and the messages can
+        still be read. Raises OSError for any other failure."""
         try:
             queue.write_tail()
         except OSError as error:
@@ -648,8 +651,9 @@ class Recovery:
             self._is_full = True
 
     def _align(self, queue: ConsumeQueue, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
-        """Adapt a queue to a record whose queue offset is not the queue's next one. Raises StoreFormatError,
-        _MissingUnits."""
+        """Adapt a queue to a record whose queue offset is not the queue's next one. `complete`: whether the whole
+        commitlog is read; `rebuild`: whether the queue is being rebuilt, so that gaps are filled. Raises
+        StoreFormatError, _MissingUnits."""
         gap = record.queue_offset - queue.next_offset
         if gap < 0:
             queue.truncate(record.queue_offset)
@@ -665,22 +669,23 @@ class Recovery:
             raise _MissingUnits(queue, record)
 
     def _hole_before(self, queue: ConsumeQueue, record: ScannedRecord) -> bytes:
-        """Return the unit that stands for messages before a record that the commitlog no longer has. Its physical
-        offset is in order, so that binary searches still work. In queues that only brokers read, message by message,
-        the unit has a size that no record has: brokers go on with the next unit. For other queues see
-        `consume_queue`."""
+        """Return the unit that stands for each missing message before a record, whose own record the commitlog no
+        longer has. Physical offsets stay in order, so that binary searches still work. In queues that only brokers
+        read, message by message, the unit has a size that no record has: brokers continue with the next unit. For other
+        queues see `consume_queue`."""
         if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             return UNIT.pack(record.physical_offset, WITHDRAWN_SIZE, self._tags_code(queue.topic, record))
         return hole(self._file_before(record.physical_offset), record.physical_offset)
 
     def _file_before(self, physical: int) -> int:
-        """Return the start of the commitlog file before that of a physical offset, if there is one; never 0."""
+        """Return the start of the commitlog file before the one with a physical offset, or the begin of the log if
+        there is none; never 0."""
         log = self._log
         return max(log.segment_end(physical) - 2 * log.segment_size, log.begin, 1)
 
     def _timestamp_before(self, start: int) -> int:
-        """Return the store time of the last record that ends at or before a position, according to the consume queues;
-        0 without one."""
+        """Return the store time, ms since the epoch, of the newest record before a physical offset that is the last one
+        of a consume queue; 0 if there is none."""
         offsets = [unit[0] for queue in self._queues.values() if (unit := queue.unit(queue.next_offset - 1))]
         newest = max((offset for offset in offsets if offset < start), default=-1)
         record = read_record(self._log, newest, check_crc=False) if newest >= 0 else None
@@ -688,12 +693,12 @@ class Recovery:
 
 
 def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
-    """Whether a unit belongs to a record at or behind a physical offset."""
-    return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
+    """Whether a unit belongs to a record at or behind the physical offset `wanted`."""
+    return physical_offset_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
 
 
 def _describe(wrong: dict[Key, list[Wrong]]) -> str:
-    """Return a text that names the wrong files and their faults."""
+    """Return a text that names the wrong files and their faults, _MAX_NAMED files at most."""
     files = [f"{file.path} {file.why}" for of_queue in wrong.values() for file in of_queue]
     more = f"; and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
     return "; ".join(files[:_MAX_NAMED]) + more

@@ -1,9 +1,9 @@
-"""Decides which files may be deleted, and when the disk is too full to take more. The caller deletes the files, in a
-thread, since that may take long (a file of 1 GiB).
+"""Retention: decides which files may be deleted, and when the disk is too full to accept more messages. The caller
+deletes the files in a thread, since that may take long (a file has 1 GiB).
 
-RocketMQ's rules: a commitlog file goes when its youngest record is older than fileReservedTime hours, but only in the
-hours named by deleteWhen, or when the disk is fuller than diskMaxUsedSpaceRatio; beyond 85% the oldest files go even
-if they are younger (cleanFileForciblyEnable); beyond 90% messages are refused until there is room again.
+RocketMQ's rules: a commitlog file is deleted when its newest record is older than fileReservedTime hours, but only in
+the hours named by deleteWhen, or when the disk is fuller than diskMaxUsedSpaceRatio. Beyond 85% the oldest files are
+deleted even if they are newer (cleanFileForciblyEnable). From 90% on messages are refused until there is room again.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _FILES_AT_ONCE: Final = 10
 
 @dataclass(frozen=True)
 class RetentionConfig:
-    """Limits; ratios are of the file system of the commitlog, 0 to 1."""
+    """Limits of retention. Ratios are those of the used space to all space of the commitlog's file system, 0 to 1."""
 
     reserved_hours: int = 72
     """Age in hours below which messages are kept while there is room."""
     delete_when: str = "04"
     """Hours of the day, local time, two digits each, separated by semicolons."""
     max_used_ratio: float = 0.75
-    """Used ratio from which on expired files go at any hour."""
+    """Used ratio beyond which expired files may be deleted at any hour."""
     clean_forcibly: bool = True
-    """Whether files that are not expired may go when the disk is full."""
+    """Whether files that have not expired may be deleted when the disk is full."""
     forcible_ratio: float = 0.85
-    """Used ratio from which on the oldest files go, expired or not."""
+    """Used ratio beyond which the oldest files may be deleted, expired or not."""
     refuse_ratio: float = 0.90
     """Used ratio from which on messages are refused."""
 
 
 class Retention:
-    """Decides which files may be deleted. It dates files by their first records' store times, so that a copied store
-    ages as its messages do."""
+    """Decides which files may be deleted. The age of a file is judged by the store time of the next file's first
+    record, not by the file's times, so copying a store does not make its files younger."""
 
     def __init__(self, config: Current[RetentionConfig], files: Files, log: Commitlog) -> None:
         self._config = config
         self._files = files
         self._log = log
         self.used_ratio = 0.0
-        """Used ratio of the disk at the last look."""
+        """Used ratio of the disk at the last call of `look`."""
 
     @property
     def config(self) -> RetentionConfig:
@@ -56,13 +56,13 @@ class Retention:
         return self._config.value
 
     def look(self) -> bool:
-        """Look at the disk; return whether there is room for messages."""
+        """Look at the disk; return whether there is room for messages. Raises OSError."""
         self.used_ratio = self._files.used_ratio(self._log.directory)
         return self.used_ratio < self._config.value.refuse_ratio
 
     def deletable_before(self, now_ms: int, *, at_any_hour: bool = False) -> int:
-        """Return the physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin
-        if none may. `at_any_hour`: the hours of deleteWhen do not matter."""
+        """Return the physical offset before which commitlog files may be deleted now; the log's begin if none may.
+        `now_ms`: ms since the epoch. `at_any_hour`: regardless of the hours of deleteWhen. May wait for the disk."""
         config = self._config.value
         full = self.used_ratio > config.max_used_ratio
         is_hour = at_any_hour or full
@@ -81,6 +81,6 @@ class Retention:
         return end
 
     def _starts_before(self, base: int, limit_ms: int) -> bool:
-        """Whether the first record of a file, so every record of the file before it, is older than a time."""
+        """Whether the first record of a file, and so every record of the file before it, is older than a time."""
         first = read_record(self._log, base, check_crc=False)
         return first is not None and first.store_timestamp < limit_ms

@@ -1,11 +1,11 @@
 """Appending: records are staged one by one and written in one go.
 
 This is the hot path of the broker. A batch holds the messages of one read of a socket, one slice of a drain, or one
-batch send; it costs one write to the commitlog, and some packing for each message. While a batch is staged nothing else
-may happen to the store: the code that stages runs to `commit` without waiting for anything.
+batch send; it costs one write to the commitlog, and some packing for each message. While a batch is staged, nothing
+else may happen to the store: the code that stages runs to `commit` without waiting for anything.
 
-A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue. That
-holds for every error, also where memory runs out in the middle of the staging: then the batch is torn, and is not
+A batch is written as a whole or not at all: when a write fails, nothing of the batch is in the commitlog or in a queue.
+That holds for every error, including lack of memory in the middle of staging: then the batch is torn, and is not
 written.
 
 Keeps invariant 4 of ARCHITECTURE.md.
@@ -71,17 +71,17 @@ class Appender:
         self._store_flag = FLAG_STORE_IPV6 if len(self._store_host) == 20 else 0
         self._overhead = FIXED_SIZE_IPV4 + (_IPV6_EXTRA if self._store_flag else 0)
         self.max_body_size = max_body_size
-        """The most bytes of a body; read only."""
+        """The most bytes that a body may have; the appender only reads it."""
         self._with_checksums = with_checksums
         self.max_properties_size = properties.MAX_BYTES - (checksum.ROOM if with_checksums else 0)
-        """The most bytes of properties that a sent message may have."""
+        """The most bytes that the properties of a sent message may have."""
         self._on_append = on_append
         self._parts: list[Body] = []
         self._chunks: list[tuple[int, list[Body]]] = []
         self._touched: list[ConsumeQueue] = []
         self._position = self._limit = 0
         self.has_begun = False
-        """Whether a batch is staged, so that `begin` would only go on with it."""
+        """Whether a batch is staged: `begin` then continues it instead of starting another."""
         self._is_torn = False
         self.store_timestamp = 0
         """Store time of the records of this batch, ms since the epoch; set by `begin`."""
@@ -106,8 +106,8 @@ class Appender:
         queue.record_overhead = self._overhead + len(queue.topic_field) - 1
 
     def begin(self, now_ms: int) -> int:
-        """Start a batch at a time, ms since the epoch, or go on with the staged one; return the store time of its
-        records. Raises StoreError when the store takes nothing now."""
+        """Start a batch, or continue the staged one; return the store time of its records, ms since the epoch.
+        `now_ms`: the store time for a new batch. Raises StoreError if the store accepts nothing now."""
         if self.has_begun:
             return self.store_timestamp
         if self._health.verdict is not Verdict.HEALTHY:
@@ -119,10 +119,10 @@ class Appender:
         return self.store_timestamp
 
     def check(self, body: Body, property_bytes: bytes, room: int = 0, *, is_stored: bool = False) -> None:
-        """Raise RecordIllegal for a message that `add` must not be given. Zero bytes in properties are refused: after a
-        power cut recovery takes a sector of zeros in them for an unwritten one. `room`: bytes that must be left for
-        more properties. `is_stored`: the store has the message already, so its body was not too large when it was
-        stored."""
+        """Raise RecordIllegal for a message that must not be passed to `add`. Zero bytes in properties are refused:
+        after a power cut, recovery would take a sector of zeros there for one that was not written. `room`: bytes that
+        must be left for more properties. `is_stored`: the store has the message already, so its body was not too large
+        when it was stored."""
         if len(body) > self.max_body_size.value and not is_stored:
             raise RecordTooLarge("a body", len(body), self.max_body_size.value)
         limit = (properties.MAX_BYTES if is_stored else self.max_properties_size) - room
@@ -146,15 +146,16 @@ class Appender:
         reconsume_times: int = 0,
         prepared_transaction_offset: int = 0,
     ) -> int:
-        """Stage one message for a queue; return its queue offset. `begin` comes before, `commit` after. The message has
-        passed `check`, or is known to be small. Properties of another record come without its checksum."""
+        """Stage one message for a queue; return its queue offset. Call `begin` before, and `commit` after. The message
+        must have passed `check`, or be known to be small. If the properties are those of another record, that record's
+        checksum is left out."""
         properties_size = len(property_bytes)
         if self._with_checksums:
             property_bytes, properties_size = _before_checksum(property_bytes)
         body_size = len(body)
         size = queue.record_overhead + body_size + properties_size
         pack_head = _HEAD
-        if len(born_host) != 8 or sys_flag & _IPV6 or self._store_flag:  # a record appended again may have another host
+        if len(born_host) != 8 or sys_flag & _IPV6 or self._store_flag:  # for a record appended again, hosts may differ
             sys_flag, head = self._with_ipv6(sys_flag, born_host)
             pack_head = head.pack
             size += _IPV6_EXTRA if len(born_host) == 20 else 0
@@ -204,8 +205,8 @@ class Appender:
         return not self._store_flag and not self._with_checksums
 
     def add_copies(self, records: PackedRecords, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
-        """Stage a copy of each record; all records must be of the usual kind. `which` has the number of each copy's
-        queue in `queues`, `codes` has its tags code. `begin` comes before, `commit` after."""
+        """Stage a copy of each record; all records must be of the usual kind. `which`: for each copy, the index of its
+        queue in `queues`; `codes`: its tags code. Call `begin` before, and `commit` after."""
         try:
             self._add_copies(records, queues, which, codes)
         except BaseException:
@@ -229,10 +230,10 @@ class Appender:
         units["tags_code"] = codes
         heads = records.heads
         origins = heads["physical_offset"]
-        heads["prepared_transaction_offset"] = np.where(origins == 0, ORIGIN_ZERO, origins)
+        heads["prepared_offset"] = np.where(origins == 0, ORIGIN_ZERO, origins)
         heads["size"] = sizes
         heads["physical_offset"] = units["physical_offset"]
-        heads["store_timestamp"] = self.store_timestamp
+        heads["store_ms"] = self.store_timestamp
         heads["store_host"] = np.void(self._store_host)
         for number, queue in enumerate(queues):
             mine = slice(None) if len(queues) == 1 else np.flatnonzero(which == number)
@@ -252,7 +253,8 @@ class Appender:
         self._position = int(ends[-1])
 
     def commit(self) -> None:
-        """Write the staged batch. Raises StoreFull or StoreBroken; then nothing of the batch remains."""
+        """Write the staged batch. Raises StoreFull or StoreBroken; nothing of the batch then remains, unless it was
+        written but could not be noted in memory: that poisons the store, and the next start finds the batch."""
         if not self.has_begun:
             return
         self.has_begun = False
@@ -288,8 +290,8 @@ class Appender:
         self._on_append(touched)
 
     def take_uncounted(self) -> list[tuple[ConsumeQueue, int]]:
-        """Return the queues with new records since the last call, and the queue offset of the first new record of
-        each. For statistics, which so cost nothing for a message and little for a batch."""
+        """Return the queues that got records since the last call, each with the queue offset of its first new record.
+        Statistics count from these, so that counting costs nothing per message and little per batch."""
         queues, self._uncounted = self._uncounted, []
         taken = [(queue, queue.uncounted_from) for queue in queues]
         for queue in queues:
@@ -312,8 +314,8 @@ class Appender:
         return sys_flag & ~_IPV6 | flags, head_for(flags)
 
     def _next_segment(self) -> int:
-        """End this file after the staged records; return the position of the next file, which gets the following
-        records."""
+        """End the current file after the staged records; return the position of the next file, which gets the records
+        that follow."""
         try:
             if not self._chunks:
                 self._chunks.append((self._log.end, self._parts))
@@ -340,8 +342,8 @@ class Appender:
         self._parts = []
 
     def _undo(self, error: BaseException) -> StoreError:
-        """Undo a failed write, on the disk as well, where recovery would take its records for acknowledged; return the
-        error to raise."""
+        """Undo a failed write; return the error to raise. The bytes on the disk are cleared as well: recovery would
+        otherwise take their records for acknowledged ones."""
         try:
             self.roll_back()
             self._log.clear_tail()
@@ -353,14 +355,15 @@ class Appender:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return StoreFull("memory ran out: send again, and give the broker more memory")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            return StoreFull(f"too many files are open: {error}. Let the broker have more of them (ulimit -n)")
+            return StoreFull(f"too many files are open: {error}. Raise the broker's limit (ulimit -n)")
         self._health.poison(f"writing the commitlog failed: {error}")
         return self._health.error()
 
 
 def _before_checksum(property_bytes: bytes) -> tuple[bytes, int]:
-    """Return properties without the checksum of another record, and their size with the checksum that is to follow. A
-    message that has waited since before checksums were switched on may leave no room for one: it gets none."""
+    """Return properties without the checksum of another record, and their size including the checksum that is to
+    follow. A message that has waited since before checksums were switched on may leave no room for one, and then gets
+    none: the size is then that of the properties alone."""
     bare = checksum.without(property_bytes)
     ended = checksum.ended(bare)
     size = len(ended) + checksum.SIZE

@@ -4,12 +4,12 @@
     a file: | record | record | ... | end marker: int32 space left, uint32 0xCBD43194, undefined |
 
 A record (see `protocol.records.record`) never crosses files: when it and the 8 bytes of an end marker do not fit into
-the rest of a file, the rest is an end marker and the record starts the next file. Physical offsets count bytes over all
-files.
+the rest of a file, an end marker takes up the rest, and the record starts the next file. Physical offsets count bytes
+over all files.
 
-Always begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only
-`note_flushed` and recovery move `flushed`.
-The bytes from `end` on are zeros, so that recovery, which reads until the first byte that is no record, stops there.
+Always begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only `note_flushed` and recovery move
+`flushed`. The bytes from `end` on are zeros, so that recovery, which reads up to the first bytes that are not a record,
+stops there.
 
 Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is RocketMQ's and frozen.
 
@@ -30,7 +30,7 @@ DEFAULT_SEGMENT_SIZE: Final = 1 << 30
 
 
 class Commitlog:
-    """The files and the three positions. All offsets are physical offsets, in bytes."""
+    """The files, and the three positions begin, flushed and end. All offsets are physical offsets, in bytes."""
 
     def __init__(self, files: Files, directory: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
         self._segments = Segments(files, directory, segment_size)
@@ -43,7 +43,7 @@ class Commitlog:
 
     @property
     def begin(self) -> int:
-        """Offset of the oldest byte kept."""
+        """Offset of the oldest byte that still exists."""
         return self._segments.begin
 
     @property
@@ -57,20 +57,20 @@ class Commitlog:
         return self._segments.end
 
     def load(self) -> None:
-        """Find the files, changing nothing; recovery sets the positions. Raises StoreFormatError."""
+        """Find the files, changing nothing; recovery sets the positions. Raises StoreFormatError, OSError."""
         try:
             self._segments.load()
         except StoreFileSize as error:
             raise StoreFileSize(
                 error.path,
-                f"{error.why}. If all files of the commitlog are of another size, set mappedFileSizeCommitLog to that; "
-                "if only this one is, it was cut off or added to: put a whole copy of it in its place",
+                f"{error.why}. If all files of the commitlog have that size, set mappedFileSizeCommitLog to it; "
+                "if only this one has, it was truncated or added to: put a whole copy of it in its place",
             ) from None
         if self.segment_size <= 1024:
             raise StoreFormatError(self.directory, f"a file size of {self.segment_size} is too small for a commitlog")
 
     def segment_end(self, offset: int) -> int:
-        """Return the offset after the last byte of the file that has, or would have, this offset."""
+        """Return the offset after the last byte of the file that contains, or would contain, this offset."""
         return self._segments.base_of(offset) + self.segment_size
 
     def ensure_segment(self, offset: int) -> None:
@@ -82,18 +82,18 @@ class Commitlog:
         self._segments.write(offset, data)
 
     def write_end_marker(self, offset: int) -> None:
-        """Close the file with this offset: the next record goes into the next one. Raises OSError."""
+        """End the records of the file with this offset: the next record goes into the next file. Raises OSError."""
         self._segments.write(offset, END_MARKER.pack(self.segment_end(offset) - offset, MAGIC_END))
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """Return `size` bytes of records, or None where not all of them exist (deleted, or not written yet)."""
+        """Return `size` bytes of records; None if not all of them exist (deleted, or not written yet). May wait for the
+        disk. Raises NotInMemory, OSError as `File.read` does."""
         if offset < self.begin or offset + size > self.end:
             return None
         return self._segments.read(offset, size)
 
     def size_apart(self, offset: int) -> int | None:
-        """Return the size of the record at a physical offset, read by any thread; None where its file cannot be
-        read."""
+        """Return the size of the record at a physical offset, from any thread; None if its file cannot be read."""
         base = self._segments.base_of(offset)
         try:
             data = self._files.open(os.path.join(self.directory, f"{base:020}")).read_apart([(offset - base, 4)])
@@ -102,7 +102,7 @@ class Commitlog:
         return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
     def read_raw(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes of the files, records or not, for recovery."""
+        """Return up to `size` bytes of the files, whether they are records or not, for recovery."""
         return self._segments.read(offset, size)
 
     def locate(self, offset: int, size: int) -> tuple[File, int] | None:
@@ -113,28 +113,28 @@ class Commitlog:
         return self._segments.file_at(offset)
 
     def locate_space(self, offset: int) -> tuple[File, int] | None:
-        """Return the file that has an offset that is not written yet, and the position in it; None where there is no
-        such file."""
+        """Return the file with an offset that is not written yet, and the position in it; None if there is no such
+        file."""
         return self._segments.file_at(offset) if offset < self._segments.end else None
 
     def recovered(self, end: int) -> None:
-        """Set the positions after recovery, and clear the rest of a torn write behind `end`. Raises OSError."""
+        """Set the positions after recovery, and clear what a torn write left behind `end`. Raises OSError."""
         self._segments.clear_from(end)
         self.end = end
         self.flushed = self.begin
 
     def read_up_to(self, end: int) -> None:
-        """Set the positions of a log that is only read: the bytes behind `end` stay as they are."""
+        """Set the positions of a log that is only read: the bytes behind `end` are not changed."""
         self.end = end
         self.flushed = self.begin
 
     def unflushed_files(self) -> list[File]:
-        """Return the files to sync so that everything up to `end` is durable, oldest first."""
+        """Return the files that have to be synced to make everything up to `end` durable, oldest first."""
         return self._segments.files_between(self.flushed, self.end)
 
     @property
     def names_made(self) -> int:
-        """Number of files made so far."""
+        """Number of files made so far, as `Segments.names_made` counts them."""
         return self._segments.names_made
 
     @property

@@ -1,11 +1,11 @@
 """Copies of stored records for other queues, many at a time.
 
-A delivery copies a record. Body, properties and the checksum of the body stay as they are, byte for byte; topic, queue,
+A delivery copies a record. Body, properties and the checksum of the body are copied byte for byte; topic, queue,
 offsets and store time are those of the copy, whose prepared-transaction offset names the source record. None of that
-needs a look at the body, so records are handled as arrays: all heads at once, and the rest as slices.
+needs a look at the body, so records are handled as arrays: all heads together, and the rest as slices.
 
-Only records of the usual kind are copied so (version 1, IPv4 addresses, without a checksum of the whole record);
-`is_usual` marks them. The layout is that of `protocol.records.record`.
+Only records of the usual kind are copied this way (version 1, IPv4 addresses, without a checksum of the whole record);
+`is_usual` says which records are. The layout is that of `protocol.records.record`.
 """
 
 from __future__ import annotations
@@ -18,41 +18,32 @@ from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
 from duemq.protocol.records.checksum import NAME_FIELD
 from duemq.protocol.records.checksum import SIZE as CHECKSUM_SIZE
-from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, HEAD_IPV4, MAGIC_V1, StoredMessage
+from duemq.protocol.records.record import (
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    HEAD_FIELDS,
+    HEAD_SIZE_IPV4,
+    MAGIC_V1,
+    StoredMessage,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
 
-HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("body_crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_size", ">i4"),
-    ]
-)
-assert HEAD.itemsize == HEAD_IPV4.size
+_NUMPY_CODES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "V8"}
+HEAD: Final = np.dtype([(name, _NUMPY_CODES[code]) for name, code in HEAD_FIELDS])
+"""All fields of a record up to its body, for IPv4 hosts; see `protocol.records.record.HEAD_FIELDS`."""
+assert HEAD.itemsize == HEAD_SIZE_IPV4
 UNITS: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ORIGIN_ZERO: Final = -1
-"""The prepared-transaction offset of a copy of the record at physical offset 0, where 0 would mean "no origin"."""
+"""The prepared-transaction offset of a copy of the record at physical offset 0, since 0 would mean "no origin"."""
 _HEAD_BYTES: Final = np.arange(HEAD.itemsize)
 
 
 def origin_of(prepared_transaction_offset: int) -> int | None:
-    """Return the physical offset of the record from which a record was copied; None for a record that is no copy."""
+    """Return the physical offset of the record from which a record was copied; None for a record that is not a copy."""
     if prepared_transaction_offset == ORIGIN_ZERO:
         return 0
     return prepared_transaction_offset or None
@@ -89,13 +80,13 @@ class PackedRecords:
             & (self.texts + 2 + text_sizes == self.ends)
             & ~self._have_checksums()
         )
-        """Whether each record is of the usual kind, and whole as far as its head tells."""
+        """For each record, whether it is of the usual kind, and whole as far as its head tells."""
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def _have_checksums(self) -> NDArray[np.bool_]:
-        """Return, for each record, whether its last property is its checksum: a copy needs another checksum."""
+        """Return, for each record, whether its last property is its checksum: a copy would need a different one."""
         at = np.clip(self.ends - CHECKSUM_SIZE, 0, len(self._bytes) - len(NAME_FIELD))
         found: NDArray[np.bool_] = (self._bytes[at] == NAME_FIELD[0]) & (
             self._bytes[at + len(NAME_FIELD) - 1] == NAME_FIELD[-1]
@@ -110,11 +101,11 @@ class PackedRecords:
         return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
 
     def decoded(self, which: int) -> StoredMessage:
-        """Return one of the records as it was read. Raises RecordError."""
+        """Return one of the records, by its number, as it was read. Raises RecordError."""
         return record.decode(self.data[int(self.starts[which]) : int(self.ends[which])])
 
     def text_rows(self) -> NDArray[np.uint8] | None:
-        """Return the property texts as the rows of a matrix, where all records have the same layout; else None."""
+        """Return the property texts as the rows of a matrix if all records have the same layout; else None."""
         if not self._are_alike():
             return None
         return self._rows()[:, int(self.texts[0] - self.starts[0]) + 2 :]
@@ -128,8 +119,9 @@ class PackedRecords:
         return result
 
     def reordered(self, order: NDArray[np.int64]) -> PackedRecords:
-        """Return all records in another order, before any is left out. Records of one size are moved, so that they stay
-        the rows of a matrix: moving costs less than the slower code for records that are no matrix."""
+        """Return all records in another order; none may have been left out by `part` before. Records of one size are
+        moved, so that they stay the rows of a matrix: moving costs less than the slower code for records that are
+        not."""
         result = self.part(order)
         size = int(self.sizes[0])
         if (self.sizes == size).all():
@@ -141,8 +133,8 @@ class PackedRecords:
         return result
 
     def copied(self, topic_fields: list[bytes], which: Integers) -> list[Body]:
-        """Return the records as parts to be joined, with their present heads and other topics: `which` has the number
-        of each record's topic in `topic_fields`, which are topics with their lengths."""
+        """Return the records as parts to be joined, with their present heads and new topics. `topic_fields`: the
+        topics, each after its length; `which`: for each record, the index of its topic there."""
         if len(set(topic_fields)) == 1 and self._are_alike():
             return [self._encode_alike(topic_fields[0])]
         heads, data, size = memoryview(self.heads.tobytes()), self.data, HEAD.itemsize
@@ -155,7 +147,8 @@ class PackedRecords:
         return parts
 
     def _are_alike(self) -> bool:
-        """Whether all records have the same layout, one after the other: then they are the rows of a matrix."""
+        """Whether all records have the same layout and follow each other directly: then they are the rows of a
+        matrix."""
         size = self.sizes[0]
         return bool(
             (self.sizes == size).all()

@@ -1,11 +1,10 @@
 """Marks: four bytes of a unit in a file that change when its message is withdrawn.
 
 The record that withdraws a message is in the commitlog; a mark repeats that at the message's own unit. After a power
-cut the disk may have any of the bytes that were written and not synced. A mark on the disk without its record would
-lose the message: it is gone, with nothing in its place. So a mark waits in memory, where every reader sees it, until
-its record is durable. The job that makes the next checkpoint, which lies behind the record, puts the mark into the
-file. Recovery needs no mark before that: it sees the records behind the older checkpoint, which name the
-withdrawn messages.
+cut the disk may have any of the bytes that were written but not synced. A mark on the disk without its record would
+lose the message, with nothing in its place. So a mark waits in memory, where every reader sees it, until its record is
+durable. The job that makes the next checkpoint, which lies behind the record, puts the mark into the file. Until then
+recovery needs no mark: it reads the records behind the older checkpoint, which name the withdrawn messages.
 
 Keeps invariant 22 of ARCHITECTURE.md.
 """
@@ -28,13 +27,14 @@ class Marks:
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._blocks: dict[int, dict[int, bytes]] = {}
-        """The marks, by number of a block of positions, and position."""
+        """The marks, by the number of the block in which a position lies, then by position."""
         self._for_the_next: set[int] = set()
         """Positions of marks that the checkpoint in progress does not cover."""
         self._planned: _Planned | None = None
 
     def set(self, position: int, mark: bytes) -> None:
-        """Set the bytes at a position, to be written soon; a unit has them wholly or not at all."""
+        """Set the bytes of a mark at a position, to be written soon. A position is that of a mark within a unit: units
+        are read whole, so a read has all bytes of a mark or none."""
         block = self._blocks.setdefault(position // _BLOCK, {})
         if position not in block:
             self._for_the_next.add(position)
@@ -45,7 +45,7 @@ class Marks:
         self._for_the_next.clear()
 
     def over(self, start: int, data: bytes) -> bytes:
-        """Return whole units that were read at a position, with their marks."""
+        """Return units that were read at a position, with their marks applied. `data`: whole units."""
         if not self._blocks:
             return data
         end = start + len(data)
@@ -68,9 +68,9 @@ class Marks:
         return bool(self._blocks)
 
     def plan(self, end: int) -> Callable[[], None]:
-        """Return the work that puts marks into the files and makes them durable: those of positions before `end` that
-        were set before `begin`. Any thread may run it, one at a time, once the records stored at the time of `begin`
-        are durable. It raises OSError; then the marks wait on."""
+        """Return the work that puts marks into the files and makes them durable: the marks at positions before `end`
+        that were set before the last `begin`. Any thread may run the work, one at a time, once the records stored at
+        the time of that `begin` are durable. It raises OSError; the marks then go on waiting."""
         self._forget_written()
         planned = self._planned = _Planned()
         for block in self._blocks.values():

@@ -1,4 +1,4 @@
-"""The scheduled messages that are done, according to later records: a record that delivers a message, or takes it back,
+"""The scheduled messages that no longer wait, according to later records: a record that delivers or withdraws a message
 names the record that scheduled it in its prepared-transaction offset (see `copies`).
 
 Keeps invariant 14 of ARCHITECTURE.md.
@@ -24,10 +24,10 @@ from duemq.protocol.records.properties import (
 )
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.records.recurrence import FLAG_RECURS
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import ORIGIN_ZERO, origin_of
 from duemq.storage.log.scan import ScannedRecord, Scanner
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,23 +41,24 @@ _PROPERTY_END: Final = PROPERTY_END.encode()
 _EVERY: Final = f"{TIMER_EVERY}{NAME_END}".encode()
 _CRON: Final = f"{TIMER_CRON}{NAME_END}".encode()
 MAX_RECURRING: Final = 32
-"""Most recurring messages that are delivered by one batch. The time of each next delivery takes some 60 us to compute,
-seldom 2 ms."""
+"""Most recurring messages that one batch delivers. Computing the time of each next delivery takes some 60 us, in rare
+cases 2 ms."""
 
 
 def origins_of(
     prepared: NDArray[np.int64], sys_flags: NDArray[np.integer], physical_offsets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the origins that records would name by their prepared-transaction offsets, NO_ORIGIN where they name none:
-    a transaction's record names its half message, and a value that does not lie before the record is a deliver time.
-    Topic and properties tell whether a record names an origin, see `Origins.look`."""
+    """Return the origins that records may name by their prepared-transaction offsets; NO_ORIGIN where they cannot name
+    one. A transaction's record names its half message instead, and a value that does not lie before the record itself
+    is a deliver time. Whether a record really names an origin depends on its topic and properties as well: see
+    `Origins.look`."""
     origins = np.where(prepared == ORIGIN_ZERO, 0, prepared)
     named = (prepared != 0) & (origins >= 0) & (origins < physical_offsets) & (sys_flags & FLAG_TRANSACTION == 0)
     return np.where(named, origins, NO_ORIGIN)
 
 
 class Origins:
-    """Physical offsets of scheduled records."""
+    """The physical offsets of the scheduled records that later records name."""
 
     def __init__(self) -> None:
         self.delivered = array("q")
@@ -69,14 +70,15 @@ class Origins:
         self.newest_ms = 0
         """The latest store time of the records that delivered messages, ms since the epoch."""
         self.last_recurring: deque[ScannedRecord] = deque(maxlen=MAX_RECURRING)
-        """The records at the end of the commitlog that deliver or drop recurring messages. A power cut may leave the
-        first part of the batch that appended them, without the records for the deliveries after that."""
+        """The records at the end of the commitlog that deliver or drop recurring messages. After a power cut only the
+        first part of the batch that appended them may be left, without the records that wait for the next
+        deliveries."""
         self.recurring_keys: set[str] = set()
         """The UNIQ_KEYs of the records that wait for deliveries of recurring messages."""
 
     def look(self, record: ScannedRecord) -> None:
-        """Take the origin that a record names, if it names one. Scheduled records have their deliver time in that
-        field, unless they are of the timer topic and delete or repeat another message."""
+        """Note the origin that a record names, if it names one. In scheduled records that field has the deliver time,
+        unless they are of the timer topic and delete another message or put it into a later slot (roll)."""
         prepared = record.prepared_transaction_offset
         if record.sys_flag & FLAG_RECURS or self.last_recurring:
             self._look_for_recurring(record)
@@ -95,8 +97,8 @@ class Origins:
             self.withdrawn_by.append(record.physical_offset)
 
     def _look_for_recurring(self, record: ScannedRecord) -> None:
-        """Note a record that waits for the delivery of a recurring message, or drops one; forget the deliveries before
-        a record that is not of their batch."""
+        """Note a record that waits for the next delivery of a recurring message, or that drops such a message; at a
+        record that is not of the same batch, forget the deliveries before it."""
         if record.topic != _TIMER_TOPIC:
             if not record.prepared_transaction_offset:
                 self.last_recurring.clear()
@@ -109,13 +111,13 @@ class Origins:
             self.recurring_keys.add(key or "")
 
     def withdrawn_since(self, position: int) -> NDArray[np.int64]:
-        """Return the entries of `withdrawn` whose messages were taken back by a record at a physical offset or
-        behind."""
+        """Return the entries of `withdrawn` whose messages were withdrawn by a record at or behind a physical
+        offset."""
         by = np.frombuffer(self.withdrawn_by, np.int64)
         return np.frombuffer(self.withdrawn, np.int64)[by >= position]
 
     def read(self, log: Commitlog, start: int, end: int) -> None:
-        """Take the origins that the records between two physical offsets name. May wait for the disk."""
+        """Note the origins that the records between two physical offsets name. May wait for the disk."""
         if start >= end:
             return
         for record in Scanner(log, start):
@@ -125,5 +127,5 @@ class Origins:
 
 
 def _has(text: bytes, name: bytes) -> bool:
-    """Whether properties have the one with a name, which ends with NAME_END."""
+    """Whether properties include one with this name. `name` ends with NAME_END."""
     return name in text and (text.startswith(name) or _PROPERTY_END + name in text)

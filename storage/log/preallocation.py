@@ -1,9 +1,8 @@
-"""Preallocation of disk space: a thread allocates blocks of the commitlog ahead of its end. Neither a write nor a flush
-beside it then waits for the file system to find blocks: the longest write while flushes run went from 60 ms to 4 ms
+"""Preallocation of disk space: a thread allocates blocks of the commitlog ahead of its end. Neither a write nor a
+concurrent flush then waits for the file system to find blocks: the longest write during flushes went from 60 ms to 4 ms
 (ext4, Linux 6; measured).
 
-Space is allocated only while much is written, a fraction of a second ahead: otherwise the file stays as sparse as it
-was made.
+Space is allocated only under heavy writing, a fraction of a second ahead; otherwise the file stays sparse.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from duemq.storage.log.commitlog import Commitlog
 LOOK_BYTES: Final = 4 << 20
 """Bytes of appends after which the rate of writing is checked."""
 SLOW_MS: Final = 1000
-"""Time for LOOK_BYTES of appends, in ms, from which on writing counts as slow and nothing is allocated."""
+"""If LOOK_BYTES of appends take this time or longer, in ms, writing counts as slow, and nothing is allocated."""
 AHEAD_BYTES: Final = 64 << 20
+"""Most bytes that one job allocates. The next job may be planned once half of that is left ahead of the end."""
 
 
 class PreallocateJob:
-    """Allocates blocks for a part of a file, whose content stays. Run by a thread."""
+    """Allocates blocks for a part of a file, without changing its content. Run by a thread."""
 
     def __init__(self, file: File, start: int, end: int) -> None:
         self._file = file
@@ -45,7 +45,8 @@ class Preallocation:
         self._is_running = False
 
     def plan(self, now_ms: int) -> PreallocateJob | None:
-        """Return a job to run, if any, at a time, ms since the epoch; the caller has to call `done` after the job."""
+        """Return a job to run now, or None; the caller has to call `done` after the job. `now_ms`: ms since the
+        epoch."""
         end = self._log.end
         is_fast = abs(now_ms - self._looked_ms) < SLOW_MS
         self.look_at = end + LOOK_BYTES

@@ -1,4 +1,4 @@
-"""Reads the commitlog from a position on, record by record, as far as it holds whole records."""
+"""Reading the commitlog from a position on, record by record, as far as it holds whole records."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from duemq.protocol.records.properties import MAX_BYTES
 from duemq.protocol.records.record import (
     FLAG_BORN_IPV6,
     FLAG_STORE_IPV6,
-    HEAD_SIZE_IPV4,
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
+    MAGICS,
     MAX_TOPIC_BYTES,
     MIN_SIZE,
+    SIZE_AND_MAGIC,
+    START,
     crc32,
+    head_without,
 )
 from duemq.storage.log.commitlog import Commitlog
 
-_START: Final = struct.Struct(">iIIiiqqi")
-_HEAD: Final = struct.Struct(">iIIi4xqqiq8xq8xiqi")
-"""`record.HEAD_IPV4` without the fields that a scan passes over."""
-assert _HEAD.size == HEAD_SIZE_IPV4
-_SIZE_MAGIC: Final = struct.Struct(">iI")
+_HEAD: Final = head_without("flag", "born_host", "store_host")
+"""The fields that a scan needs."""
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _BORN_END: Final = 56
 _SECTOR: Final = 512
 _HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 CHUNK_SIZE: Final = 1 << 20
-"""Bytes read at once: few enough to stay in the processor's cache until they are decoded."""
+"""Bytes of one read: few enough to stay in the processor's cache until they are decoded."""
 _ZEROS: Final = bytes(CHUNK_SIZE)
 
-_MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
 _MAGIC_AND_SIZE: Final = 8
 _MAX_ZEROS: Final = 16 << 20
 _TOPIC_NAME: Final = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
@@ -63,25 +62,25 @@ class ScannedRecord(NamedTuple):
 
     @property
     def properties_text(self) -> str:
-        """The properties as text, decoded anew at each call."""
+        """The properties as text, decoded again on each access."""
         return self.properties.decode("utf-8", "replace")
 
 
 class ScanEnd(NamedTuple):
-    """Where a scan stopped, and why: None at the clean end of the written records."""
+    """Where a scan stopped, and why; `why` is None at the clean end of the written records."""
 
     physical_offset: int
     why: str | None
 
 
 class Scanner:
-    """Iterates over the records; `end` tells where the last whole one ended.
+    """Iterates over the records; `end` tells where the last whole record ended.
 
-    A record is whole when its magic, its lengths, its own physical offset and the checksum of its body hold. The first
-    that is not whole ends the scan: nothing behind it was ever acknowledged as flushed.
+    A record is whole if its magic number, its lengths, its own physical offset and the checksum of its body are right.
+    The first record that is not whole ends the scan: after a crash, nothing behind it was ever acknowledged as flushed.
 
-    The checksum does not cover the properties. `zeros_are_torn`: a sector of zeros within them also counts as torn; for
-    logs that only duemq has written, since duemq refuses zero bytes there.
+    The checksum does not cover the properties. `zeros_are_torn`: a record with a sector of zeros within its properties
+    also counts as torn. This is for logs that only duemq has written, since duemq refuses zero bytes there.
     """
 
     def __init__(self, log: Commitlog, start: int, *, zeros_are_torn: bool = False) -> None:
@@ -100,7 +99,7 @@ class Scanner:
                 return
             room = self._log.segment_end(position) - position
             data, base = self._bytes_at(data, base, position, min(MIN_SIZE, room))
-            size, magic = _SIZE_MAGIC.unpack_from(data, position - base)
+            size, magic = SIZE_AND_MAGIC.unpack_from(data, position - base)
             if magic == MAGIC_END:
                 position = self._log.segment_end(position)
                 self.end = ScanEnd(position, None)
@@ -112,7 +111,7 @@ class Scanner:
             data, base = self._bytes_at(data, base, position, size)
             record = _take(data, position - base, position, check_crc=True)
             if self._zeros_are_torn and isinstance(record, ScannedRecord) and _has_empty_sector(record):
-                record = "properties with a sector that was not written"
+                record = "properties with a sector that was never written"
             if isinstance(record, str):
                 self.end = ScanEnd(position, record)
                 return
@@ -121,8 +120,8 @@ class Scanner:
             yield record
 
     def _usual(self, data: bytes, base: int) -> Iterator[ScannedRecord]:
-        """Yield the correct records of the usual kind (version 1, IPv4 addresses) from the end on, as far as `data`
-        holds them; the first other record is left for a closer look. Recovery spends its time here."""
+        """Yield the correct records of the usual kind (version 1, IPv4 addresses) from `end` on, as far as `data` holds
+        them; any other record ends this, and `__iter__` examines it more closely. Recovery spends its time here."""
         unpack, head_size, names, view = _HEAD.unpack_from, _HEAD.size, self._names, memoryview(data)
         at, limit, zeros_are_torn = self.end.physical_offset - base, len(data), self._zeros_are_torn
         new = tuple.__new__  # the class's own `__new__` calls it, in twice the time
@@ -156,7 +155,7 @@ class Scanner:
             self.end = ScanEnd(base + at, None)
 
     def _bytes_at(self, data: bytes, base: int, position: int, size: int) -> tuple[bytes, int]:
-        """Return bytes that hold `size` bytes at `position`, and the offset at which they start."""
+        """Return bytes that include `size` bytes at `position`, and the physical offset at which they start."""
         if position + size <= base + len(data):
             return data, base
         room = self._log.segment_end(position) - position
@@ -180,8 +179,9 @@ def behind(log: Commitlog, start: int) -> Behind:
 
 
 def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
-    """Yield the whole records behind the position at which a scan ended, whatever lies between: each names its own
-    physical offset. In each file the search ends at a run of zeros longer than any gap between records."""
+    """Yield the whole records behind the position at which a scan ended, whatever bytes lie between them. A record is
+    recognized because it names its own physical offset. In each file the search ends at a run of zeros that is longer
+    than any gap between records."""
     end, position = start, start
     while position < log.allocated_end:
         stop, at, zeros = log.segment_end(position), position, 0
@@ -194,7 +194,7 @@ def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
                 continue
             zeros = 0
             following = max(at + 1, at + len(data) - _MAGIC_AND_SIZE)
-            for found in _MAGICS.finditer(data):
+            for found in MAGICS.finditer(data):
                 place = at + found.start() - 4
                 record = read_record(log, place) if place >= max(end, start) else None
                 if record is not None:
@@ -205,9 +205,9 @@ def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
 
 
 def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRecord | str:
-    """Decode the record at byte `at` of `data`, which lies at physical offset `position`; return a text with the fault
-    for a wrong record."""
-    size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag = _START.unpack_from(data, at)
+    """Decode the record at byte `at` of `data`, which lies at physical offset `position`. For a record that is wrong,
+    return a text that describes the fault."""
+    size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag = START.unpack_from(data, at)
     if physical_offset != position:
         return f"a record that says it lies at {physical_offset}"
     store_time_at = at + _BORN_END + (12 if sys_flag & FLAG_BORN_IPV6 else 0)
@@ -253,11 +253,12 @@ def _has_empty_sector(record: ScannedRecord) -> bool:
 
 
 def read_record(log: Commitlog, offset: int, *, check_crc: bool = True) -> ScannedRecord | None:
-    """Return the one record at a physical offset, or None where there is no whole one."""
-    head = log.read_raw(offset, _SIZE_MAGIC.size)
-    if len(head) < _SIZE_MAGIC.size:
+    """Return the record at a physical offset, or None if there is no whole record. `check_crc`: whether the checksum of
+    its body has to be right."""
+    head = log.read_raw(offset, SIZE_AND_MAGIC.size)
+    if len(head) < SIZE_AND_MAGIC.size:
         return None
-    size, magic = _SIZE_MAGIC.unpack(head)
+    size, magic = SIZE_AND_MAGIC.unpack(head)
     if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_SIZE <= size <= log.segment_end(offset) - offset:
         return None
     record = _take(log.read_raw(offset, size), 0, offset, check_crc=check_crc)

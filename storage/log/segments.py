@@ -2,9 +2,9 @@
 
     <directory>/00000000000000000000  00000000001073741824  ...     each name: the offset of its first byte, 20 digits
 
-Every file has exactly the configured size (RocketMQ refuses a store with one that has not) and is sparse: bytes that
-are not written yet are zeros. RocketMQ makes a file ahead of need; such a file, still empty, is kept and used in its
-turn.
+Every file has exactly the configured size (RocketMQ refuses a store in which a file has another) and is sparse: bytes
+that are not written yet are zeros. RocketMQ makes files ahead of need; such a file, with nothing but zeros, is kept and
+used in its turn.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class Segments:
     """The files of one directory. Offsets are absolute: `begin` is the offset of the first file's first byte."""
 
     def __init__(self, files: Files, directory: str, segment_size: int, *, for_reading: bool = False) -> None:
-        """`for_reading`: nothing is to be written, so that the files need not be writable."""
+        """`for_reading`: nothing will be written, so the files need not be writable."""
         self._for_reading = for_reading
         self.directory = directory
         self.segment_size = segment_size
         self._files = files
         self._segments: dict[int, File] = {}
         self._empty: str | None = None
-        """Path of an empty file behind the last one, as a crash of RocketMQ leaves it."""
+        """Path of a file of 0 bytes behind the last one, as a crash of RocketMQ may leave it."""
         self.has_names = False
         """Whether `load` found a directory with anything in it."""
         self.names_made = 0
-        """Number of files made; see `names_synced`."""
+        """Number of files made so far, and 1 more if `load` found files."""
         self.names_synced = 0
-        """Number of those files whose name survives a power cut."""
+        """The value of `names_made` up to which the files' names survive a power cut."""
         self.begin = 0
         """Offset of the first existing byte."""
         self.end = 0
         """Offset after the last byte of the last file; equals `begin` when there is no file."""
 
     def load(self, *, passes_over_others: bool = False) -> list[str]:
-        """Find the files, changing nothing. Raises StoreFormatError for a name that is no offset, except lost+found,
-        which an ext4 has at its root; StoreFileSize for a wrong size, StoreFileMissing where the sequence has a gap.
-        `passes_over_others`: names that are no offsets raise nothing, and their paths are returned."""
+        """Find the files, changing nothing. Raises StoreFormatError for a name that is not an offset, except
+        lost+found, which ext4 has in its root; StoreFileSize for a wrong size; StoreFileMissing if the sequence has a
+        gap; OSError. `passes_over_others`: names that are not offsets are no error; their paths are returned."""
         names = [name for name in self._files.list(self.directory) if name != "lost+found"]
         self.has_names = bool(names)
         others = [os.path.join(self.directory, name) for name in names if not _is_offset(name)]
@@ -65,8 +65,8 @@ class Segments:
             if self._segments and base != self.end:
                 raise StoreFileMissing(
                     path,
-                    f"the file before it, {self.end:020}, is missing. Put that back; or, to go on without what lies "
-                    "before the gap, move the files before it elsewhere, too",
+                    f"the file before it, {self.end:020}, is missing. Put it back; or, to continue without the data "
+                    "before the gap, move the files before the gap elsewhere, too",
                 )
             if not self._segments:
                 self.begin = base
@@ -98,7 +98,8 @@ class Segments:
         self.end = base + self.segment_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes of one or more files; fewer where the files end, none outside."""
+        """Return `size` bytes of one or more files: fewer where the files end, none outside them. Raises NotInMemory,
+        OSError as `File.read` does."""
         if not self.begin <= offset < self.end:
             return b""
         base = self.base_of(offset)
@@ -113,7 +114,7 @@ class Segments:
         return b"".join(pieces)
 
     def file_at(self, offset: int) -> tuple[File, int] | None:
-        """Return the file with an offset, and the position in it; None outside."""
+        """Return the file with an offset, and the position in it; None outside the files."""
         base = self.base_of(offset)
         file = self._segments.get(base)
         return (file, offset - base) if file is not None else None
@@ -129,7 +130,7 @@ class Segments:
 
     def clear_from(self, offset: int) -> None:
         """Zero the rest of the file with this offset and remove the files after it, the last one first. The first file
-        stays, even if it becomes empty: its name is the offset that the next byte gets."""
+        is kept, even if it is zeroed completely: its name is the offset that the next byte gets. Raises OSError."""
         base = self.base_of(offset)
         self._remove_empty()
         for later in sorted((other for other in self._segments if other > base), reverse=True):
@@ -144,8 +145,8 @@ class Segments:
             self.end = base
 
     def drop_before(self, offset: int) -> list[str]:
-        """Forget the files that end at or before an offset, but never the last one: its name tells where the sequence
-        goes on. Returns their paths, oldest first, for the caller to remove: removing a large file may take long."""
+        """Forget the files that end at or before an offset, but never the last one: its name says where the sequence
+        continues. Returns their paths, oldest first, for the caller to remove: removing a large file may take long."""
         paths = []
         while len(self._segments) > 1 and self.begin + self.segment_size <= offset:
             file = self._segments.pop(self.begin)
@@ -176,8 +177,9 @@ class Segments:
         self._files.remove_tree(self.forget_all())
 
     def remove_from(self, base: int) -> None:
-        """Remove the files from one on, given by the offset of its first byte, and forget all; `load` may come next.
-        The directory, which may be a link or a mount point, stays, and so does any other file in it. Raises OSError."""
+        """Remove the file whose first byte has the offset `base` and all files after it, and forget all files; `load`
+        may follow. The directory, which may be a link or a mount point, is kept, and so is any other file in it. Raises
+        OSError."""
         self.forget_all()
         self._empty = None
         for name in reversed(self._files.list(self.directory)):

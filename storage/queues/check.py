@@ -1,5 +1,5 @@
-"""queuecheck: how many units each file of a consume queue has, and a checksum of them, so that a start finds lost and
-wrong files; and the removed topics.
+"""queuecheck: a file that notes how many units each file of a consume queue has, and a checksum of them, so that a
+start finds missing and wrong files. It also notes the removed topics.
 
     0           8                   12
     | DUEMQQC1  | queue file size   | block | block | ... | zeros, room for more blocks |
@@ -14,15 +14,15 @@ wrong files; and the removed topics.
 
 1, a file of a queue: `file` is its name, the offset of its first byte. The file begins with `units` units, of records
 before the recovery offset; `last` is the physical offset in the last of them, `crc32` is the checksum of these units.
-In SCHEDULE_TOPIC_XXXX the sizes in units change when messages are withdrawn: there they count as 0 for the checksum,
-and `sizes` is the sum of the original sizes, -1 where that is not known.
+In SCHEDULE_TOPIC_XXXX the sizes in units change when messages are withdrawn. So there the sizes count as 0 for the
+checksum, and `sizes` is the sum of the original sizes, -1 if it is not known.
 2, a removed topic: its records before the physical offset `end` belong to no queue.
 3, a queue: earlier items about its files are void; unless later items follow, its units are unknown.
 
-The items of a block replace earlier items about the same file or topic. A block is valid from the checkpoint with its
-recovery offset on: blocks of later offsets than the checkpoint's, as a crash leaves them, are ignored. Each checkpoint
-adds a block of the changes since the one before, and has a note, `queues`, that says so; each start, and each full
-file, begins a new file with one block of everything.
+The items of a block replace earlier items about the same file or topic. A block is valid for the checkpoint with its
+recovery offset and for later ones: blocks with a later offset than the checkpoint's, as a crash leaves them, are
+ignored. Each checkpoint adds a block with the changes since the previous one, and has a note, `queues`, that says so.
+At each start, and when there is no room for another block, a new file is begun, whose blocks have everything.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.errors import QueueCheckDamaged
 from duemq.storage.files import File, Files
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import MARK_SIZES, SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
+from duemq.storage.queues.consume_queue import MARK_SIZES, UNIT_SIZE, ConsumeQueue
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NAME: Final = "queues"
-"""Name of the checkpoint's note."""
+"""Name of the checkpoint's note that says that there is a block for the checkpoint."""
 NOTE: Final = b"\x01"
 FILE_NAME: Final = "queuecheck"
 MAGIC: Final = b"DUEMQQC1"
@@ -63,17 +64,18 @@ _NEVER: Final = -1
 _UNKNOWN: Final = -1
 _ROOM: Final = 64 << 10
 _READ_SIZE: Final = 13_000 * UNIT_SIZE
-"""Bytes of units that stay in the processor's cache until they have been summed."""
+"""Bytes of units in one read: few enough to stay in the processor's cache until they have been summed."""
 
 Key = tuple[str, int]
 """Topic and queue id."""
 
 SizeOf = Callable[[int], int | None]
-"""Returns the size of the record at a physical offset, None where that cannot be read; called by any thread."""
+"""Returns the size of the record at a physical offset, None if that cannot be read; called in any thread."""
 
 
 class SegmentSummary(NamedTuple):
-    """The noted facts of one file; see the module."""
+    """The noted facts about one file of a queue: number of units, physical offset in the last unit, checksum, and sum
+    of the original sizes; see the module."""
 
     units: int
     last: int
@@ -100,7 +102,8 @@ class _Planned(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """A file of a consume queue that differs from its note."""
+    """A file of a consume queue that differs from its note. `base`: the offset of its first byte; `why`: the rest of a
+    sentence that begins with the file's path."""
 
     path: str
     base: int
@@ -108,13 +111,14 @@ class Wrong(NamedTuple):
 
 
 class QueueCheck:
-    """The file, and the facts that it notes. A worker adds to it, one at a time, once the store is open."""
+    """The file queuecheck, and the facts that it notes. Once the store is open, a worker adds to it, one job at a
+    time."""
 
     def __init__(
         self, files: Files, path: str, queue_directory: str, segment_size: int, size_of: SizeOf = lambda physical: None
     ) -> None:
         """Make a check without facts; `load` reads the file. `segment_size`: bytes of a consume queue's file. `size_of`
-        returns the sizes of records whose units are marked when they are noted."""
+        is called for records whose units are already marked when the units are noted."""
         self._files = files
         self._size_of = size_of
         self._path = path
@@ -127,7 +131,7 @@ class QueueCheck:
         self.recovery_offset = _NEVER
         """Recovery offset of the last valid block."""
         self.damage = ""
-        """Why the file is not usable; empty where it is usable."""
+        """Why the file is not usable, as the rest of a sentence about it; empty if it is usable."""
         self._outdated: set[Key] = set()
         """Queues whose noted facts are all invalid."""
         self.unknown: set[Key] = set()
@@ -135,14 +139,14 @@ class QueueCheck:
         self._unread: dict[Key, _Planned] = {}
         """Queues whose units could not be read when they were to be noted."""
         self._at = 0
-        """Position of the next block; 0 where a new file is to be begun."""
+        """Position of the next block; 0 if a new file is to be begun."""
         self._capacity = 0
 
     # --- reading
 
     def load(self, recovery_offset: int) -> None:
-        """Read the blocks that are valid for a checkpoint with a note `queues`, which says that a block was written for
-        it. Raises OSError."""
+        """Read the blocks that are valid for a checkpoint with the note `queues`, which says that a block was written
+        for it. `recovery_offset`: the checkpoint's. Raises OSError."""
         data = self._files.read_whole(self._path)
         why = "is missing"
         try:
@@ -150,20 +154,20 @@ class QueueCheck:
                 if offset <= recovery_offset:
                     self.take(items)
                     self.recovery_offset = max(offset, self.recovery_offset)
-            why = f"has nothing of the checkpoint at {recovery_offset}" if data is not None else why
+            why = f"has no block for the checkpoint at {recovery_offset}" if data is not None else why
         except QueueCheckDamaged as error:
             why = str(error)
-        # Behind the checkpoint's block there may be a block that a power cut left torn.
+        # A block that a power cut left torn may lie behind the checkpoint's block: that is no damage.
         self.damage = why if self.recovery_offset != recovery_offset else ""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file is complete for the checkpoint: of each queue that is not `unknown` it notes all units
-        before the recovery offset."""
+        """Whether the file is complete for the checkpoint: for each queue that is not `unknown`, it notes the units of
+        all records before the recovery offset."""
         return self.recovery_offset != _NEVER and not self.damage
 
     def take(self, items: bytes) -> None:
-        """Take over the items of a block."""
+        """Apply the items of a block to the facts in memory."""
         at = 0
         while at < len(items):
             kind, size = items[at], items[at + 1]
@@ -191,7 +195,7 @@ class QueueCheck:
         )
 
     def durable_offset(self, key: Key) -> int | None:
-        """Return the queue offset up to which a queue's units, and its files' names, are durable; None where that is
+        """Return the queue offset up to which a queue's units, and the names of its files, are durable; None if it is
         not known."""
         is_known = self.is_whole and key in self.segments and key not in self._outdated
         return self.next_offset(key) if is_known else None
@@ -199,9 +203,9 @@ class QueueCheck:
     # --- comparing
 
     def wrong(self, key: Key, queue: ConsumeQueue | None, begin: int, size_of: SizeOf) -> list[Wrong]:
-        """Return the files of a queue that differ from their notes, oldest first. `queue`: the loaded queue, None where
-        loading failed. `begin`: the commitlog's begin; a file whose records all lie before that is not missed, unless
-        it is the last one, whose name tells where the queue goes on. `size_of` returns the size of the record at a
+        """Return the files of a queue that differ from their notes, oldest first. `queue`: the loaded queue, None if
+        loading failed. `begin`: the commitlog's begin; a file whose records all lie before it may be missing, unless it
+        is the last file, whose name tells where the queue continues. `size_of` returns the size of the record at a
         physical offset, if that record still exists. Raises OSError."""
         topic, queue_id = key
         noted = self.segments[key]
@@ -219,7 +223,7 @@ class QueueCheck:
                 if size or base <= newest:
                     found.append(Wrong(path, base, f"has {size} bytes instead of {self._segment_size}"))
             elif segment is not None and not _agree(segment, self._summed(topic, segment.units, file, size_of)):
-                found.append(Wrong(path, base, "has other units than were written"))
+                found.append(Wrong(path, base, "has other units than those that were written"))
         return found
 
     def _files_in(self, directory: str) -> dict[str, File]:
@@ -237,16 +241,16 @@ class QueueCheck:
     # --- writing
 
     def outdate(self, key: Key) -> None:
-        """Drop the facts about a queue from the next checkpoint on, because its files were made again, or cut."""
+        """Drop the facts about a queue at the next checkpoint, because its files were rebuilt or cut."""
         self._outdated.add(key)
 
     def start_over(self) -> None:
-        """Do as `outdate` does, for all queues."""
+        """Do what `outdate` does, for all queues."""
         self._outdated.update(self.segments)
 
     def clamp(self, end: int) -> None:
-        """Adapt the removed topics to a commitlog that was cut: records stored behind its new end do not belong to
-        topics that were removed before the cut. May wait for the disk. Raises OSError."""
+        """Adapt the removed topics to a commitlog that was cut: records that are stored behind its new end from now on
+        are not those of topics that were removed before the cut. May wait for the disk. Raises OSError."""
         beyond = [topic for topic, limit in self.removed.items() if limit > end]
         if beyond:
             self.removed.update(dict.fromkeys(beyond, end))
@@ -256,8 +260,9 @@ class QueueCheck:
         self, queues: Iterable[ConsumeQueue], offsets: Mapping[ConsumeQueue, int], recovery_offset: int, begin: int
     ) -> Callable[[], None]:
         """Return the work that notes queues for a checkpoint, up to the queue offsets in `offsets`; queues without an
-        offset there are left out. A worker runs it when their units are durable. `begin`: the commitlog's begin.
-        Neither collection may change any more. The work raises OSError; then it has noted nothing."""
+        offset there are left out. A worker runs it once their units are durable. `recovery_offset`: the checkpoint's;
+        `begin`: the commitlog's begin. Neither collection may be changed after the call. The work raises OSError, and
+        then has noted nothing."""
 
         def run() -> None:
             planned = [
@@ -293,12 +298,12 @@ class QueueCheck:
         return run
 
     def remove_topic(self, topic: str, end: int) -> None:
-        """Note durably that a topic's records before a physical offset belong to no queue. May wait for the disk.
+        """Note, durably, that a topic's records before a physical offset belong to no queue. May wait for the disk.
         Raises OSError."""
         before = self.removed.get(topic)
         self.removed[topic] = max(end, before or 0)
         try:
-            # A block with an earlier offset than all checkpoints is valid at once.
+            # A block whose offset is before those of all checkpoints is valid immediately.
             self._append(_removed_item(topic, self.removed[topic]), _NEVER, {})
         except OSError:
             self.removed.pop(topic)
@@ -315,7 +320,8 @@ class QueueCheck:
         self.unknown = {key for key in self.unknown if key[0] != topic}
 
     def _read_on(self, queue: _Planned, known: dict[int, SegmentSummary]) -> Iterator[bytes]:
-        """Add the units that are to be noted to the known facts of a queue; yield the items that note them."""
+        """Read the units of a queue that are not noted yet, and add them to the queue's known facts; yield the items
+        that note them. Raises OSError."""
         is_level = queue.topic == SCHEDULE_TOPIC
         start = max((base + segment.units * UNIT_SIZE for base, segment in known.items()), default=queue.files_begin)
         end = queue.offset * UNIT_SIZE
@@ -345,8 +351,8 @@ class QueueCheck:
         self.recovery_offset = max(recovery_offset, self.recovery_offset)
 
     def _begin_file(self, block: bytes = b"") -> None:
-        """Write everything anew, and another block behind it: until the checkpoint exists to which that block belongs,
-        the earlier facts are valid."""
+        """Write all facts into a new file, with a new block behind them: until the checkpoint to which that block
+        belongs exists, the earlier facts are valid. Raises OSError."""
         removed = b"".join([_removed_item(topic, end) for topic, end in self.removed.items()])
         items = b"".join([_forgotten_item(*key) for key in self.unknown])
         items += b"".join(
@@ -369,7 +375,8 @@ class QueueCheck:
 
 
 def blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the recovery offset and the items of each block. Raises QueueCheckDamaged if a block is not whole."""
+    """Yield the recovery offset and the items of each block. `segment_size`: bytes of a consume queue's file. Raises
+    QueueCheckDamaged if the file is for another size, or when it comes to a block that is not whole."""
     if data[: HEAD.size] != HEAD.pack(MAGIC, segment_size):
         raise QueueCheckDamaged(f"does not begin as one for consume-queue files of {segment_size} bytes")
     at = HEAD.size
@@ -382,6 +389,8 @@ def blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
             raise QueueCheckDamaged(f"has a wrong checksum at byte {at}")
         yield offset, data[at + _BLOCK.size : end]
         at = end + _CRC.size
+    if any(data[at:]):
+        raise QueueCheckDamaged(f"ends {len(data) - at} bytes behind its last block")
 
 
 def _block(items: bytes, recovery_offset: int) -> bytes:
@@ -410,7 +419,7 @@ def _forgotten_item(topic: str, queue_id: int) -> bytes:
 def _add(
     segment: SegmentSummary, units: bytes, *, is_level: bool, size_of: SizeOf = lambda physical: None
 ) -> SegmentSummary:
-    """Return the known facts of a file, with more units added."""
+    """Return the facts about a file with more units added. `is_level`: for a queue of the schedule topic."""
     count = len(units) // UNIT_SIZE
     if not is_level:
         last = int.from_bytes(units[-UNIT_SIZE : -UNIT_SIZE + 8], "big", signed=True) if count else segment.last
@@ -427,7 +436,7 @@ def _add(
 
 
 def _sum_of_sizes(units: NDArray[np.void], size_of: SizeOf) -> int:
-    """Return the sum of the original sizes in units; _UNKNOWN where the size for a marked unit is not known."""
+    """Return the sum of the original sizes in units; _UNKNOWN if the original size of a marked unit is not known."""
     is_marked = np.isin(units["size"], MARK_SIZES)
     sizes = [size_of(int(physical)) for physical in units["physical_offset"][is_marked]]
     known = [size for size in sizes if size is not None]

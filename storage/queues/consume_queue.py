@@ -3,26 +3,27 @@
     consumequeue/<topic>/<queue id>/00000000000000000000, ...     files of 300,000 units (mappedFileSizeConsumeQueue)
     0                 8       12              20
     | physical offset | size  | tags code     |     size: of the whole record
-    | int64           | int32 | int64         |     tags code: hash of the tags, 0 without; in SCHEDULE_TOPIC_XXXX the
-                                                    deliver time, ms since the epoch; duemq has it in
-                                                    rmq_sys_wheel_timer as well, where RocketMQ does not read it
-    all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
+    | int64           | int32 | int64         |     tags code: hash of the tags, 0 without tags; in SCHEDULE_TOPIC_XXXX
+                                                    the deliver time, ms since the epoch; duemq writes the deliver time
+                                                    in rmq_sys_wheel_timer as well, where RocketMQ does not read it
+    all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last unit.
 
-Where RocketMQ has enableConsumeQueueExt, or duemq, the files have addresses in place of tags codes; readers of this
-class do not see that, except for an address that leads nowhere (see `extension`).
+Where enableConsumeQueueExt is set, in RocketMQ or in duemq, the files have addresses in place of tags codes. Users of
+this class see tags codes, except where an address leads nowhere (see `extension`).
 
 A message of a delay level that was withdrawn (cancelled, or appended once more to wait on) has the size 1 in its unit:
-RocketMQ, finding no record of that size, goes on to the next. It does the same where the size is 2: in a stopped store
-that is a message that was delivered before others in front of it.
+RocketMQ finds no record of that size and continues with the next unit. It does the same where the size is 2: in a
+stopped store, such a unit is that of a message that was delivered before others in front of it.
 
-A queue whose first message is not number 0 (earlier ones are deleted) has its first file filled up to that message with
-units (0, 0x7fffffff, 0). That size with another offset is a message in the middle or at the end whose record is gone:
-destroyed, or taken out by an offline job. Consumers of RocketMQ's broker that meet such a unit go on with the commitlog
-file behind its physical offset, so that offset is best in a file before the messages that follow. Binary searches
-cannot use such an offset: so the tags code has the physical offset where the following messages begin, added to 2^62.
+In a queue whose first message is not number 0, since earlier ones are deleted, the first file is filled up to that
+message with units (0, 0x7fffffff, 0). That size with another offset stands for a message in the middle or at the end
+whose record is gone: destroyed, or removed by an offline job. Consumers of RocketMQ's broker that meet such a unit
+continue with the commitlog file behind its physical offset, so that offset is best in a file before the messages that
+follow. Binary searches cannot use such an offset. So the tags code has 2^62 plus the physical offset where the
+following messages begin.
 
-New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made again
-from the commitlog, so a crash loses no messages with them. Consumers that keep up are served from memory.
+New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time. They can be rebuilt
+from the commitlog, so a crash that loses them loses no messages. Consumers that keep up are served from memory.
 
 Invariants: every unit's record lies before the commitlog's end; physical offsets ascend.
 Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is RocketMQ's and frozen.
@@ -56,16 +57,13 @@ MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
 """Sizes that mark a unit; no record is that small."""
 _SIZE_AT: Final = 8
 TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-"""The topic names that RocketMQ's TopicValidator accepts; no other name has a directory of queues."""
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""The topic in which messages with a timer wait, all in queue 0."""
+"""The topic names that RocketMQ's TopicValidator accepts; a directory with any other name has no queues."""
 FOLLOWING: Final = 1 << 62
-"""Value added, in the tags code of a unit that stands for no record, to the physical offset where the following records
+"""In a unit that stands for no record, the tags code is this value plus the physical offset where the following records
 begin. No hash is as large."""
 _PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
 _LOOKED_AT: Final = 1 << 16
-"""Units that are searched for addresses at a time."""
+"""Number of units that are searched for addresses at a time."""
 
 Watcher = Callable[["ConsumeQueue"], None]
 LookUp = Callable[[str, bytes], bytes]
@@ -74,19 +72,20 @@ OSError."""
 
 
 def hole(physical: int, following: int) -> bytes:
-    """Return a unit that stands for a message whose record is gone. `physical`: the physical offset that RocketMQ reads
-    in the unit; `following`: the physical offset where later records of the queue begin."""
+    """Return a unit that stands for a message whose record is gone. `physical`: the physical offset in the unit, by
+    which RocketMQ finds the next commitlog file; `following`: the physical offset where later records of the queue
+    begin."""
     return UNIT.pack(physical, PADDING_SIZE, FOLLOWING + following)
 
 
-def place_of(physical: int, size: int, code: int) -> int:
-    """Return the physical offset of a unit's record, or, where the unit stands for none, the physical offset where the
-    following records begin: this ascends along a queue."""
+def physical_offset_of(physical: int, size: int, code: int) -> int:
+    """Return the physical offset of a unit's record, or, if the unit stands for no record, the physical offset where
+    the following records begin. The results ascend along a queue."""
     return code - FOLLOWING if size == PADDING_SIZE and code >= FOLLOWING else physical
 
 
 class ConsumeQueue:
-    """Units of one queue. Queue offsets count units."""
+    """The units of one queue, in its files and in memory. Queue offsets count units."""
 
     __slots__ = (
         "_extension",
@@ -120,14 +119,14 @@ class ConsumeQueue:
         extension: Extension | None = None,
         look_up: LookUp | None = None,
     ) -> None:
-        """Make a queue without units; `load` finds those in its files. `extension`: None where the store has none for
-        this queue, and none is to be written: then `look_up` finds the tags codes of units that have addresses
-        nevertheless."""
+        """Make a queue without units; `load` finds those in its files. `segment_size`: bytes of a file. `extension`:
+        None if the store has none for this queue and none is to be written. `look_up` then finds the tags codes of
+        units that have addresses nevertheless."""
         self.topic = topic
         self.queue_id = queue_id
         encoded = topic.encode()
         self.topic_field = bytes((len(encoded),)) + encoded
-        """The topic with its length, in the layout of a record."""
+        """The topic after its length, in the layout of a record."""
         self.record_overhead = 0
         """Bytes of a record of this queue without body and properties; set by the appender (`Appender.prepare`)."""
         self.next_offset = 0
@@ -147,16 +146,17 @@ class ConsumeQueue:
         self.is_held = False
         """Whether units stay in memory for now, because files of a former queue of this name are being removed."""
         self.tags = TagBlocks()
-        """The filters of blocks at which pulls have looked. To be replaced when other units come to stand there."""
+        """The filters of blocks at which pulls have looked. They are replaced when units are cut off, since other units
+        may follow at the same offsets."""
         self.watchers: tuple[Watcher, ...] = ()
         """Functions called once after each append to this queue; they must not raise."""
         self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
         self._extension = extension
         self._look_up = look_up
         self._looked_to = 0
-        """Queue offset before which no unit has an address, as far as `advance_min` has looked."""
+        """Queue offset up to which `advance_min` has looked and found no unit with an address."""
         self._names_synced = 0
-        """Number of files made whose names are durable."""
+        """The value of `names_made` up to which the files' names are durable."""
 
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.topic!r}, {self.queue_id}, {self.min_offset}..{self.next_offset})"
@@ -177,15 +177,16 @@ class ConsumeQueue:
     # --- reading
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return up to `count` units from a queue offset on, as bytes; none outside the queue."""
+        """Return up to `count` units from a queue offset on, as bytes; none outside the queue. Raises NotInMemory,
+        OSError."""
         return self._read(offset, count, is_stored=False)
 
     def read_stored(self, offset: int, count: int) -> bytes:
-        """As `read`, with addresses as they are stored: for readers that do not look at tags codes."""
+        """Read as `read` does, but with addresses as they are stored: for readers that do not look at tags codes."""
         return self._read(offset, count, is_stored=True)
 
     def _read(self, offset: int, count: int, *, is_stored: bool) -> bytes:
-        """Read units; `is_stored`: with addresses as they are stored."""
+        """Return units as `read` does. `is_stored`: with addresses as they are stored."""
         count = min(count, self.next_offset - offset)
         if count <= 0:
             return b""
@@ -210,13 +211,13 @@ class ConsumeQueue:
         return UNIT.unpack(units) if units else None
 
     def _stored_unit(self, offset: int) -> tuple[int, int, int] | None:
-        """As `unit`, with an address as it is stored."""
+        """Return what `unit` does, but with an address as it is stored."""
         units = self._read(offset, 1, is_stored=True)
         return UNIT.unpack(units) if units else None
 
     def mark(self, offset: int, size: int) -> None:
         """Mark the unit of a message as withdrawn (WITHDRAWN_SIZE), or, for RocketMQ, as delivered before others in
-        front of it (DELIVERED_SIZE). Every reader sees the mark at once; the work of `plan_marks` puts it into the
+        front of it (DELIVERED_SIZE). Every reader sees the mark immediately; the work of `plan_marks` puts it into the
         files (see `storage.log.marks`)."""
         if self._marks is None:
             self._marks = Marks(self._segments)
@@ -239,8 +240,9 @@ class ConsumeQueue:
         return self._marks.plan(before * UNIT_SIZE)
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
-        """Return the first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true
-        along the queue; `high` if there is none. `holds` gets addresses as they are stored."""
+        """Return the first queue offset in [low, high) for whose unit `holds` is true; `high` if there is none. Along
+        the queue, `holds` must be false up to some unit and true from there on. It gets physical offset, size and tags
+        code, with addresses as they are stored."""
         while low < high:
             middle = (low + high) // 2
             unit = self._stored_unit(middle)
@@ -253,7 +255,8 @@ class ConsumeQueue:
     # --- writing
 
     def write_tail(self) -> None:
-        """Put the units in memory into the files. Raises OSError; then they are still in memory."""
+        """Put the units in memory into the files, unless they are held (`is_held`). Raises OSError; the units then stay
+        in memory."""
         if not self.tail or self.is_held:
             return
         position = self.written_offset * UNIT_SIZE
@@ -277,8 +280,9 @@ class ConsumeQueue:
         self.tail.clear()
 
     def _extended(self, extension: Extension, units: bytes) -> bytes:
-        """Return units with addresses in place of the tags codes that are now in the extension. Where it cannot be
-        written, the units stay as they are: these ones if there is no room, else also all further ones."""
+        """Write the tags codes of units into the extension, and return the units with addresses in their place. If the
+        extension cannot be written, units keep their tags codes: only these units if there is no room, otherwise all
+        further units as well."""
         try:
             if not extension.is_end_known:
                 extension.go_on_behind(self._last_address)
@@ -289,7 +293,7 @@ class ConsumeQueue:
             return units
 
     def _last_address(self) -> int | None:
-        """Return the last address in the files; None without one. Raises OSError."""
+        """Return the last address in the files; None if there is none. Raises OSError."""
         end = self.written_offset
         first = self._segments.begin // UNIT_SIZE
         while end > first:
@@ -301,7 +305,8 @@ class ConsumeQueue:
         return None
 
     def files_between(self, start: int, end: int) -> list[File]:
-        """Return the files with the units of a range of queue offsets, those of the extension first."""
+        """Return the files with the units of a range of queue offsets: the files of the extension first. Raises
+        NotInMemory, OSError."""
         files = self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
         extension = self._extension
         if extension is None or not extension.is_written:
@@ -320,7 +325,8 @@ class ConsumeQueue:
 
     @property
     def extension_directory(self) -> str | None:
-        """The directory of the extension's files; None where there are no files: then it may be missing, too."""
+        """The directory of the extension's files; None if there are no such files: the directory may then be missing,
+        too."""
         return self._extension.directory if self._extension is not None and self._extension.has_files else None
 
     def files(self) -> list[File]:
@@ -339,7 +345,7 @@ class ConsumeQueue:
 
     @property
     def names_made(self) -> int:
-        """Number of files made so far, with those of the extension."""
+        """Number of files made so far, including those of the extension."""
         return self._segments.names_made + (self._extension.names_made if self._extension is not None else 0)
 
     @property
@@ -348,16 +354,16 @@ class ConsumeQueue:
         return self.names_made != self._names_synced
 
     def note_names_synced(self, names: int) -> None:
-        """Note that the names of the first `names` files made are durable."""
+        """Note that the files' names are durable up to a value of `names_made`."""
         self._names_synced = max(self._names_synced, names)
 
     def start_at(self, offset: int) -> None:
-        """Set the first offset of an empty queue."""
+        """Set the first queue offset of an empty queue."""
         assert not len(self._segments), "only an empty queue can be given its first offset"
         self.min_offset = self.next_offset = offset
 
     def pad_to(self, offset: int, unit: bytes = _PADDING) -> None:
-        """Fill the queue up to an offset with units that stand for nothing."""
+        """Fill the queue up to a queue offset with copies of a unit that stands for no record."""
         self.tail += unit * (offset - self.next_offset)
         self.next_offset = offset
 
@@ -379,14 +385,15 @@ class ConsumeQueue:
         self._looked_to = 0
 
     def _note_cut(self) -> None:
-        """Note that units were removed at the end: the next units of the extension follow the last one that is used."""
+        """Note that units were removed at the end: the extension then continues behind the last of its units that is
+        still used."""
         self.tags = TagBlocks()
         self._looked_to = 0
         if self._extension is not None:
             self._extension.is_end_known = False
 
     def cut(self, before: int) -> None:
-        """Remove the units whose records do not end at or before a physical offset."""
+        """Remove the units whose records do not end at or before a physical offset. Raises OSError."""
         assert not self.tail, "units in memory are not cut: write them first"
 
         def beyond(physical: int, size: int, _: int) -> bool:
@@ -399,7 +406,7 @@ class ConsumeQueue:
         self.min_offset = min(self.min_offset, self.next_offset)
 
     def truncate(self, offset: int) -> None:
-        """Remove the units from a queue offset on."""
+        """Remove the units from a queue offset on. Raises OSError."""
         self.write_tail()
         self.next_offset = offset
         self._note_cut()
@@ -407,11 +414,11 @@ class ConsumeQueue:
         self._segments.clear_from(offset * UNIT_SIZE)
 
     def advance_min(self, begin: int) -> list[str]:
-        """Raise `min_offset` after the commitlog dropped the records before `begin`. Returns the paths of files to
-        remove."""
+        """Raise `min_offset` after the commitlog has dropped the records before the physical offset `begin`. Returns
+        the paths of files for the caller to remove."""
 
         def is_left(physical: int, size: int, code: int) -> bool:
-            return place_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
+            return physical_offset_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
 
         first = self._stored_unit(self.min_offset)
         if first is None or not is_left(*first):
@@ -420,8 +427,8 @@ class ConsumeQueue:
         return paths + self._drop_extension()
 
     def _drop_extension(self) -> list[str]:
-        """Forget the files of the extension that no unit needs any more, looking at the next _LOOKED_AT units. Returns
-        their paths."""
+        """Forget the files of the extension that no unit needs any longer, judging by the next _LOOKED_AT units.
+        Returns the paths of these files."""
         extension = self._extension
         if extension is None or not extension.has_files:
             return []
@@ -435,8 +442,8 @@ class ConsumeQueue:
         return [] if is_needed else extension.drop_before(None)
 
     def keep_before(self, base: int, offset: int) -> None:
-        """Remove the files from one on, given by the offset of its first byte, and all units from a queue offset on;
-        the files before are correct. Raises StoreFormatError, OSError."""
+        """Remove the file whose first byte has the offset `base`, all files after it, and all units from a queue offset
+        on; the files before are correct. Raises StoreFormatError, OSError."""
         self.tail.clear()
         self._marks = None
         self._segments.remove_from(base)
@@ -453,8 +460,8 @@ class ConsumeQueue:
             self._extension.close()
 
     def forget(self) -> None:
-        """Forget the files of a queue that no longer exists, and close them; the caller removes them. Users that still
-        have the queue write nothing more through it."""
+        """Close and forget the files of a queue that no longer exists; the caller removes them. Code that still has
+        this object writes nothing more through it."""
         self.tail.clear()
         self._marks = None
         self.is_held = True
@@ -463,7 +470,7 @@ class ConsumeQueue:
             self._extension.forget()
 
     def remove(self) -> None:
-        """Remove the files, and start anew from 0. Raises OSError."""
+        """Remove the files, and start over at queue offset 0. Raises OSError."""
         self.tail.clear()
         self._marks = None
         self.next_offset = self.min_offset = 0

@@ -4,22 +4,24 @@
     0       2           10           18            20
     | size  | tags code | store time | bitmap size | bitmap |     size: of the whole unit, 20 and more
     | int16 | int64     | int64      | int16       |        |     store time: of the record, ms since the epoch
-    all integers big-endian; one unit after the other, zeros after the last one. A unit never crosses files: where the
-    next one does not fit in before the last 4 bytes of a file, the file ends with the int16 -1 and anything.
+    all integers big-endian; one unit after the other, zeros after the last one. A unit never crosses files: if the next
+    unit does not fit in before the last 4 bytes of a file, the file ends with the int16 -1 and arbitrary bytes.
 
 The unit of a message in the consume queue then has, in place of the tags code, the address of its unit here: the offset
-over all files, less 2^63. Addresses ascend along a queue. A queue may have units of both kinds, as the property was on
-or off. The bitmaps are for filters of SQL92 expressions (enableCalcFilterBitMap), and are not written.
+over all files, less 2^63. Addresses ascend along a queue. A queue may have units with and without addresses, if the
+setting was changed. The bitmaps are for filters of SQL92 expressions (enableCalcFilterBitMap); duemq does not write
+them.
 
-`ConsumeQueue` puts tags codes in place of addresses when it reads units from its files. The files here have no
-checksum, neither RocketMQ's nor duemq's; RocketMQ may lose their end in a crash and then use an address twice; and a
-copy of an older file or of another queue's may stand in their place. So the record of a message tells its tags code, as
-for a consume queue that is made again, and the extension is asked in one case only: RocketMQ's records in
-SCHEDULE_TOPIC_XXXX have no deliver time, which the table of levels decided when they were stored. A deliver time in the
-extension is believed if its unit has the store time of the record, and the difference is the delay of the level, or a
-number of whole seconds, as another table may have had. Otherwise the deliver time is computed anew from the record.
+`ConsumeQueue` puts tags codes in place of addresses when it reads units from its files. The files here cannot be
+trusted. They have no checksum, whether RocketMQ or duemq wrote them; RocketMQ may lose their end in a crash and then
+use an address twice; and a copy of an older file, or of another queue's file, may have been put in their place. So a
+tags code comes from the record of its message, as for a consume queue that is rebuilt. The extension is used in one
+case only: RocketMQ's records in SCHEDULE_TOPIC_XXXX do not have the deliver time, which followed from the table of
+levels at the time when they were stored. A deliver time in the extension is believed if its unit has the store time of
+the record, and the difference between the two is the delay of the level, or a whole number of seconds, as in a former
+table. Otherwise the deliver time is computed again from the record.
 
-The address stays where there is no record, and where the table of levels is not known.
+An address is left in place if there is no record, or if the table of levels is not known.
 
 Mirrors apache/rocketmq store/ConsumeQueueExt.java (4.9.7). The format is RocketMQ's and frozen.
 """
@@ -61,33 +63,33 @@ HEAD: Final = np.dtype([("size", ">i2"), ("tags_code", ">i8"), ("store_time", ">
 HEAD_SIZE: Final = HEAD.itemsize
 assert HEAD_SIZE == 20
 END_SIZE: Final = 4
-"""Bytes at the end of each file that no unit takes."""
+"""Number of bytes at the end of each file that no unit occupies."""
 END_OF_FILE: Final = -1
 """In place of a size: the file ends here."""
 _END: Final = END_OF_FILE.to_bytes(2, "big", signed=True)
 FIRST_ADDRESS: Final = -(2**63)
 """The address of offset 0."""
 _MAX_END: Final = EXT_ADDRESS_MAX - FIRST_ADDRESS - (1 << 40)
-"""An offset behind which nothing more is written: addresses of higher offsets would be hashes of tags."""
+"""The offset beyond which nothing more is written: addresses of much higher offsets could not be distinguished from
+hashes of tags."""
 _GAP: Final = 4096
-"""Largest distance, in bytes, between units that are read with one call: bitmaps lie between."""
+"""Largest distance, in bytes, between units that are read with one call: there may be bitmaps between them."""
 _MAX_READ: Final = 1 << 20
 _HEAD_BYTES: Final = np.arange(HEAD_SIZE)
 _NOT_WRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
-"""Error numbers of a file that may be readable, though not writable."""
+"""Error numbers of a file that cannot be opened for writing but may still be readable."""
 _LEAST_HASH, _MAX_HASH = -(2**31), 2**31 - 1
 _HELP: Final = (
-    "its messages keep their tags and times, which are read from the commitlog. If all files are of another size, set "
-    "mappedFileSizeConsumeQueueExt to that; else remove the directory, broker stopped"
+    "its messages keep their tags and times, which are read from the commitlog. If all files have another size, set "
+    "mappedFileSizeConsumeQueueExt to it; otherwise stop the broker and remove the directory"
 )
 
 Read = Callable[[int, int], bytes]
-"""Returns the bytes at an offset over all files, of a given size: fewer where the files end, zeros before they
-begin."""
+"""Returns `size` bytes at an offset over all files: fewer where the files end, zeros before they begin."""
 Tell = Callable[["NDArray[Any]"], Sequence[Summary | None]]
-"""Returns what the records of UNITS tell; None for those that have none."""
+"""Returns the summaries of the records of UNITS; None for a unit without a record."""
 OwnCode = Callable[[Summary], int | None]
-"""Returns the tags code of a record in its queue; None where it is not known: the address then stays."""
+"""Returns the tags code of a record in its queue; None if it is not known: the address is then left in place."""
 StoreTimes = Callable[["Integers"], "Integers"]
 """Returns the store times, ms since the epoch, of the records at physical offsets; 0 where there is none."""
 
@@ -95,9 +97,9 @@ StoreTimes = Callable[["Integers"], "Integers"]
 def codes_of(
     units: NDArray[Any], tell: Tell, own_code: OwnCode, read: Read, *, is_level: bool, delay_ms: int | None = None
 ) -> Integers:
-    """Return the tags codes of UNITS, with those of the records in place of addresses. `is_level`: for a queue of the
-    schedule topic; `delay_ms`: the delay of its level, None where that is not known. `read` reads the extension. Raises
-    the errors of `tell` and `read`."""
+    """Return the tags codes of UNITS, with the tags codes of their records in place of addresses. `is_level`: for a
+    queue of the schedule topic; `delay_ms`: the delay of its level, None if it is not known. `read` reads the
+    extension. Raises the errors of `tell` and `read`."""
     codes: Integers = units["tags_code"].astype(np.int64)
     rows = np.flatnonzero(codes <= EXT_ADDRESS_MAX)
     if not len(rows):
@@ -118,7 +120,8 @@ def codes_of(
 
 
 def _deliver_time(unit: tuple[int, int, int, int], stored: int, delay_ms: int | None) -> int | None:
-    """Return the deliver time in a unit, as in HEAD, of a record with this store time; None if it is not believed."""
+    """Return the deliver time in a unit (HEAD) for a record with a store time; None if it is not believed. Times are ms
+    since the epoch."""
     size, code, store_time, bitmap_size = unit
     if bitmap_size < 0 or size != HEAD_SIZE + bitmap_size or store_time != stored or stored <= 0:
         return None
@@ -129,14 +132,14 @@ def _deliver_time(unit: tuple[int, int, int, int], stored: int, delay_ms: int | 
 
 
 def is_delay(delay_ms: int) -> bool:
-    """Return whether a level may have a delay. Of the ways to damage one byte of a deliver time, 4 in 2040 leave a
-    whole number of seconds: multiples of 32 s."""
+    """Whether this may be the delay of a level, so that a deliver time with it is believed. Of the 2040 ways to damage
+    one byte of a deliver time, 4 leave a whole number of seconds: those that change it by a multiple of 32 s."""
     return 0 < delay_ms <= MAX_DELIVER_AHEAD_MS and delay_ms % 1000 == 0
 
 
 def heads(addresses: Integers, read: Read) -> NDArray[Any]:
-    """Return the units at addresses, as HEAD; zeros where there are none. Neighbours are read together. Raises the
-    errors of `read`."""
+    """Return the units at addresses, as HEAD; zeros where there is no unit. Units that lie close together are read
+    together. Raises the errors of `read`."""
     result = np.zeros(len(addresses), HEAD)
     offsets = addresses - FIRST_ADDRESS
     steps = offsets[1:] - offsets[:-1]
@@ -163,8 +166,8 @@ def heads(addresses: Integers, read: Read) -> NDArray[Any]:
 
 def read_of(files: Sequence[tuple[int, str]], read: Callable[[str, int, int], bytes], offset: int, size: int) -> bytes:
     """Return the bytes at an offset over all files of a directory, as `Read` does. `files`: the offset of the first
-    byte and the path of each, ascending; `read` returns bytes of a file from its path, a position and a size. Raises
-    the errors of `read`."""
+    byte and the path of each file, ascending; `read` returns bytes of one file, given its path, a position and a size.
+    Raises the errors of `read`."""
     pieces, at, end = list[bytes](), offset, offset + size
     for number in range(max(0, bisect_right(files, offset, key=itemgetter(0)) - 1), len(files)):
         base, path = files[number]
@@ -186,20 +189,20 @@ def with_codes(units: NDArray[Any], codes: Integers) -> NDArray[Any]:
 
 
 def has_addresses(units: bytes) -> bool:
-    """Whether units of a consume queue have an address."""
-    if len(units) == UNITS.itemsize:  # of a single one, numpy would take five times as long
+    """Whether any of these units of a consume queue has an address."""
+    if len(units) == UNITS.itemsize:  # for a single unit, numpy would take five times as long
         return int.from_bytes(units[12:], "big", signed=True) <= EXT_ADDRESS_MAX
     return bool((np.frombuffer(units, UNITS)["tags_code"] <= EXT_ADDRESS_MAX).any())
 
 
 def addresses_in(units: bytes) -> Integers:
-    """Return the addresses in units of a consume queue, in their order."""
+    """Return the addresses in units of a consume queue, in the order of the units."""
     codes = np.frombuffer(units, UNITS)["tags_code"].astype(np.int64)
     return codes[codes <= EXT_ADDRESS_MAX]
 
 
 class Extension:
-    """The extension of one queue. Its `ConsumeQueue` owns it. Offsets are over all files."""
+    """The extension of one queue. Its `ConsumeQueue` owns it. Offsets count bytes over all files."""
 
     def __init__(
         self,
@@ -211,8 +214,8 @@ class Extension:
         delay_ms: Callable[[], int] | None,
         store_times: StoreTimes | None,
     ) -> None:
-        """`directory`: of the queue. `delay_ms`: for a queue of the schedule topic, returns the delay of its level at
-        this time. `store_times`: None where nothing is to be written."""
+        """`directory`: of this queue's extension. `delay_ms`: for a queue of the schedule topic, returns the present
+        delay of its level. `store_times`: None if nothing is to be written."""
         self._files = files
         self._directory = directory
         self._segment_size = segment_size
@@ -222,21 +225,21 @@ class Extension:
         self._store_times = store_times
         self._segments = self._new_segments(for_reading=store_times is None)
         self._is_readable = True
-        """Whether the files could be loaded, and read so far."""
+        """Whether loading the files and all reads so far have succeeded."""
         self._is_writable = store_times is not None
-        """Whether the files could be loaded, and written so far."""
+        """Whether the extension is to be written, and loading the files and all writes so far have succeeded."""
         self._end = 0
         """Offset behind the last unit that the queue uses."""
         self._next_end = 0
-        """That offset once the units that were written last are in the queue."""
+        """The value that `_end` gets once the units that were written last are in the queue."""
         self.is_end_known = False
-        """Whether `go_on_behind` was called since the queue was loaded, or cut."""
+        """Whether `go_on_behind` has been called since the queue was loaded or cut."""
 
     # --- reading
 
     def load(self) -> None:
-        """Find the files, changing nothing. Files that are not as they should be are not used, and a warning says
-        so."""
+        """Find the files, changing nothing. If there is anything wrong with them, none are used, and a warning says
+        why."""
         self._segments.forget_all()
         self._reset()
         try:
@@ -257,7 +260,8 @@ class Extension:
         self.write_no_more(error)
 
     def write_no_more(self, error: StoreFormatError | OSError) -> None:
-        """Write nothing more until the next start, and say why in a warning: units keep their tags codes."""
+        """Write nothing more until the next start, and log a warning that says why. Units then keep their tags
+        codes."""
         self._is_writable = False
         log.warning("consumequeue_ext_passed_over", directory=self.directory, reason=str(error), help=_HELP)
 
@@ -272,8 +276,8 @@ class Extension:
         return len(self._segments) > 0
 
     def translate(self, units: bytes) -> bytes:
-        """Return units of the consume queue with tags codes in place of addresses; see `codes_of`. Raises OSError and
-        NotInMemory, if a record cannot be read."""
+        """Return units of the consume queue with tags codes in place of addresses; see `codes_of`. Raises OSError or
+        NotInMemory if a record cannot be read."""
         if not has_addresses(units):
             return units
         array = np.frombuffer(units, UNITS)
@@ -290,7 +294,7 @@ class Extension:
             return self._read_stored(offset, size)
         except OSError as error:
             if error.errno not in _NOT_WRITABLE or not self._is_writable:
-                # It is a help only: the records tell what cannot be read here.
+                # The extension is only an aid: the records have what cannot be read here.
                 self._pass_over(error)
                 return b""
             self.write_no_more(error)
@@ -315,10 +319,10 @@ class Extension:
         return self._is_writable
 
     def go_on_behind(self, find_last: Callable[[], int | None]) -> None:
-        """Cut the extension behind the last unit that the queue uses; `find_last` returns the last address in the
-        queue, None without one. Where that unit cannot be read, the extension goes on with a new file; where the
-        address lies behind all files, nothing more is written. Waits for the disk, whatever `Files.may_wait` says: the
-        units to be written belong to messages that are stored already. Raises OSError."""
+        """Cut the extension behind the last unit that the queue uses. `find_last` returns the last address in the
+        queue, None if there is none. If the unit at that address is lost or damaged, the extension continues with a new
+        file; if the address lies behind all files, nothing more is written. Waits for the disk, whatever
+        `Files.may_wait` says: the units to be written belong to messages that are stored already. Raises OSError."""
         before, self._files.may_wait = self._files.may_wait, True
         try:
             self._go_on_behind(find_last())
@@ -338,22 +342,22 @@ class Extension:
             if bitmap_size < 0 or size != HEAD_SIZE + bitmap_size or end > room:  # it is lost or damaged
                 end = segments.base_of(at) + segments.segment_size
                 if len(segments) and at >= segments.end:
-                    # The last files are missing, or the address is wrong. What is left may be needed, and new files
-                    # would have to follow it: their addresses would be used twice.
+                    # The last files are missing, or the address is wrong. The files that are left may be needed, and
+                    # new files would have to follow them directly, so that their addresses would be used twice.
                     self.write_no_more(StoreFormatError(self.directory, f"has no file for the last address, {last}"))
                     return
                 if at < segments.begin:
-                    # The first files are missing; what is left lies behind the last unit that is used.
+                    # The first files are missing; those that are left lie behind the last unit that is used.
                     segments.remove_from(0)
             segments.clear_from(end)
         self._end = self._next_end = end
         self.is_end_known = True
 
     def write(self, units: bytes) -> bytes:
-        """Write the extension's units for units of the queue, and return these with the addresses in place of the tags
-        codes. Units without a record, and units with a deliver time that is not that of the level today, stay as they
-        are. `wrote` is to be called when the result is in the queue's file; until then the next call writes over the
-        same place. Raises OSError."""
+        """Write the extension's units for units of the queue, and return the latter with addresses in place of tags
+        codes. Some units stay as they are: those without a record, and those whose deliver time does not follow from
+        the present delay of the level. Call `wrote` once the result is in the queue's file; until then the next call
+        writes to the same place again. Raises OSError."""
         assert self._store_times is not None, "only an extension that is written has store times"
         if self._end > _MAX_END:
             return units
@@ -406,8 +410,8 @@ class Extension:
         return self._segments.names_made
 
     def drop_before(self, address: int | None) -> list[str]:
-        """Forget the files that end before an address, but never the last one; None: all of them. Returns their paths,
-        for the caller to remove."""
+        """Forget the files that end at or before an address, but never the last one; if `address` is None, forget all
+        files. Returns their paths, for the caller to remove."""
         segments = self._segments
         if address is not None:
             return segments.drop_before(address - FIRST_ADDRESS)

@@ -26,18 +26,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_UNITS: Final = 800
-"""Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
+"""Most units that one pull looks at (as in RocketMQ: 16,000 bytes of units)."""
 
 _LOOKED_ONE_BY_ONE: Final = 32
-"""The first units are looked at one by one, which is faster where the next message is near."""
+"""Number of units at the beginning that are looked at one by one, which is faster if the next message is near."""
 _CHUNK: Final = 4 * BLOCK
+"""Number of units that a search for a tag looks at together."""
 _MAX_CHUNKS: Final = 16
-"""Units that one pull looks at in search of a tag: 16 chunks of 4,096 take 1 ms. Skipped blocks do not count."""
+"""Most chunks that one pull looks at in search of a tag: 16 chunks of 4,096 units take 1 ms. Skipped blocks do not
+count."""
 _MAX_SOUGHT: Final = 16
-"""A subscription to more tags is looked for in the next MAX_UNITS units only."""
+"""Most tags codes that are searched for beyond MAX_UNITS: a subscription to more tags gets messages from the next
+MAX_UNITS units only."""
 
 _AHEAD_BYTES: Final = 512 << 20
-"""Most bytes that one job reads ahead: a queue with more to read is late for other reasons."""
+"""Most bytes that one job reads ahead: if there is more to read, deliveries are late for other reasons."""
 _AHEAD_GAP: Final = 16 << 10
 """Largest gap, in bytes, between records that are read with one request to the disk."""
 
@@ -50,7 +53,7 @@ T = TypeVar("T")
 
 
 class PullStatus(Enum):
-    """RocketMQ's names for how a pull ended; a pull response carries the name as its remark."""
+    """The outcomes of a pull, by RocketMQ's names; a pull response has the name as its remark."""
 
     FOUND = auto()
     NO_MATCHED_MESSAGE = auto()
@@ -64,11 +67,12 @@ class PullStatus(Enum):
 
 
 Range = tuple[int, int]
-"""Physical offset and size of records that lie one after the other."""
+"""Physical offset, and size in bytes, of records that lie one after the other."""
 
 
 class Pulled(msgspec.Struct, gc=False):
-    """The result of a pull. Offsets are queue offsets."""
+    """The result of a pull. Offsets are queue offsets; `size` is the total of the records in bytes; `ranges` tells
+    where the records lie in the commitlog."""
 
     status: PullStatus
     next_offset: int
@@ -83,8 +87,9 @@ def find(
     queue: ConsumeQueue | None, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
 ) -> Pulled:
     """Look for messages from a queue offset on: at most `max_count`, together at most `max_size` bytes unless the first
-    one alone is larger, with one of the tags codes (None: all), or with an address in place of the tags code: then the
-    consumer looks at the tags itself. `begin` is the commitlog's oldest offset."""
+    message alone is larger. A message matches if it has one of the tags codes (`codes` None: any), or an address in
+    place of the tags code: the consumer then checks the tags itself. `begin`: the commitlog's oldest offset. Raises
+    NotInMemory, OSError."""
     if queue is None:
         return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0)
     low, high = queue.min_offset, queue.next_offset
@@ -110,9 +115,9 @@ def find(
 
 
 def _first_candidate(queue: ConsumeQueue, offset: int, data: bytes, codes: frozenset[int]) -> int:
-    """Return the queue offset of the first unit from `offset` on that may have one of the tags codes. `data`: the first
-    units from there on. At most _MAX_CHUNKS chunks are looked at, and blocks that are known to have none of the codes
-    are skipped."""
+    """Return the queue offset of the first unit, from `offset` on, that may have one of the tags codes; the offset
+    behind the units looked at if there is none. `data`: the first units from `offset` on. At most _MAX_CHUNKS chunks
+    are looked at, and blocks that are known to have none of the codes are skipped."""
     for *_, code in _units(data[: _LOOKED_ONE_BY_ONE * UNIT_SIZE]):
         if code in codes or code <= EXT_ADDRESS_MAX:
             return offset
@@ -125,9 +130,9 @@ def _first_candidate(queue: ConsumeQueue, offset: int, data: bytes, codes: froze
     for _ in range(_MAX_CHUNKS):
         offset = min(max(offset, tags.next_block(offset // BLOCK, wanted) * BLOCK), queue.next_offset)
         try:
-            data = queue.read_stored(offset, _CHUNK - offset % BLOCK)  # an address may be anything
+            data = queue.read_stored(offset, _CHUNK - offset % BLOCK)  # an address may stand for any tags code
         except NotInMemory:
-            break  # what is passed over already is known now, however long the reads take
+            break  # the units before this need not be searched again: the search progresses even if reads take long
         found, at = _search(data, codes)
         if at < len(found) or not at:
             return offset + at
@@ -138,8 +143,8 @@ def _first_candidate(queue: ConsumeQueue, offset: int, data: bytes, codes: froze
 
 
 def _search(data: bytes, codes: frozenset[int]) -> tuple[NDArray[np.int64], int]:
-    """Return the tags codes of units, and the number of the first unit that may have one of the wanted codes: the
-    number of units if there is none."""
+    """Return the tags codes of units, and the index of the first unit that may have one of the wanted codes; the number
+    of units if there is none."""
     found = np.ascontiguousarray(np.frombuffer(data, UNITS)["tags_code"], np.int64)
     may_match = found <= EXT_ADDRESS_MAX
     for code in codes:
@@ -182,10 +187,11 @@ def _select(
 
 
 def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
-    """Return the records of some ranges, in ascending order, or None where reading them would wait for the disk.
+    """Return the records of some ranges, joined, or None if reading them would have to wait for the disk. `ranges`: in
+    ascending order.
 
-    Records from `hot_from` on were written not long ago and are taken to be in the page cache: reading them without
-    asking costs half as much.
+    Records from the physical offset `hot_from` on were written recently and are assumed to be in the page cache:
+    reading them without checking costs half as much.
     """
     pieces: list[Body] = []
     number = 0
@@ -209,8 +215,8 @@ def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
 
 def without_missing(found: Pulled, body: Body, segment_size: int) -> Body:
     """Return the bytes read for a pull, cut off before the first missing record: an older copy of a commitlog file has
-    zeros for the newest records. The next pull then begins with the missing record, and goes on behind the missing
-    ones. `found` is changed accordingly."""
+    zeros in place of the newest records. The next pull then begins with the missing record, and continues behind the
+    missing ones. `found` is changed accordingly."""
     if not body[-1] or found.ranges[0][0] // segment_size != found.ranges[-1][0] // segment_size:
         data = memoryview(body)
         parts = _by_file(found.ranges, segment_size)
@@ -222,7 +228,7 @@ def without_missing(found: Pulled, body: Body, segment_size: int) -> Body:
 
 
 def _by_file(ranges: list[Range], segment_size: int) -> list[Range]:
-    """Return the range that the records of each file take in the bytes read for some ranges."""
+    """Return, for each commitlog file, the begin and end of its records in the bytes read for some ranges."""
     parts: list[Range] = []
     base, end = -1, 0
     for offset, size in ranges:
@@ -233,7 +239,7 @@ def _by_file(ranges: list[Range], segment_size: int) -> list[Range]:
 
 
 def _ends_well(data: memoryview, begin: int, end: int) -> bool:
-    """Whether the last record is a whole one: a record without properties ends with zeros."""
+    """Whether the last record of a part is whole although it ends with a zero, as one without properties does."""
     last = begin
     while begin < end:
         (size,) = _SIZE.unpack_from(data, begin)
@@ -264,7 +270,7 @@ def _before_missing(found: Pulled, data: memoryview, parts: list[Range], number:
             break
     (size,) = _SIZE.unpack_from(data, at)
     if bytes(data[at + max(0, size) : parts[number][1]]).strip(b"\0"):
-        return data  # damaged in another way: there are records behind
+        return data  # damaged in another way: there are bytes behind the record
     if count:
         found.count, found.size, found.next_offset = count, at, next_offset
         return data[:at]
@@ -304,7 +310,7 @@ class ColdRead:
 
 
 class _Missing(ColdRead):
-    """A read that cannot be done from memory, and waits for the disk."""
+    """A single read that cannot be done from memory and has to wait for the disk."""
 
     def __init__(self, missing: NotInMemory) -> None:
         self.missing = missing
@@ -321,9 +327,9 @@ class _Missing(ColdRead):
 
 
 def patiently(look: Callable[[], T]) -> Generator[ColdRead, None, T]:
-    """Return the result of `look`, for a search in steps. Each read that is not in memory is yielded first, and the
-    caller of the steps runs it before the next step. `look` must change nothing before its last read. Raises the errors
-    of `look`."""
+    """Call `look` until it succeeds, and return its result; for a search in steps. Each read for which `look` raises
+    NotInMemory is yielded, and the caller of the steps runs it before the next step. `look` must change nothing before
+    its last read. Raises the other errors of `look`."""
     while True:
         try:
             return look()
@@ -332,8 +338,8 @@ def patiently(look: Callable[[], T]) -> Generator[ColdRead, None, T]:
 
 
 class ReadAhead:
-    """Records that will be wanted some seconds from now, in any order: a thread asks the kernel to have them in memory
-    then. Planned by the store's own thread. `offsets`: their physical offsets; `sizes`: their sizes in bytes."""
+    """Records that will be read in some seconds, in any order: a thread asks the kernel to load them into memory before
+    that. Planned by the store's own thread. `offsets`: their physical offsets; `sizes`: their sizes in bytes."""
 
     def __init__(self, log: Commitlog, offsets: NDArray[np.int64], sizes: NDArray[np.integer[Any]]) -> None:
         self._offsets, self._sizes = offsets, sizes

@@ -1,12 +1,12 @@
 """A filter of tags for blocks of a consume queue: a pull with tags skips the blocks that have none of them.
 
-A block is BLOCK units. Its filter is a long: the bitwise or of the hashes of all its tags codes, where a hash has two
-of 64 bits. A block can only have a tags code if it has all bits of the code's hash. Bits of different codes may
-coincide, so the units of the blocks that remain are looked at one by one.
+A block is BLOCK units. Its filter is a 64-bit integer: the bitwise or of the hashes of all its tags codes. A hash has
+one or two of the 64 bits. A block can have a tags code only if its filter has all bits of the code's hash. Bits of
+different codes may coincide, so the units of the remaining blocks are looked at one by one.
 
-The filters are kept in memory only. They are made when pulls look at blocks for the second time: for one group that
-reads the queue once they would cost more than they save, since looking at a unit takes less time than hashing its tags
-code. From the third look on, by further groups or by consumers that begin anew, blocks are skipped.
+The filters are kept in memory only. They are made when pulls look at blocks for the second time: for a single group
+that reads the queue once they would cost more than they save, since looking at a unit takes less time than hashing its
+tags code. From the third look on, by other groups or by consumers that start over, blocks are skipped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK: Final = 1024
-"""Units of a block. Blocks begin at multiples of it."""
+"""Number of units in a block. Blocks begin at multiples of it."""
 _MORE: Final = 16
-"""Least number of places that are made for more blocks."""
+"""Least number of blocks for which room is added."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _ONE, _LOW, _NEXT, _HIGH = (np.uint64(number) for number in (1, 63, 52, 58))
 
 
 def hashes(codes: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the hash of each tags code: a long with one or two bits, never 0."""
+    """Return the hash of each tags code: a 64-bit integer with one or two bits set, never 0."""
     mixed = codes.view(np.uint64) * _ODD
     return (_ONE << (mixed >> _HIGH)) | (_ONE << ((mixed >> _NEXT) & _LOW))
 
@@ -46,8 +46,8 @@ class TagBlocks:
         self._filters = _NO_FILTERS
 
     def looked_at(self, block: int, codes: NDArray[np.int64]) -> None:
-        """Take in the tags codes of the whole blocks from number `block` on, at which a pull has looked without finding
-        a message."""
+        """Note that a pull has looked at the whole blocks from number `block` on without finding a message. `codes`:
+        the tags codes of these blocks."""
         count = len(codes) // BLOCK
         if not count:
             return
@@ -59,10 +59,10 @@ class TagBlocks:
         elif (looks == 1).any():
             looks[:] = 2
             self._filters[part] = np.bitwise_or.reduce(hashes(codes).reshape(-1, BLOCK), axis=1)
-        # Else the filters are known, and have the bits of the wanted tags, though the blocks have other tags.
+        # Else the filters are known, and have the bits of the wanted tags although the blocks have only other tags.
 
     def _make_room(self, block: int, end: int) -> None:
-        """Have places for the blocks from number `block` to before number `end`."""
+        """Make room for the blocks with the numbers from `block` to before `end`."""
         if not len(self._looks):
             self._first = block
         before = max(0, self._first - block)
@@ -74,7 +74,7 @@ class TagBlocks:
             self._first -= before
 
     def next_block(self, block: int, wanted: NDArray[np.uint64]) -> int:
-        """Return the number of the first block from `block` on that may have a tags code with one of the wanted
+        """Return the number of the first block, from `block` on, that may have a tags code with one of the wanted
         hashes, or whose filter is not known."""
         if block < self._first:
             return block

@@ -1,4 +1,4 @@
-"""The tags code of a message in its consume queue, from its record.
+"""The tags code of a message in its consume queue, computed from its record.
 
 Mirrors apache/rocketmq store/CommitLog.java (4.9.7), checkMessageAndReturnSize.
 """
@@ -9,28 +9,28 @@ from collections.abc import Callable
 from typing import Protocol
 
 from duemq.protocol.records import properties, timer_properties
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 DeliverTime = Callable[[int, int], int]
-"""Returns when a message of a delay level is due, from the level and the store time; times are in ms since the
+"""Returns the time when a message of a delay level is due, from the level and the store time; times are ms since the
 epoch."""
 
 
 class Told(Protocol):
-    """The fields of a record that decide its tags code. The time is in ms since the epoch. The text may be decoded at
-    each call: recovery needs the text of few records of the schedule topic."""
+    """The fields of a record that decide its tags code. The text may be decoded on each access: recovery needs it for
+    only a few records of the schedule topic."""
 
     @property
     def store_timestamp(self) -> int:
-        """The store time."""
+        """The store time, ms since the epoch."""
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """The field of this name."""
+        """The record's field of this name."""
 
     @property
     def properties_text(self) -> str:
-        """The properties."""
+        """The properties as text."""
 
 
 def tags_code(topic: str, told: Told, deliver_time: DeliverTime) -> int:

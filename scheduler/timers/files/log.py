@@ -9,16 +9,16 @@
     magic:        1; plus 2 if the message is due later than its slot (it gets another unit when the slot comes); plus 4
                   if the record cancels another message. 8 and 4 without 2 (duemq's): the message was withdrawn, that
                   is, cancelled or appended again. 4 with a deliver time and without 8 (duemq's): the message got
-                  another unit before this one's turn (`timers.files.superseded`). Without 1 (duemq's): the record is
-                  one by which the message was appended again. RocketMQ reads 2 and 4: it passes over a unit with 4 and
-                  without 2 whose record deletes nothing; at a start it cuts the log at the first unit with any bit
-                  other than these four
+                  another unit before this one's turn (`timers.files.superseded`). Without 1 (duemq's): the message was
+                  appended again with this record. RocketMQ reads 2 and 4: it skips a unit with 4 and without 2 whose
+                  record deletes nothing. At a start it cuts the log at the first unit with any bit other than these
+                  four
     write time:   time of the unit's write, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the name of the message's real topic
-    deliver time: 0 in RocketMQ; in duemq the lower 43 bits hold the exact time (up to the year 2248), the 20 bits above
-                  hold a hash of the key if the next message with that key replaces this one (`timers.index.keys`); the
-                  whole number is negative where the topic's policy chose the time
-    file end:     where fewer than 68 bytes would remain: | int32 space left | int64 0 | uint32 0xCBD43194 |
+    deliver time: 0 in RocketMQ; in duemq the lower 43 bits are the exact time (up to the year 2248), and the 20 bits
+                  above are a hash of the key if the next message with that key replaces this one
+                  (`timers.index.keys`); the whole number is negative if the topic's policy chose the time
+    file end:     if fewer than 68 bytes are left: | int32 space left | int64 0 | uint32 0xCBD43194 |
 
 A position counts bytes over all files. All integers are big-endian.
 Mirrors apache/rocketmq store/timer/TimerLog.java (5.3.3) except for the parts called duemq's.
@@ -61,8 +61,8 @@ _CRC_UNITS: Final = 64
 _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
 _DENSE: Final = 32
-"""Ratio of units: blocks get longer while at least one in this many of their units belongs to the second that is
-read."""
+"""Ratio of units: the blocks that are read get longer as long as at least one in this many of their units belongs to
+the second."""
 
 
 class TimerLog:
@@ -80,8 +80,8 @@ class TimerLog:
         self.end = 0
         """Position of the next unit, or of the blank unit that ends a file."""
         self._last_record: int | None = None
-        """Physical offset of the last unit's record; None if unknown, as nothing was appended since the start or since
-        the log was cut."""
+        """Physical offset of the last unit's record; None if it is not known, because nothing was appended since the
+        start or since the log was cut."""
 
     @property
     def begin(self) -> int:
@@ -99,15 +99,15 @@ class TimerLog:
         return self._segments.directory
 
     def load(self) -> list[str]:
-        """Find the files; `recover` finds the end. Return the paths in the directory that are none of its files, which
-        stay as they are. Raises StoreFormatError."""
+        """Find the files; `recover` finds the end. Return the paths in the directory that are not files of the log;
+        they stay as they are. Raises StoreFormatError, OSError."""
         others = self._segments.load(passes_over_others=True)
         self.end = self._segments.end
         return others
 
     def recover(self, start: int) -> None:
-        """Find the end: it lies behind the last valid unit of the gapless sequence that begins at `start`, which is the
-        position of a unit or of a file."""
+        """Find the end: it lies behind the last valid unit of the gapless sequence that begins at `start`, the position
+        of a unit or of a file. Raises OSError."""
         position = min(max(start, self.begin), self._segments.end)
         self.end = position
         for at, units in self._chunks(position, self._segments.end):
@@ -144,7 +144,8 @@ class TimerLog:
         return numbers // per_file * size + numbers % per_file * UNIT_SIZE
 
     def append(self, units: Units, positions: Positions) -> None:
-        """Write units at the positions that `positions` returned for them. Raises OSError; then none of them counts."""
+        """Write units at the positions that `positions` returned for them. Raises OSError; then none of the units
+        counts."""
         data = memoryview(units.tobytes())
         size, done, end = self._segments.segment_size, 0, self.end
         parts: list[tuple[int, int, int]] = []
@@ -165,7 +166,7 @@ class TimerLog:
         self._last_record = int(units["physical_offset"][-1])
 
     def read(self, position: int, count: int) -> Units:
-        """Read up to `count` units from a position on, within one file."""
+        """Read up to `count` units from a position on, within one file. Raises OSError."""
         file_end = position - position % self._segments.segment_size + self._room
         count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
         data = self._segments.read(position, max(0, count) * UNIT_SIZE)
@@ -177,8 +178,8 @@ class TimerLog:
         return self.superseded.over(position, units)
 
     def crc(self, end: int) -> int:
-        """Return the checksum in notes of earlier versions: CRC-32 of up to 64 units before a position, within its
-        file, with 0 for their magic numbers, which may change."""
+        """Return the checksum that notes of earlier versions have: CRC-32 of up to 64 units before a position, within
+        its file, with 0 for their magic numbers, which may change."""
         start = max(self._segments.base_of(max(0, end - 1)), end - _CRC_UNITS * UNIT_SIZE)
         data = self._segments.read(start, end - start)
         units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE).copy()
@@ -205,7 +206,8 @@ class TimerLog:
         return units[0] if len(units) else None
 
     def scan(self, start: int, end: int) -> Iterator[tuple[int, Units]]:
-        """Iterate over all units between two positions, in order: parts, each with the position of its first unit."""
+        """Iterate over all units between two positions, in order. Yields parts of the sequence, each with the position
+        of its first unit."""
         start = max(start, self.begin)
         start -= start % self._segments.segment_size % UNIT_SIZE
         return self._chunks(start, min(end, self.end))
@@ -233,13 +235,14 @@ class TimerLog:
             position += len(units) * UNIT_SIZE
 
     def chain(self, last: int) -> Chain:
-        """Return the units of a second, from its last one on backwards. See `Chain`."""
+        """Return an iterator over the units of a second, backwards from the position of its last unit. See `Chain`."""
         return Chain(self, last)
 
     def withdraw(self, position: int, magic: int) -> None:
-        """Mark the unit at a position as withdrawn: its message does not wait here any more. `magic`: its present magic
-        number, so that nothing is read: a read might fail, and the record that withdraws is in the commitlog already.
-        Every reader sees the mark at once; the files get it by `plan_marks`, see `storage.log.marks`."""
+        """Mark the unit at a position as withdrawn: its message no longer waits here. `magic`: the unit's present magic
+        number. It is passed so that nothing needs to be read: a read might fail, and the record that withdraws the
+        message is in the commitlog already. Every reader sees the mark immediately; `plan_marks` puts it into the files
+        (see `storage.log.marks`)."""
         self._marks.set(position + _MAGIC_AT, withdrawn(magic).to_bytes(4, "big"))
         self.sums.change(position, magic, withdrawn(magic))
 
@@ -274,8 +277,8 @@ class TimerLog:
 
 
 class Chain:
-    """Iterates over the units of a second, from its last one on backwards: parts with their positions, the newest part
-    first, ascending within each part. Ends at a unit that the log no longer has. Raises OSError if a part cannot be
+    """Iterates over the units of a second, backwards from its last unit. Yields parts, the newest one first: positions
+    and units, ascending within each part. Ends at a unit that the log no longer has. Raises OSError if a part cannot be
     read; the next call tries that part again."""
 
     def __init__(self, log: TimerLog, last: int) -> None:
@@ -283,7 +286,7 @@ class Chain:
         self._position = last
         """Position of the last unit of the next part."""
         self._look = _FIRST_LOOK
-        """Number of units read at once: more if many of them belong to the second."""
+        """Number of units in one read: it is larger if many of them belong to the second."""
 
     def __iter__(self) -> Chain:
         return self
@@ -311,13 +314,13 @@ class Chain:
 
     @staticmethod
     def _runs(base: int, block: Units) -> tuple[list[tuple[int, int]], int]:
-        """Return the units of a block that belong to the chain ending with the block's last unit, as runs of adjacent
-        units (first and last index), from the end on; and the position of the chain's next unit before the block, -1
-        without one."""
+        """Return the units of a block that belong to the chain which ends with the block's last unit, as runs of
+        adjacent units (first and last index), beginning at the end; and the position of the chain's next unit before
+        the block, -1 without one."""
         numbers = np.arange(len(block))
         previous = block["previous"].astype(np.int64)
-        # A run goes on while each unit is linked to the one right before it; the block's first unit begins a run in any
-        # case.
+        # A run continues as long as each unit is linked to the one directly before it; the block's first unit begins a
+        # run in any case.
         is_first = previous != base + (numbers - 1) * UNIT_SIZE
         is_first[0] = True
         first_of = np.maximum.accumulate(np.where(is_first, numbers, 0)).tolist()

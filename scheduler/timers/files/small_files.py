@@ -2,18 +2,18 @@
 
     config/timercheck, 4096 bytes, seven int64:
     | read time | log position | queue offset | master's queue offset | state version | version time | counter |
-    read time: ms; the slot to be read next. log position: the timer log is flushed up to here. queue offset: the next
-    unit of the timer topic's queue to be put into the wheel.
+    read time: of the slot to be read next, ms since the epoch. log position: the timer log is flushed up to here. queue
+    offset: the next unit of the timer topic's queue to be put into the wheel.
 
     config/timermetrics: {"dataVersion": {...}, "timingCount": {"<topic>": {"count": n, "timeStamp": ms}}}
 
-    the note "timers" in the checkpoint (see `storage.durability.checkpoint`), as of its recovery offset:
+    the note "timers" in the checkpoint (see `storage.durability.checkpoint`), for its recovery offset:
     | version | second | since | log since | log end | queue offset | held to | counted at | topics | hash  | waiting |
     | uint8 4 | int64  | int64 | int64     | int64   | int64        | int64   | int64      | uint32 | int32 | int64   |
     hash and waiting are repeated for each topic that has waiting messages
     | recovered to | done   | withdrawn | moved  | done: offset << 1 | withdrawn: | moved: offset | position |
     | int64        | uint32 | uint32    | uint32 | counted, int64    | int64      | int64         | int64    |
-    first the three counts, then that number of entries of each kind
+    first the three counts, then as many entries of each kind
     | runs   | position | units  |
     | uint32 | int64    | uint32 |
     position and units are repeated for each run of superseded units
@@ -22,21 +22,20 @@
     base, crc32 and magic are repeated for each file of the timer log, the last crc32 for each hour of the wheel
     second:       the messages in all slots before it were delivered or withdrawn by records before the recovery offset,
                   or got other slots
-    since:        the end of the commitlog when that second's turn came, or when the store was opened if that was later:
-                  records behind it tell which messages of the second were delivered
+    since:        the end of the commitlog when that second's turn began, or when the store was opened if that was
+                  later: records behind it tell which messages of the second were delivered
     log since:    the end of the timer log at the same time: units behind it tell which messages of the second got
                   another unit
     log end:      the end of the timer log
     queue offset: the next unit of the timer topic's queue to be put into the wheel
     held to:      no later second has a message whose time its topic's policy chose (see `timers.policy.policies`)
-    counted at:   `waiting` does not count the second's messages that were delivered by records before this physical
-                  offset. It still counts messages of later seconds that were delivered before a crash: those of each
+    counted at:   `waiting` does not include messages of the second that were delivered by records before this physical
+                  offset. It still includes messages of later seconds that were delivered before a crash: those of each
                   second are subtracted when its turn comes
     The following are the facts that the last start found about the time before it, as far as they still matter:
     recovered to: no second from this one on has a message that was found delivered
     done:         physical offsets of messages that were delivered, and that are in a slot that is not past or not in
-                  the wheel yet; counted: 1 if `waiting` does not count the message, provided it is in the slot of
-                  `second`
+                  the wheel yet; counted: 1 if the message is in the slot of `second` and `waiting` does not include it
     withdrawn:    physical offsets of messages that were cancelled or appended again, and are not in the wheel yet
     moved:        physical offsets of messages that got another unit since the turn of `second` began, each with the
                   position of that unit
@@ -47,10 +46,10 @@
     hours:        number of checksums: one for each hour of the wheel's file, in the order of the file, 0 for an hour
                   that changed and is not written yet
     unfollowed:   physical offsets of the records of recurring messages that were delivered or dropped and whose next
-                  records are missing (`recurring.records.left_out`): their number, uint32, and each an int64; between
-                  the runs and the checksums
-    Version 4 lacks the unfollowed, version 3 also the runs. Versions 1 (without counted at) and 2 end with the topics;
-    behind log end they have the crc32 of the log's last units.
+                  records are missing (`recurring.records.left_out`): their number as uint32, then each as int64. They
+                  lie between the runs and the checksums
+    Version 4 lacks `unfollowed`, version 3 also lacks the runs. Versions 1 (without `counted at`) and 2 end with the
+    topics; behind `log end` they have the crc32 of the log's last units.
     All integers are big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
@@ -96,7 +95,7 @@ NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
 class TimerCheck(msgspec.Struct):
-    """The numbers of timercheck. Times in ms since the epoch."""
+    """The numbers in timercheck; the module describes them. Times are ms since the epoch."""
 
     read_ms: int = 0
     log_position: int = 0
@@ -107,16 +106,19 @@ class TimerCheck(msgspec.Struct):
     counter: int = 0
 
     def encode(self) -> bytes:
-        """Encode the 56 bytes in use."""
+        """Encode the numbers: the 56 bytes of the file that are in use."""
         return _CHECK.pack(*msgspec.structs.astuple(self))
 
 
 def load_check(files: Files, path: str) -> TimerCheck | None:
-    """Read timercheck; return None if the file is missing or too short. Raises OSError."""
+    """Read timercheck; return None if the file is missing or too short. Raises StoreFormatError, OSError."""
     data = files.read_whole(path)
-    if data is None or len(data) < _CHECK.size:
-        return None
-    return TimerCheck(*_CHECK.unpack_from(data))
+    return decode_check(data) if data is not None else None
+
+
+def decode_check(data: bytes) -> TimerCheck | None:
+    """Decode the bytes of timercheck; return None if they are too few."""
+    return TimerCheck(*_CHECK.unpack_from(data)) if len(data) >= _CHECK.size else None
 
 
 def save_check(files: Files, path: str, check: TimerCheck) -> None:
@@ -135,14 +137,15 @@ class _Metrics(msgspec.Struct):
 
 
 def metrics_json(counts: Mapping[str, int], now_ms: int, version: int) -> bytes:
-    """Return the text of timermetrics, and of the answer to GET_TIMER_METRICS."""
+    """Return the contents of timermetrics, which are also the body of the answer to GET_TIMER_METRICS. `counts`: number
+    of waiting messages by topic; `now_ms`: ms since the epoch."""
     data_version = {"counter": version, "stateVersion": 0, "timestamp": now_ms}
     return msgspec.json.encode(_Metrics(data_version, {name: _Metric(n, now_ms) for name, n in counts.items()}))
 
 
 def load_topics(files: Files, path: str) -> dict[str, int]:
     """Return the topics in timermetrics, each with its number of waiting messages; none if the file is missing or
-    broken, since it holds only statistics. Raises OSError."""
+    invalid, since it has only statistics. Raises StoreFormatError, OSError."""
     data = files.read_whole(path)
     try:
         counts = msgspec.json.decode(data, type=_Metrics).timingCount if data else {}
@@ -152,7 +155,8 @@ def load_topics(files: Files, path: str) -> dict[str, int]:
 
 
 class StartFacts(NamedTuple):
-    """The facts that a start found about the time before it. Arrays of physical offsets, ascending."""
+    """The facts that a start found about the time before it; the module describes them. The arrays have physical
+    offsets, ascending, unless said otherwise."""
 
     recovered_to: int = 0
     done: Offsets = NO_OFFSETS
@@ -164,7 +168,7 @@ class StartFacts(NamedTuple):
     """Positions in the timer log: for each offset in `moved`, the position of the newer unit."""
 
     def encode(self) -> bytes:
-        """Encode for the note; the module draws the layout."""
+        """Encode the facts for the note; the module has the layout."""
         head = _FOUND.pack(self.recovered_to, len(self.done), len(self.withdrawn), len(self.moved))
         done = self.done << 1 | is_among(self.done, self.counted)
         moved = np.stack((self.moved, self.moved_by), axis=1)
@@ -196,7 +200,7 @@ class Sums(NamedTuple):
     wheel: NDArray[np.uint32] = np.empty(0, np.uint32)
 
     def encode(self) -> bytes:
-        """Encode for the note; the module draws the layout."""
+        """Encode the checksums for the note; the module has the layout."""
         files = b"".join([_FILE.pack(base, *each) for base, each in self.log.items()])
         hours = self.wheel.astype(_CRC).tobytes()
         return _COUNT.pack(len(self.log)) + files + _COUNT.pack(len(self.wheel)) + hours
@@ -216,7 +220,7 @@ def _decode_sums(data: bytes) -> Sums | None:
 
 
 class TimerNote(msgspec.Struct, eq=False):
-    """The decoded note. The module describes the fields."""
+    """The decoded note of the timers; the module describes the fields."""
 
     second: int
     since: int
@@ -322,7 +326,8 @@ def log_end_of(notes: Mapping[str, bytes]) -> int | None:
 
 def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
     """Return the queue offset up to which the timer topic's queue was read, according to the checkpoint, or to
-    timercheck in `directory` if RocketMQ had the store last; 0 if neither says. Raises OSError."""
+    timercheck in `directory` if RocketMQ had the store last; 0 if that source has none. Raises StoreFormatError,
+    OSError."""
     if checkpoint.is_foreign:
         check = load_check(files, f"{directory}/timercheck")
         return check.queue_offset if check is not None else 0
@@ -331,7 +336,7 @@ def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
 
 
 def needed_from(notes: Mapping[str, bytes]) -> int | None:
-    """Return the physical offset from which recovery by the notes of a checkpoint will read the commitlog for the
-    timers; None without a note of the timers."""
+    """Return the physical offset from which recovery will read the commitlog for the timers, according to the notes of
+    a checkpoint; None without a note of the timers."""
     note = decode_note(notes.get("timers", b""))
     return note.since if note is not None else None

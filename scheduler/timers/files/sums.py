@@ -1,8 +1,9 @@
-"""Checksums of the timer log, two for each file: one of the units without their magic numbers, one of these numbers.
+"""Checksums of the timer log, two for each file: one of the units without their magic numbers, and one of the magic
+numbers.
 
-Magic numbers change when messages are withdrawn, in any order, and reach the files later. So their checksum is a sum,
-over all units, of a hash of position and magic number: for a change the old hash is subtracted and the new one added.
-RocketMQ's bit 2 is left out: a withdrawn unit loses it, and the deliver time says the same.
+Magic numbers change when messages are withdrawn, in any order, and the changes reach the files later. So their checksum
+is a sum, over all units, of a hash of position and magic number: for a change the old hash is subtracted and the new
+one added. RocketMQ's bit 2 is left out: a withdrawn unit loses it, and the deliver time says the same.
 
 Most numpy calls cost as much for one unit as for a thousand. So units are collected until there are enough of them, or
 until a sum is needed.
@@ -51,7 +52,7 @@ class LogSums:
         self._segment_size = segment_size
         self._by_file: dict[int, FileSum] = {}
         self._last: dict[int, int] = {}
-        """The latest second in whose slot a unit of the file lies, by the file's position."""
+        """The latest second in whose slot the file has a unit, by the file's position."""
         self._waiting: list[tuple[int, Units]] = []
         """Units not in any sum yet: runs of adjacent units in one file, each with its position."""
         self._count = 0
@@ -67,8 +68,8 @@ class LogSums:
 
     def needed(self, second: int, position: int) -> dict[int, FileSum]:
         """Return the sums of the files that a start needs if it goes back to a second and puts the units behind a
-        position in again: all from the first file on that has a slot of that second or later, or ends behind that
-        position. Earlier files may be removed at any time; the last file never is."""
+        position in again. These are all files from the first one on that has a unit in a slot of that second or later,
+        or that ends behind that position. Earlier files may be removed at any time; the last file never is."""
         sums = self.by_file
         bases = sorted(sums)
         first = next(
@@ -78,8 +79,8 @@ class LogSums:
         return {base: sums[base] for base in bases if base >= first}
 
     def add(self, position: int, units: Units) -> None:
-        """Add units that lie from a position on in one file, behind those already added. The caller must not change
-        them. Never fails, since the units are already in the file."""
+        """Add the units from a position on, which are in one file and behind those already added. The caller must not
+        change the array. Never fails, since the units are already in the file."""
         self._waiting.append((position, units))
         self._count += len(units)
         if self._count >= _MAX_PENDING:
@@ -94,7 +95,7 @@ class LogSums:
                 self._settle()
 
     def _settle(self) -> None:
-        """Bring collected units and changes into the sums, all or nothing. Raises MemoryError."""
+        """Bring all collected units and changes into the sums. Raises MemoryError; then nothing has changed."""
         if not self._waiting and not self._changes:
             return
         sums, last = dict(self._by_file), dict(self._last)
@@ -102,7 +103,8 @@ class LogSums:
             runs = list(each)
             # The units are joined as bytes, since numpy would join them field by field.
             plain = np.frombuffer(bytearray().join([units.data for _, units in runs]), runs[0][1].dtype)
-            # A superseded unit is either listed in the note or marked in its file; the sum must be the same for both.
+            # A superseded unit is either listed in the note or marked in its file; the sum must be the same in both
+            # cases.
             plain["magic"][is_superseded(plain)] &= ~_DELETE
             positions = np.concatenate([start + np.arange(len(units)) * _UNIT_SIZE for start, units in runs])
             before = sums.get(base, FileSum())

@@ -2,11 +2,11 @@
 of parked messages whose pause has ended (`timers.seconds.parking`).
 
 Such a unit lies in a future slot, but its message has a newer unit or is delivered, so it stands for no message. No
-record of the commitlog says so. Instead the note of the checkpoint with which the newer unit becomes durable lists the
-superseded ones, as runs of positions. Once that checkpoint is on the disk, each superseded unit is marked as well: its
-magic number gets RocketMQ's 4, so that Apache's broker, which goes by the wheel, does not deliver the message again,
-and later notes need not list the unit. A crash before that checkpoint loses the newer unit and the fact that the older
-one is superseded together.
+record of the commitlog says so. Instead, the note of the checkpoint with which the newer unit becomes durable lists the
+superseded units, as runs of positions. Once that checkpoint is on the disk, each superseded unit is marked as well: its
+magic number gets RocketMQ's 4. So Apache's broker, which goes by the wheel, does not deliver the message again, and
+later notes need not list the unit. A crash before that checkpoint loses both the newer unit and the fact that the older
+unit is superseded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RUN: Final = np.dtype([("position", ">i8"), ("count", ">u4")])
 
 
 class Superseded:
-    """The superseded units that are not marked in their files yet. Owned by one thread. Takes 8 bytes for each unit."""
+    """The superseded units that are not marked in their files yet. Owned by one thread. Needs 8 bytes for each unit."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
@@ -57,7 +57,7 @@ class Superseded:
             self._blocks[number] = part if known is None else joined([known, part])
 
     def over(self, position: int, units: Units) -> Units:
-        """Return adjacent units, read at a position, with the mark set in the superseded ones."""
+        """Return adjacent units that were read at a position, with the mark set in the superseded ones."""
         if not self._blocks:
             return units
         end = position + len(units) * _UNIT_SIZE
@@ -67,7 +67,7 @@ class Superseded:
         return marked(position, units, np.concatenate(found)) if found else units
 
     def drop_before(self, position: int) -> None:
-        """Forget units before a position, whose files are gone. Blocks that go beyond the position are kept."""
+        """Forget units before a position, whose files are gone. Blocks that extend beyond the position are kept."""
         for number in [number for number in self._blocks if (number + 1) * _BLOCK <= position]:
             del self._blocks[number]
 
@@ -85,13 +85,13 @@ class Superseded:
     # --- the files
 
     def begin(self) -> None:
-        """Begin a checkpoint whose note was encoded just now."""
+        """Begin a checkpoint whose note has just been encoded."""
         self._noted = dict(self._blocks)
 
     def plan(self) -> Callable[[], None]:
-        """Return a job that marks the units listed by that checkpoint and makes the marks durable. Any thread may run
-        it, when the checkpoint is durable. The job raises OSError, NotDurable; then the next checkpoint lists the units
-        again."""
+        """Return a job that marks the units which that checkpoint lists, and makes the marks durable. Any thread may
+        run it, once the checkpoint is durable. The job raises OSError, NotDurable; then the next checkpoint lists the
+        units again."""
         self._planned = _Marking(self._segments, self._noted)
         return self._planned.run
 
@@ -152,7 +152,7 @@ def marked(position: int, units: Units, superseded: Positions) -> Units:
 
 
 def _runs(blocks: dict[int, Positions]) -> NDArray[Any]:
-    """Return positions as runs. No run spans two files, since no unit begins right behind the last one of another
+    """Return positions as runs. No run spans two files, since no unit begins directly behind the last unit of another
     file."""
     if not blocks:
         return np.empty(0, RUN)

@@ -37,8 +37,9 @@ WITHDRAWN: Final = 8
 NO_MESSAGE: Final = DELETE | WITHDRAWN
 """Magic bits: a unit with any of them stands for no waiting message."""
 APPLIED: Final = -1
-"""The deliver time of units that stand for no message: duemq's deleting units, which have already taken effect and
-which RocketMQ knows by their magic, and units appended only so that RocketMQ finds them last in the log."""
+"""The deliver time of units that stand for no message. They are duemq's deleting units, which have already taken effect
+and which RocketMQ recognizes by their magic number, and units that were appended only so that RocketMQ finds them at
+the end of the log."""
 DUE_BITS: Final = 43
 MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
 ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
@@ -46,7 +47,7 @@ _SLOT_MS: Final = 1000
 
 
 def withdrawn(magic: M) -> M:
-    """Return the magic numbers of units whose messages are withdrawn: RocketMQ takes such units for deleting ones, and
+    """Return the magic numbers of units whose messages are withdrawn: RocketMQ takes such units for deleting units, and
     finds nothing to delete in their records."""
     return (magic & ~ROLL) | WITHDRAWN | DELETE
 

@@ -8,9 +8,9 @@
 
 The cost of inserting or finding a second's messages does not depend on how many messages wait. Above the wheel of
 seconds is a wheel of hours, which knows the hours with a slot in use: so the next slot is found without looking at
-empty ones. In memory are the slots of the current and the next hour, and of each hour that was used lately.
-`write_some` writes the changed hours into the file and then releases the others. So the file shows the state at some
-time during the last write, and recovery makes it agree with the timer log.
+empty ones. The slots of the current hour, of the next hour, and of each hour that was used lately are in memory.
+`write_next` writes the changed hours into the file and then releases the others. So the file may mix states from
+different moments of the last write, and recovery makes it agree with the timer log.
 
 Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precision is a second.
 """
@@ -57,11 +57,11 @@ class SlotPlan(NamedTuple):
     counts: Integers
     slots: Integers
     hours: Integers
-    """The hour of each second. As the plan holds it, `put` needs no memory."""
+    """The hour of each second. It is a part of the plan so that `put` needs no memory."""
 
 
 class _Column:
-    """One field of all slots. Takes memory only for hours in use."""
+    """One field of all slots. Needs memory only for hours in use."""
 
     def __init__(self, kind: str) -> None:
         dtype = np.dtype(kind)
@@ -91,42 +91,43 @@ class TimerWheel:
         """Whether the memory of an hour may hold anything but zeros."""
         self._is_dirty = np.zeros(HOURS, bool)
         self._to_write: list[int] = []
-        """Hours that `begin_write` found changed and that are not written yet."""
+        """Hours that `begin_write` found to be changed and that are not written yet."""
         self._crcs = np.zeros(HOURS, np.uint32)
         """CRC-32 of each hour's bytes in the file."""
         self._is_used = np.zeros(HOURS, bool)
         """The wheel of hours: whether an hour may have slots in use."""
         self._next_hour = 0
-        """The hour in which `next_second` last found a second; it stays in memory, since each step calls that."""
+        """The hour in which `next_second` last found a second; it is kept in memory, since each step calls that
+        method."""
 
     # --- the file
 
     def open(self) -> bool:
-        """Open the file. Return whether there is one; without one, the caller fills the slots and calls `establish`.
-        Raises StoreFormatError for a file of another size, OSError."""
+        """Open the file. Return whether it exists; if not, the caller fills the slots and calls `establish`. Raises
+        StoreFormatError for a file of another size, OSError."""
         if not self._files.exists(self._path):
             return False
         file = self._files.open(self._path)
         if file.size() != FILE_SIZE:
-            raise StoreFormatError(self._path, f"has {file.size()} bytes, a timer wheel has {FILE_SIZE}")
+            raise StoreFormatError(self._path, f"has {file.size()} bytes, but a timer wheel has {FILE_SIZE}")
         self._file = file
         return True
 
     def establish(self) -> None:
-        """Make the file from the slots in memory, replacing any present one. The file gets its name when it is durable,
-        so that a file of this name always has all its slots. Raises OSError."""
+        """Make the file from the slots in memory, replacing any present file. The new file gets its name only once it
+        is durable, so that a file with this name always has all its slots. Raises OSError."""
         new = f"{self._path}.new"
         self._files.remove(new)
         self._file = file = self._files.create(new, FILE_SIZE)
         try:
             self.begin_write()
-            while self.write_some(0):
+            while self.write_next(0):
                 pass
             file.sync()
             file.close()
             self._files.copy(new, self._path)
         except OSError:
-            with suppress(OSError):  # on a full disk the file would take the last room
+            with suppress(OSError):  # on a full disk the unfinished file would take up the last room
                 self._files.remove(new)
             raise
         self._files.remove(new)
@@ -134,7 +135,7 @@ class TimerWheel:
 
     def survey(self, second: int, end: int) -> bool:
         """Read all slots to learn which hours have slots of a second or later. Return whether the last unit of each of
-        those slots lies before `end`, a position in the timer log."""
+        those slots lies before `end`, a position in the timer log. Raises OSError."""
         is_right = True
         for hour, seconds, last in self._look():
             used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
@@ -144,12 +145,13 @@ class TimerWheel:
 
     @property
     def sums(self) -> NDArray[np.uint32]:
-        """CRC-32 of each hour, 0 for an hour that changed since it was written."""
+        """CRC-32 of each hour; 0 for an hour that has changed since it was written."""
         return np.where(self._is_dirty, 0, self._crcs).astype(np.uint32)
 
     def check(self, second: int, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Read all slots to learn which hours have slots of a second or later. Return which hours differ from their
-        `sums` in the file: these are empty then, and the caller fills them."""
+        """Read all slots to learn which hours have slots of a second or later. Return which hours of the file differ
+        from their checksums in `sums`: these hours are then empty in memory, and the caller fills them. Raises
+        OSError."""
         self.survey(second, 0)
         is_other: NDArray[np.bool_] = self._crcs != sums
         for hour in np.flatnonzero(is_other).tolist():
@@ -159,12 +161,12 @@ class TimerWheel:
         return is_other
 
     def _look(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-        """Read the file, except for holes: nearly all hours of most wheels. Yield each hour with a slot in use, and the
-        seconds and last units of its slots. Raises OSError."""
+        """Read the file, except for its holes: in most wheels nearly all hours are holes. Yield each hour with a slot
+        in use, and the seconds and last units of its slots. Raises OSError."""
         assert self._file is not None
         data_at = 0
         for hour in range(HOURS):
-            if self._is_resident[hour]:  # the file may lack changes by `take_back`
+            if self._is_resident[hour]:  # the file may lack changes that `take_back` made
                 yield hour, self._part(self._second, hour), self._part(self._last, hour)
                 continue
             self._crcs[hour], self._is_used[hour] = _EMPTY_CRC, False
@@ -187,13 +189,13 @@ class TimerWheel:
         self._crcs[:] = _EMPTY_CRC
 
     def begin_write(self) -> None:
-        """Choose the hours to be written: all that have changed until now."""
+        """Choose the hours to be written: all hours that have changed until now."""
         self._to_write = np.flatnonzero(self._is_dirty).tolist()
 
-    def write_some(self, second: int) -> bool:
+    def write_next(self, second: int) -> bool:
         """Write the next chosen hour into the file. Return whether there was one. After the last one, unchanged hours
-        are released, except for the hour of `second`, the hour after it, and that in which `next_second` last found a
-        second. Raises OSError; then the next call tries the same hour."""
+        are released, except for the hour of `second`, the hour after it, and the hour in which `next_second` last found
+        a second. Raises OSError; then the next call tries the same hour again."""
         assert self._file is not None
         if self._to_write:
             hour = self._to_write[-1]
@@ -214,7 +216,7 @@ class TimerWheel:
 
     @property
     def file(self) -> File | None:
-        """The file, for the caller to sync; None before it is open."""
+        """The file, for the caller to sync; None as long as it is not open."""
         return self._file
 
     def close(self) -> None:
@@ -292,8 +294,8 @@ class TimerWheel:
         self._is_dirty[hours] = self._is_used[hours] = self._is_filled[hours] = True
 
     def take_back(self, seconds: Integers, positions: Integers, previous: Integers) -> None:
-        """Remove the newest units of the log, given in its order, from their slots, as far as the slots have them: each
-        slot returns to its state before the first of them."""
+        """Remove the newest units of the log from their slots, as far as the slots have them: each slot returns to its
+        state before the first of these units. The units are given in the order of the log. Raises OSError."""
         slots = seconds % SLOTS
         self._need(slots // HOUR)
         there = (self._second.values[slots] == seconds) & (self._last.values[slots] >= positions)
@@ -330,8 +332,8 @@ class TimerWheel:
         return slot
 
     def next_second(self, start: int, end: int) -> int | None:
-        """Return the first second in [start, end) that has units, None without one. Looks only at hours in use. Raises
-        OSError."""
+        """Return the first second in [start, end) that has units; None if there is none. Looks only at hours in use.
+        Raises OSError."""
         end = min(end, start + SLOTS)
         for hour in range(start // HOUR, (end - 1) // HOUR + 1):
             number = hour % HOURS

@@ -1,18 +1,19 @@
-"""The census: the messages in the timer wheel, counted by due second, and found by key (`timers.index.keys`).
+"""The census: the messages in the timer wheel, counted by the second in which they are due, and indexed by key
+(`timers.index.keys`).
 
 It is taken at the first request: the units of the timer log are read once, in slices, and from then on all code that
 puts a message into a slot, takes it out or moves it reports that. So a store whose messages are never counted or
 replaced pays nothing for it, not even at its start.
 
-If memory runs out in the middle of a change, the census begins again: it is derived data, and the reported change has
+If memory runs out in the middle of a change, the census starts over: it is derived data, and the reported change has
 already happened.
 
-While it is being taken, a change is counted only if the message's unit lies before the position reached: a new unit
-lies at the end of the log, and is read there.
+While the census is being taken, a change is counted only if the message's unit lies before the position reached: a new
+unit lies at the end of the log, and will be read there.
 
 Counts are kept by the hour, with 16 bits for each second and the excess kept separately: 7200 bytes for an hour in
-which messages are due. Slots cannot be counted instead: a slot has units of messages that are delivered, cancelled, or
-due much later, and a slot's second ends where the clock's begins.
+which messages are due. The numbers in the slots cannot be used instead: a slot has units of messages that are
+delivered, cancelled, or due much later, and a message due at a whole second is in the slot of the second before.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MORE_HOURS: Final = 512
 
 
 class DueCounts:
-    """The number of messages due in each second of the clock: second s is [s, s + 1)."""
+    """The number of messages that are due in each second of the clock: second s is the interval [s, s + 1)."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
@@ -56,7 +57,7 @@ class DueCounts:
         """The excess of a second in multiples of 65,536, by index in `_counts`."""
 
     def change(self, due: Integers, sign: int) -> None:
-        """Add (`sign` 1) or subtract (-1) messages with these deliver times, ms."""
+        """Add (`sign` 1) or subtract (-1) messages with these deliver times, ms since the epoch."""
         seconds, _, counts = distinct_of(due // PRECISION_MS)
         hours, _, seconds_of = distinct_of(seconds // HOUR)
         of_second = np.repeat(np.arange(len(hours)), seconds_of)
@@ -88,9 +89,10 @@ class DueCounts:
             del self._more[place]
 
     def curve(self, begin: int, step: int, steps: int, now: int) -> Iterator[Integers]:
-        """Count the messages due in each of `steps` spans of `step` seconds, from second `begin` on. Yields the counts
-        so far, now and then, and at the end the complete ones. Messages due before `now` count as due at `now`. The
-        cost grows with the number of hours with messages, and with the seconds of hours that lie in several spans."""
+        """Count the messages that are due in each of `steps` spans of `step` seconds, from the second `begin` on.
+        Yields the counts so far, now and then, and the complete ones at the end. Messages due before `now` count as due
+        at `now`. The cost grows with the number of hours with messages, and with the number of seconds in hours that
+        lie in several spans."""
         result = np.zeros(steps, np.int64)
         end = begin + step * steps
         for number, hour in enumerate(list(self._rows)):
@@ -141,7 +143,7 @@ class Census:
 
     def counted_to(self, waits: Waits, reached: int) -> None:
         """Note that the units before a position have been looked at, and add the waiting messages of the last part.
-        Raises MemoryError; then the census has begun again."""
+        Raises MemoryError; then the census has started over."""
         self.reached = reached
         try:
             self._change(waits, 1)
@@ -170,7 +172,7 @@ class Census:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        self.reached = 0  # `TimerSearch.look_on` goes on at the beginning of the log
+        self.reached = 0  # `TimerSearch.look_on` then continues at the beginning of the log
         self.counts, self.keys = DueCounts(), KeyIndex()
 
     def _change(self, waits: Waits, sign: int) -> None:

@@ -2,12 +2,12 @@
 
 A message that gets another time, or whose commitlog file expires while it waits, is appended again. The id that its
 sender got names its first record. Each later record has that id in TIMER_FIRST_ID (`timer_properties`), and the magic
-number of its unit in the timer log says that it is a later one (`timers.files.log`). At the first request by an id that
-names no waiting record, all such units and their records are read, in slices, to find the newest record of each
-message. From then on `appended` is called with each later record.
+number of its unit in the timer log says that it is a later record (`timers.files.log`). At the first request with an id
+that does not name a waiting record, all such units and their records are read, in slices, to find the newest record of
+each message. From then on `appended` is called with each later record.
 
-The index is complete for a message whose own unit is in the timer log: the units of its later records lie behind it,
-and the files of the log are removed from the oldest on.
+The index is complete for a record whose unit is in the timer log: the units of its message's later records lie behind
+that unit, and the files of the log are removed from the oldest on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import first_id
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.timers.deliver_times import LOOK_UNITS
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 from duemq.storage.log.copies import origin_of
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range
 from duemq.storage.store import MessageStore
 
@@ -74,12 +74,14 @@ class TimerIds:
         return self._reached == _ALL
 
     def newest(self, first: int) -> int | None:
-        """Return the physical offset of a message's newest record, by that of its first record, or of the record before
-        the newest one. Return None if the given record is the newest, as far as the timer log goes back."""
+        """Return the physical offset of a message's newest record, given the physical offset of its first record or of
+        the record before the newest one. Return None if the given record is the newest, as far as the timer log
+        reaches."""
         return self._newest.find(first)
 
     def appended(self, message: StoredMessage, physical_offset: int) -> None:
-        """Note that a message, which waited by this record until now, was appended again at a physical offset."""
+        """Note that a message was appended again at a physical offset. `message`: the record by which it has waited
+        until now."""
         if self._reached != _NOT_BEGUN:
             self._add(first_place(message), message.physical_offset, physical_offset)
 
@@ -90,11 +92,12 @@ class TimerIds:
                 self._newest.add_one(place, newest)
 
     def look(self, now_ms: int) -> ColdRead | None:
-        """Read a part of the units, to complete the index. Return a read for a thread to do before the next call, if
-        that would wait for the disk, else None. Raises OSError; then the next call tries the same part again."""
+        """Read a part of the units, to complete the index. Return None, or a read for a thread to do before the next
+        call, if this part would have to wait for the disk. Raises OSError; then the next call tries the same part
+        again."""
         if self._reached == _NOT_BEGUN:
             self._reached = 0
-        if self._enqueuer.behind and self._enqueuer.enqueue_some(now_ms):
+        if self._enqueuer.behind and self._enqueuer.enqueue_next(now_ms):
             return None
         start = max(self._reached, self._log.begin)
         for position, units in self._log.scan(start, min(self._log.end, start + _SCAN_UNITS * UNIT_SIZE)):

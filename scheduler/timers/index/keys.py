@@ -1,11 +1,11 @@
 """An index of the waiting messages that the next message of their topic and key replaces (TIMER_REPLACE).
 
-An entry is a tag and the position of a unit. The tag is the topic's hash and 20 bits of the key's hash, which the unit
-in the timer log has, so that its record is not read. Two keys may have the same tag, so a search must read the records
-of the entries that it finds.
+An entry is a tag and the position of a unit. The tag is the topic's hash and 20 bits of the key's hash, both of which
+the unit in the timer log has, so that its record need not be read. Two keys may have the same tag, so a search must
+read the records of the entries that it finds.
 
-    4096 tables by the hash of the tag, each with open addressing in two arrays. An entry takes 16 bytes, or 40 with the
-    free room. Each table grows separately, so that no step takes long, however many entries there are.
+There are 4096 tables by the hash of the tag, each with open addressing in two arrays. An entry takes 16 bytes, or up to
+40 with the free room. Each table grows separately, so that no step takes long, however many entries there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EMPTY: Final = -1
 
 
 def key_hash(key: str) -> int:
-    """Return the hash of a key in a unit: 1 to 2**20 - 1."""
+    """Return the hash of a key as units have it: 1 to 2**20 - 1."""
     return zlib.crc32(key.encode(errors="surrogatepass")) & ((1 << KEY_BITS) - 1) or 1
 
 
@@ -41,7 +41,7 @@ def tag_of(topic_hash: int, hashed_key: int) -> int:
 
 
 class KeyIndex:
-    """The index. Owned by one thread."""
+    """The index from tags to the positions of units. Owned by one thread."""
 
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
@@ -50,7 +50,7 @@ class KeyIndex:
         return sum(table.used for table in self._tables.values())
 
     def find(self, tag: int) -> list[int]:
-        """Return the positions of a tag, the newest first."""
+        """Return the positions of the units with a tag, the newest first."""
         mixed = tag * _MIX & _MASK_64
         table = self._tables.get(mixed >> 64 - _TABLES_BITS)
         return sorted(table.find(tag, mixed), reverse=True) if table is not None else []
@@ -120,7 +120,7 @@ class _Table:
                 return
             at = at + 1 & mask
         self.used -= 1
-        # An entry that follows without a gap moves into the free place, unless that is before its home.
+        # Entries that follow without a gap move into the free place, except for those whose home is behind it.
         behind = at + 1 & mask
         while (moving := tags[behind]) != _EMPTY:
             home = self._home(moving * _MIX & _MASK_64) & mask

@@ -1,5 +1,5 @@
-"""The real topics of waiting messages, from their records: a unit of the timer log has only Java's hash of the name,
-and two names may have the same hash (`ordersAa`, `ordersBB`)."""
+"""The real topics of waiting messages, read from their records: a unit of the timer log has only Java's hash of the
+name, and two names may have the same hash (`ordersAa`, `ordersBB`)."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class RealTopics:
         return [topic_in(message.properties_text.encode()) if message is not None else "" for message in messages]
 
     def with_policies(self, waits: Waits) -> list[str]:
-        """Return the topics as `of` does, but also an empty text for a message to which its topic's policy does not
-        apply, since it waits for a delay level's time (TIMER_FROM_LEVEL)."""
+        """Return the topics as `of` does, but an empty text also for a message to which its topic's policy does not
+        apply, since it waits for the time of a delay level (TIMER_FROM_LEVEL)."""
         return self._read(waits, _topic_with_policies)
 
     def _more_than(self, missing: NotInMemory, waits: Waits) -> NotInMemory:
-        """Return the same error with a read that covers the next records too, as they may also be missing: read one by
-        one where memory is short, the first would be dropped from memory before the last is read."""
+        """Return the same error with a read that covers the next records, too, as they may also be missing from memory.
+        If memory is short and they were read one by one, the first would be dropped before the last is read."""
         count = max(1, int(np.searchsorted(np.cumsum(waits["size"], dtype=np.int64), _AT_ONCE_BYTES, "right")))
         ranges: list[tuple[int, int]] = sorted(waits[:count].tolist())
         return NotInMemory("the commitlog", missing.place, ColdRead(self._store.log, ranges).run)

@@ -1,6 +1,6 @@
-"""Membership in ascending arrays of offsets, by binary search: the cost grows with the number of values looked up, not
-with the length of the array. Also the distinct values of arrays: numpy's own function for them imports numpy.ma at its
-first call, which takes 15 ms of a start or of the event loop."""
+"""Membership in ascending arrays of offsets, by binary search: the cost grows with the number of values that are looked
+up, not with the length of the array. Also the distinct values of arrays: numpy's own function for that imports numpy.ma
+on its first call, which delays a start or the event loop by 15 ms."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     Offsets = NDArray[np.int64]
 
 
-def places_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool_]]:
-    """Return the index of each value in an ascending array, and whether the array has it; if not, its index means
-    nothing."""
+def indices_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool_]]:
+    """Return the index of each value in the ascending array `found`, and whether the array has it; if not, its index
+    means nothing."""
     if not len(found):
         return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
     at = np.minimum(np.searchsorted(found, values), len(found) - 1)
@@ -27,12 +27,12 @@ def places_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool
 
 
 def is_among(values: Offsets, found: Offsets) -> NDArray[np.bool_]:
-    """Return, for each value, whether it is in an ascending array."""
-    return places_of(values, found)[1]
+    """Return, for each value, whether it is in the ascending array `found`."""
+    return indices_of(values, found)[1]
 
 
 def has(found: Offsets, value: int) -> bool:
-    """Whether a value is in an ascending array."""
+    """Whether a value is in the ascending array `found`."""
     at = int(np.searchsorted(found, value))
     return at < len(found) and int(found[at]) == value
 
@@ -50,11 +50,11 @@ class Distinct(NamedTuple):
     places: Offsets
     """The index of each value's first occurrence in the array."""
     counts: Offsets
-    """The number of each value's occurrences."""
+    """The number of occurrences of each value."""
 
 
 def distinct_of(values: NDArray[Any]) -> Distinct:
-    """Find the distinct values of an array in any order."""
+    """Find the distinct values of an array, which may be in any order."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     starts = np.flatnonzero(_is_first(ordered))

@@ -1,5 +1,5 @@
-"""Pairs of 64-bit integers, found by the first number. A pair takes 16 bytes, and adding one does not sort all of
-them."""
+"""Pairs of 64-bit integers, which are found by the first number. A pair takes 16 bytes, and adding one does not sort
+all pairs again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MAX_UNSORTED: Final = 4096
 """Most new pairs that are collected unsorted."""
 _MOST_SORTED: Final = 1 << 17
-"""Most pairs to which runs are merged; a merge of that many takes some ms."""
+"""Most pairs in a merged run; a merge of that many takes some ms."""
 
 
 class _Run(NamedTuple):
@@ -25,15 +25,15 @@ class _Run(NamedTuple):
     firsts: Integers
     seconds: Integers
     largest: int
-    """The largest of the second numbers, including those left out; -1 without any."""
+    """The largest of the second numbers, including those of pairs that were left out; -1 without any."""
 
 
 class SortedPairs:
-    """The pairs. Of pairs with the same first number, only the one added last counts."""
+    """A set of pairs. Of pairs with the same first number, only the one that was added last counts."""
 
     def __init__(self, least: Callable[[], int]) -> None:
-        """Begin without pairs. `least`: returns the second number below which pairs are not needed any more; these are
-        dropped when others are sorted."""
+        """Begin without pairs. `least`: returns the second number below which pairs are no longer needed; such pairs
+        are dropped when others are sorted."""
         self._least = least
         self._unsorted: dict[int, int] = {}
         self._runs: list[_Run] = []
@@ -70,8 +70,8 @@ class SortedPairs:
         self._runs = [run for run in runs if len(run.firsts)]
 
     def newest(self, firsts: Integers, seconds: Integers) -> Integers:
-        """Return the second number for each first number; the one in `seconds` where there is none. `firsts` is
-        ascending."""
+        """Return the second number for each first number; if there is no such pair, the corresponding number in
+        `seconds`. `firsts` is ascending."""
         result = seconds.copy()
         fresh = np.array(sorted(self._unsorted.items()), np.int64).reshape(-1, 2)
         for known, theirs in (*((run.firsts, run.seconds) for run in self._runs), (fresh[:, 0], fresh[:, 1])):
@@ -83,7 +83,7 @@ class SortedPairs:
         return result
 
     def between(self, low: int, high: int, limit: int) -> Integers:
-        """Return the first numbers between `low` and `high`, both excluded, ascending, at most `limit`."""
+        """Return the first numbers between `low` and `high`, both exclusive, ascending, at most `limit`."""
         parts = [run.firsts for run in self._runs]
         parts.append(np.sort(np.fromiter(self._unsorted, np.int64, len(self._unsorted))))
         found = []
@@ -93,7 +93,7 @@ class SortedPairs:
         return np.unique(np.concatenate(found))[:limit]
 
     def find(self, first: int) -> int | None:
-        """Return the second number for a first number; None without one."""
+        """Return the second number for a first number; None if there is no such pair."""
         if first in self._unsorted:
             return self._unsorted[first]
         for run in reversed(self._runs):

@@ -2,17 +2,18 @@
 `timers.policy.policies`).
 
 The first overdue message of a topic with this policy begins a search: the timer log tells which messages of the topic
-are overdue, their records tell the keys, and for each key the message with the latest deliver time is kept, or the one
-stored last if two have the same time. In the meantime the messages of the topic are put off: they get other slots, with
-their present deliver times. So a crash leaves them as they were, and the search begins again. Other topics go on.
+are overdue, their records have the keys, and for each key the message with the latest deliver time is kept, or the one
+that was stored last if two have the same time. In the meantime the messages of the topic are put off: they get other
+slots, with their present deliver times. So a crash leaves them as they were, and the search starts over. Other topics
+are not affected.
 
-All messages are put off to the same slot, or to a later one if the search takes longer. The result is applied when that
-slot has its turn: then the messages are in the order of their deliver times, and whenever a crash comes, no message is
-delivered before the older ones of its key are cancelled.
+All messages are put off to the same slot, or to a later slot if the search takes longer. The result is applied when
+that slot has its turn: then the messages are in the order of their deliver times, so that no message is delivered
+before the older messages with its key are cancelled, even if there is a crash.
 
-The search is done in slices. It remembers each key by a hash of 128 bits, and the physical offset of each message that
-is not to be delivered: at most `MAX_KEYS` keys and `MAX_OLDER` messages, some 150 MB. Messages beyond that are
-delivered, and a log line says so.
+The search is done in slices. It keeps a hash of 128 bits for each key, and the physical offset of each message that is
+not to be delivered: at most `MAX_KEYS` keys and `MAX_OLDER` messages, some 150 MB. Messages beyond that are delivered,
+and a log line says so.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SCAN_UNITS: Final = 4096
 _SORTED_AT_ONCE: Final = 8192
 _FIRST_HOLD: Final = 2
 _MAX_HOLD: Final = 30
-"""Most seconds for which messages are put off at a time; the first time it is _FIRST_HOLD seconds."""
+"""Most seconds for which messages are put off at a time; the first time they are put off for _FIRST_HOLD seconds."""
 _PLACE_BITS: Final = 63
 
 
@@ -61,6 +62,7 @@ class CatchUpDecision(NamedTuple):
     delivered."""
 
     dropped: Mask
+    """Mask of the messages that are dropped."""
     held: Mask
     """Mask of the messages that are put off."""
     second: int
@@ -68,7 +70,8 @@ class CatchUpDecision(NamedTuple):
 
 
 class _Hold:
-    """A hold on the messages of a topic: the time since which they are put off (ms), and the second to whose slot."""
+    """A hold on the messages of a topic: the time since which they have been put off (ms since the epoch), and the
+    second to whose slot they are put off."""
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
@@ -79,11 +82,11 @@ class _Result(NamedTuple):
     """The result of a search for one topic."""
 
     horizon_ms: int
-    """Time, ms since the epoch: the search looked at messages that were due until then."""
+    """Time, ms since the epoch: the search looked at the messages that were due until then."""
     second: int
-    """The second to whose slot messages were put off. Messages due before it start no further search."""
+    """The second to whose slot messages were put off. Messages that are due before it start no further search."""
     older: Offsets
-    """The records of messages that are not the newest of their key."""
+    """The records of messages that are not the newest with their key."""
 
 
 class Offsets:
@@ -120,9 +123,9 @@ class Offsets:
 
 
 class CatchUp:
-    """Makes the searches, one at a time. `read_cold`: has a thread read records that are not in memory; if it is None,
-    the search itself waits for the disk. `on_read`: called when the thread has read the records for which the search
-    waits."""
+    """Makes the searches, one at a time, and applies their results. `read_cold`: has a thread read records that are not
+    in memory; if it is None, the search itself waits for the disk. `on_read`: called when the thread has read the
+    records for which the search waits."""
 
     def __init__(
         self, store: MessageStore, slots: Slots, read_cold: ReadCold | None, on_read: Callable[[], None]
@@ -134,7 +137,7 @@ class CatchUp:
         """Topics with a search requested or in progress."""
         self._search: _Search | None = None
         self._is_stale = False
-        """Whether the search in progress must be repeated."""
+        """Whether the search in progress has to be repeated."""
         self._results: dict[str, _Result] = {}
         self._is_reading = False
         self._on_read = on_read
@@ -142,7 +145,7 @@ class CatchUp:
     # --- due messages
 
     def judge(self, topic: str, waits: Waits, now_ms: int) -> CatchUpDecision | None:
-        """Decide which due messages of a topic are dropped or put off; None if all of them are delivered."""
+        """Decide which due messages of a topic are dropped or put off; None if all of them are to be delivered."""
         result, due = self._results.get(topic), waits["due"]
         none = np.zeros(len(waits), bool)
         current = self._slots.turns.second
@@ -159,14 +162,14 @@ class CatchUp:
             return CatchUpDecision(dropped, none, 0) if dropped.any() else None
         if current >= hold.second:
             first, last = (max(now_ms // PRECISION_MS, current) + seconds for seconds in (_FIRST_HOLD, _MAX_HOLD))
-            # The slot lies behind all slots to which messages may have been put off before a crash, and as far ahead as
-            # the search has taken so far.
+            # The slot lies behind all slots to which messages may have been put off before a crash, and at least as far
+            # ahead as the search has already taken.
             wanted = max(first, self._slots.policy_end + 1, first + (now_ms - hold.since_ms) // PRECISION_MS)
             hold.second = min(wanted, last)
         return CatchUpDecision(none, ~none, hold.second)
 
     def repeated(self, old: int, new: int) -> None:
-        """Note that a message was appended again: its record was at `old`, the new one is at `new`."""
+        """Note that a message was appended again. `old`, `new`: physical offsets of its former and its new record."""
         self._is_stale = True
         for older in {id(result.older): result.older for result in self._results.values()}.values():
             if older.has(np.array([old]))[0]:
@@ -200,7 +203,7 @@ class CatchUp:
         return True
 
     def _take(self, search: _Search) -> None:
-        """Take the result of a search."""
+        """Keep the result of a search, for `judge`."""
         newest = search.newest
         for topic in search.names:
             hold = self._asked.pop(topic)
@@ -220,11 +223,12 @@ class CatchUp:
 
 
 class _Search:
-    """One search. A part that cannot be read is tried again."""
+    """One search, which is done in parts. A part that cannot be read is tried again."""
 
     def __init__(self, store: MessageStore, slots: Slots, topics: list[str], horizon_ms: int) -> None:
-        """Begin a search. `topics`: the topics whose messages due until `horizon_ms` are looked at. Messages of other
-        topics with the same hash are looked at too, which does no harm: a key belongs to one topic."""
+        """Begin a search. `topics`: the topics whose messages are looked at if they are due until `horizon_ms`, ms
+        since the epoch. Messages of other topics with the same hash are looked at, too. That does no harm, since keys
+        are distinguished by topic."""
         self._store = store
         self._slots = slots
         self.names = topics
@@ -232,7 +236,7 @@ class _Search:
         self.horizon_ms = horizon_ms
         self.newest = _Newest()
         self._position, self._end = slots.log.begin, slots.log.end
-        """Positions in the timer log: `_position` of the next unit to look at, and `_end` behind the last one."""
+        """Positions in the timer log: that of the next unit to look at, and the one behind the last unit to look at."""
         self._passed: list[Waits] = []
         """Messages that got other slots before the search came to their units."""
         self._part: Waits | None = None
@@ -249,7 +253,7 @@ class _Search:
 
     def wants(self) -> list[Range] | None:
         """Return the records that a thread must read from the disk before the next step; None if there are none. Once
-        returned, they count as read."""
+        they have been returned, they count as read."""
         if self._part is None or not len(self._part) or self._is_warm:
             return None
         ranges: list[Range] = self._first()[["physical", "size"]].tolist()
@@ -259,7 +263,7 @@ class _Search:
         return ranges
 
     def step(self) -> bool:
-        """Do a part. Return whether there was one left. Raises OSError."""
+        """Do a part of the search. Return whether there was one left. Raises OSError."""
         if self._part is None or not len(self._part):
             return self._next_part()
         first = self._first()
@@ -283,13 +287,14 @@ class _Search:
         return True
 
     def _first(self) -> Waits:
-        """Return the first messages of the part, as many as are looked at in one piece."""
+        """Return the first messages of the part: as many as are looked at in one go."""
         assert self._part is not None
         count = max(1, int(np.searchsorted(np.cumsum(self._part["size"][:_LOOK_UNITS]), _LOOK_BYTES, "right")))
         return self._part[:count]
 
     def _texts(self, waits: Waits) -> Iterator[tuple[int, int, str]]:
-        """Iterate over deliver time (ms), physical offset and properties of messages. Raises OSError."""
+        """Iterate over deliver time (ms since the epoch), physical offset and properties of messages. Raises
+        OSError."""
         physical, sizes = waits["physical"], waits["size"].astype(np.int64)
         data = b"".join(self._store.log.read(*each) or b"" for each in waits[["physical", "size"]].tolist())
         records = PackedRecords(data, physical, sizes) if len(data) == int(sizes.sum()) else None
@@ -304,18 +309,18 @@ class _Search:
 
 
 class _Newest:
-    """The newest message of each key so far, and the older ones."""
+    """The newest message with each key so far, and the older messages."""
 
     def __init__(self) -> None:
         self.older = Offsets()
         self.looked = self.keys = self.beyond = 0
         self._tables: list[dict[bytes, int]] = [{} for _ in range(256)]
-        """Deliver time and physical offset (in the lower 63 bits) of the newest message, by the hash of the key. One
-        table for each first byte of the hash, so that none gets large."""
+        """Deliver time, and physical offset in the lower 63 bits, of the newest message, by the hash of the key. There
+        is one table for each first byte of the hash, so that no table gets large."""
 
     def take(self, text: str, due_ms: int, physical: int) -> None:
-        """Compare a message with the newest of its key. Messages without a key are left out, and so are messages that
-        wait for a delay level's time (TIMER_FROM_LEVEL)."""
+        """Compare a message with the newest one with its key. Messages without a key are left out, and so are messages
+        that wait for the time of a delay level (TIMER_FROM_LEVEL)."""
         self.looked += 1
         keys = properties.get(text, properties.KEYS)
         if not keys or properties.get(text, properties.TIMER_FROM_LEVEL) is not None:

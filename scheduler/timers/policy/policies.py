@@ -3,17 +3,17 @@
     timer.release.rate     deliver at most this many messages per second, evenly; other due messages wait for their turn
     timer.spread.seconds   deliver each message up to this much later than it is due: a burst becomes a stream of that
                            length
-    timer.paused           true: deliver none, until it is false again
+    timer.paused           true: deliver no message until it is false again
     timer.catch.up         the handling of messages that are overdue because the broker was down or stopped:
-                           all               deliver them at once (the default)
+                           all               deliver them immediately (the default)
                            drop:SECONDS      cancel messages that are overdue by more than this
                            spread:SECONDS    deliver them over this time
-                           newest            deliver only the message of each key that is due last
+                           newest            for each key, deliver only the message that is due last
                            (`timers.policy.catch_up`)
 
 Other topics are not affected, not even those whose names have the same hash: if a unit has the hash of a topic with a
-policy, the record tells the topic of its message. A message that is to be delivered later gets another unit in the
-timer log, for that time; a message of a paused topic is parked (`timers.seconds.parking`).
+policy, the topic of its message is read from the record. A message that is to be delivered later gets another unit in
+the timer log, for that time; a message of a paused topic is parked (`timers.seconds.parking`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MIX: Final = 0x9E3779B97F4A7C15
 
 
 class TimerPolicy(NamedTuple):
-    """The policy of one topic. Times in ms, 0 for none; `rate` in messages per second, 0 for no limit."""
+    """The policy of one topic. Times are in ms, 0 for none; `rate` is in messages per second, 0 for no limit."""
 
     rate: int = 0
     spread_ms: int = 0
@@ -69,17 +69,18 @@ class Split(NamedTuple):
     held_seconds: NDArray[np.int64]
     """The second to whose slot each message in `held` is put off."""
     parked: Waits
-    """Messages to be parked until their topic goes on."""
+    """Messages to be parked until their topic is no longer paused."""
     moved: Waits
     """The messages in `later`, `held` and `parked` as they are before the move, with their old deliver times."""
     dropped: Waits
     """Messages to be cancelled."""
     turns: dict[str, float]
-    """The time, ms since the epoch, of the turn of the message behind these, for each topic with a rate."""
+    """For each topic with a rate, the time, ms since the epoch, at which the message behind these has its turn."""
 
 
 def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
-    """Return the policy in a topic's attributes; None if it has none. Raises ValueError with the wrong attribute."""
+    """Return the policy in a topic's attributes; None if there is none. Raises ValueError, which names the wrong
+    attribute."""
     if not any(name in attributes for name in ATTRIBUTES):
         return None
     paused = attributes.get(PAUSED, "false").lower()
@@ -109,8 +110,8 @@ class Policies:
     """The policies of all topics, and the next turns by their rates."""
 
     def __init__(self, topics_of: Callable[[Waits], list[str]], judge: Judge) -> None:
-        """Begin without policies. `topics_of`: reads the topics of messages, an empty text for a message to which no
-        policy applies. `judge`: decides about due messages of topics with the policy `newest`."""
+        """Begin without policies. `topics_of`: reads the topics of messages; it returns an empty text for a message to
+        which no policy applies. `judge`: decides about due messages of topics with the policy `newest`."""
         self._topics_of = topics_of
         self._judge = judge
         self._policies: dict[str, TimerPolicy] = {}
@@ -127,7 +128,7 @@ class Policies:
         return bool(self._policies)
 
     def of(self, topic: str) -> TimerPolicy | None:
-        """Return the policy of a topic."""
+        """Return the policy of a topic; None if it has none."""
         return self._policies.get(topic)
 
     def set(self, topic: str, policy: TimerPolicy | None) -> None:
@@ -154,9 +155,10 @@ class Policies:
         return result
 
     def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
-        """Divide due messages by their treatment; return None if all are to be delivered unchanged. A result counts for
-        the rates only when it is given to `carried_out`; until then this may be called again. `queued`: hashes of
-        topics with parked messages that come first; other messages of these are parked behind them. Raises OSError."""
+        """Divide due messages by their treatment; return None if all are to be delivered unchanged. The result counts
+        for the rates only once it is passed to `carried_out`; until then this may be called again. `queued`: hashes of
+        topics with parked messages that come first; further messages of these topics are parked behind them. Raises
+        OSError."""
         is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
         asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
         if not len(asked) and not is_parked.any():
@@ -195,7 +197,7 @@ class Policies:
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
         parked = waits[is_parked]
-        parked["held"] = False  # the policy is applied again when the topic goes on
+        parked["held"] = False  # the policy is applied again when the topic's pause ends
         held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
         return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
 
@@ -229,7 +231,7 @@ class Policies:
 
 
 def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:
-    """Return a number below `range_ms` for each message, always the same for the same record."""
+    """Return a number from 0 to below `range_ms` for each message, always the same for the same record."""
     mixed = waits["physical"].astype(np.uint64) * np.uint64(_MIX)
     numbers: NDArray[np.int64] = ((mixed >> np.uint64(32)) * np.uint64(range_ms) >> np.uint64(32)).astype(np.int64)
     return numbers

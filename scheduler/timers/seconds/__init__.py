@@ -1,2 +1,2 @@
-"""The seconds of the wheel at work: units put into them, read from the timer log when they come, and those of paused
-topics."""
+"""The seconds of the wheel at work: units are put into their slots, and read from the timer log when their turn comes;
+messages of paused topics are parked."""

@@ -1,4 +1,4 @@
-"""What a start found about the messages in the wheel, for as long as it matters."""
+"""The facts that a start found about the messages in the wheel, for as long as they matter."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ _NOTHING: Final = Start(0, 0, 0, 0, {})
 
 
 class LeftUnits(NamedTuple):
-    """What is left to do of some units in a second's slot."""
+    """The state of some units in a second's slot, as masks: what is left to do for them."""
 
     kept: Mask
     """Whether each unit is still to be done."""
     done: Mask
     """Whether each unit's message was found delivered."""
     uncounted: Mask
-    """Whether each unit's message was found delivered, and is still counted as waiting."""
+    """Whether each unit's message was found delivered but is still counted as waiting."""
 
 
 class Findings:
-    """The findings of a start: which messages records show to be delivered, withdrawn or moved. A message is forgotten
-    when no unit of it is left in a future slot. Owned by one thread."""
+    """The findings of a start: which messages are delivered, withdrawn or moved according to records. A message is
+    forgotten when it no longer has a unit in a future slot. Owned by one thread."""
 
     def __init__(self) -> None:
-        """Begin without findings; `load` takes them."""
+        """Begin without findings; `load` sets them."""
         self.start = _NOTHING
         """The state with which the timers began, as far as it matters."""
         self.is_replayed = False
         """Whether all messages that were stored when the store opened are in the wheel."""
         self._met_offsets: list[NDArray[np.int64]] = []
-        """Physical offsets in `start.found` that do not matter any more."""
+        """Physical offsets in `start.found` that no longer matter."""
 
     def load(self, start: Start) -> None:
-        """Take the state that recovery found."""
+        """Set the state that recovery found."""
         self.start = start
 
     def was_replayed(self) -> None:
-        """Note that all messages stored when the store opened are in the wheel."""
+        """Note that all messages that were stored when the store opened are in the wheel."""
         self.is_replayed = True
 
     def is_left(self, waits: Waits, seconds: NDArray[np.int64]) -> Mask:
-        """Whether each message, whose unit is in a slot that is not past, is still to be delivered by it. `seconds`:
+        """Whether each message is still to be delivered by its unit, which is in a slot that is not past. `seconds`:
         the seconds of the slots."""
         start = self.start
         return decided.left_of(
@@ -77,13 +77,15 @@ class Findings:
         return LeftUnits(left.kept, left.done, uncounted)
 
     def turned_to(self, second: int) -> None:
-        """Note that a second got its turn. Deliveries made since the start are not noted here: none was of a message in
-        this slot or a later one. Those that the start found are kept until no slot has such messages."""
+        """Note that a second got its turn. Deliveries since the start need not be noted here: none was of a message in
+        this slot or a later one. The deliveries that the start found are kept until no slot can have messages that they
+        delivered."""
         if self.is_replayed and second >= self.start.recovered_to:
             self.start, self._met_offsets = _NOTHING, []
 
     def forget(self, done: Iterable[NDArray[np.int64]]) -> None:
-        """Forget that messages were found delivered: they have no unit in a future slot. `done`: physical offsets."""
+        """Forget that messages were found delivered, since they have no unit in a future slot. `done`: their physical
+        offsets."""
         self._met_offsets += [offsets for offsets in done if len(offsets)]
         if sum(map(len, self._met_offsets)) * 4 > len(self.start.done):
             self._drop_settled()
@@ -100,8 +102,8 @@ class Findings:
         self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
 
     def facts(self, second: int, *, is_loaded: bool) -> StartFacts:
-        """Return the facts that matter now: a part of the note (`timers.files.small_files`). `second`: the current one;
-        `is_loaded`: whether all its messages are in memory."""
+        """Return the facts that still matter, a part of the note (`timers.files.small_files`). `second`: the current
+        one; `is_loaded`: whether all its messages are in memory."""
         self._drop_settled()
         found = self.start.found
         if is_loaded:

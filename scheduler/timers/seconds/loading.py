@@ -1,6 +1,6 @@
 """Work on a second of the timer wheel, done in parts: loading its messages, and taking out those that records delete.
 
-Each kind of work is an object that knows its progress, and goes on only when a part is completely done. So a failed
+Each kind of work is an object that knows its progress, and continues only when a part is completely done. So a failed
 read is tried again, and a second never counts as loaded while a part of it is not.
 """
 
@@ -48,7 +48,7 @@ class Loading:
         self._is_over = False
         """Whether the chain came to a unit of another second, as it does if the log was damaged."""
         self._part: _ChainPart | None = None
-        """A part that was read and is not in the second yet."""
+        """A part that was read but is not in the second yet."""
 
     def step(self) -> bool:
         """See `timers.seconds.second.Loader`."""
@@ -86,7 +86,7 @@ class Loading:
         kept, done, uncounted = self._findings.left_of(self._second.number, waits, magic)
         physical, delivered = waits["physical"][done], waits[uncounted]
         if not kept.all():
-            if (~kept & (magic & DELETE == 0)).any():  # Apache's broker would deliver unmarked ones
+            if (~kept & (magic & DELETE == 0)).any():  # Apache's broker would deliver messages with unmarked units
                 self._second.touch()
             waits, magic = picked(waits, kept), magic[kept]
         return _ChainPart(waits, magic, physical, delivered)
@@ -101,9 +101,9 @@ class _ChainPart:
         self.done = done
         """Physical offsets of messages of the part that recovery found delivered."""
         self.uncounted = uncounted
-        """Those of them that are still counted as waiting."""
+        """Those messages in `done` that are still counted as waiting."""
         self._unknown: NDArray[np.intp] = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
-        """Indexes of messages whose units do not tell their deliver times."""
+        """Indexes of messages whose units do not have their deliver times."""
 
     def learn(self, store: MessageStore, number: int) -> bool:
         """Read records of some messages in `_unknown`. Return whether there were any. Raises OSError."""
@@ -115,11 +115,12 @@ class _ChainPart:
 
 
 class Deleting:
-    """Takes out of a loaded second the messages that its deleting records name, see
+    """Takes the messages that its deleting records name out of a loaded second; see
     `timer_properties.deleted_message`."""
 
     def __init__(self, store: MessageStore, second: Second, delete: Callable[[Waits], None]) -> None:
-        """Begin with all deleting records of the second. `delete`: withdraws messages that were taken out of it."""
+        """Begin with all deleting records of the second. `delete`: withdraws messages that were taken out of the
+        second."""
         self._store = store
         self._second = second
         self._delete = delete
@@ -128,7 +129,7 @@ class Deleting:
         """Topics and unique keys of the messages to take out."""
         self._waits: Waits | None = None
         self._at = 0
-        """Number of deleting records that were read; then, number of messages that were looked at."""
+        """Number of deleting records that were read; after that, number of messages that were looked at."""
 
     def step(self) -> bool:
         """See `timers.seconds.second.Loader`."""
@@ -157,8 +158,9 @@ class Deleting:
 
 
 def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
-    """Sort messages of a slot into its second by their units' magic numbers: deleting messages, messages that need
-    another slot, and messages to be delivered, for which `add` is called. Withdrawn messages are left out."""
+    """Sort messages of a slot into its second by their units' magic numbers and their times: deleting records, messages
+    that need another slot, and messages to be delivered, for which `add` is called. Withdrawn messages are left
+    out."""
     if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
         add(waits)
         return

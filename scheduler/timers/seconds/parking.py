@@ -2,17 +2,18 @@
 
 A message that is due while its topic is paused gets another unit, with its present deliver time, in a slot about as far
 ahead as slots may be (`timerRollWindowSlot`). So a pause costs 52 bytes of the timer log and 16 bytes of memory for
-each message, and nothing while it lasts, except for another unit if it lasts longer than that window. All messages of
-an hour go to the same slot, up to `SLOT_UNITS`, then to the next one: so a slot is read in a few pieces, and none is
-large.
+each message, and nothing further while it lasts, except for another unit if it lasts longer than that window. All
+messages of an hour are put into the same slot, up to `SLOT_UNITS`, then into the next one: so a slot is read in a few
+pieces, and no slot is large.
 
 When the pause ends, the parked messages get units in the current second: some at a time, in the order of their deliver
 times, as soon as that second has few messages left. Messages that come due in the meantime are parked behind them, so
 that the order is kept. The units by which messages were parked are then superseded (`timers.files.superseded`). If two
-topics share a hash and only one goes on, the parked messages of both are read once, and those of the paused one stay.
+topics share a hash and the pause of only one ends, the parked messages of both are read once, and those of the topic
+that is still paused stay parked.
 
-Slots with parked messages are known by the hash of the topic. A start finds them in the timer log: units of a later
-second than that in which their messages are due.
+Slots with parked messages are known by the hash of the topic. A start recognizes them in the timer log by units in the
+slot of a later second than the one in which their messages are due.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.seconds.second import Waits
 
 SLOT_UNITS: Final = 65_536
-"""Approximate limit of messages parked in one slot."""
+"""Approximate limit of the number of messages parked in one slot."""
 _GROUPS: Final = 4
-"""Divisor of the window. Slots are filled one after the other from the beginning of an hour, or of the window divided
-by this if that is shorter."""
+"""Slots are filled one after the other from the beginning of an hour, or of this fraction (1 / _GROUPS) of the window
+if that is shorter."""
 
 IsPaused = Callable[[int], bool]
 """Returns whether a topic with this hash is paused."""
@@ -58,7 +59,7 @@ class Parking:
         read_ahead: Callable[[Waits], None],
     ) -> None:
         """Begin without parked messages. `is_shared`: returns whether several topics may have this hash; `read_ahead`:
-        called with messages whose records will be read soon, many at once."""
+        called with messages, many at a time, whose records will be read soon."""
         self._log = timer_log
         self._wheel = wheel
         self._turns = turns
@@ -69,7 +70,8 @@ class Parking:
         self._seconds: dict[int, set[int]] = {}
         """The seconds in whose slots messages are parked, by the hash of their topic. A slot may have none left."""
         self._asked: set[tuple[int, int]] = set()
-        """Seconds and hashes to look through, as one topic with the hash may go on while another one is paused."""
+        """Seconds and hashes to look through, since the pause of one topic with the hash may have ended while another
+        topic is still paused."""
         self._least = 0
         """The first second in whose slot messages may still be parked."""
         self._of: tuple[int, int] | None = None
@@ -109,7 +111,7 @@ class Parking:
             self._add(second, topic_hash)
 
     def ask(self, topic_hash: int) -> None:
-        """Note that a topic with this hash may go on."""
+        """Note that the pause of a topic with this hash may have ended."""
         self._asked.update((second, topic_hash) for second in self._seconds.get(topic_hash, ()))
 
     def withdrawn(self, position: int) -> None:
@@ -155,8 +157,8 @@ class Parking:
 
     def next_messages(self, limit: int, is_paused: IsPaused) -> Waits | None:
         """Return the next messages to be brought back, at most `limit`. The result is empty if this call only read
-        units or finished a slot; None if no messages are left. Returns the same messages until `finished`. Raises
-        OSError; then nothing changed."""
+        units or finished a slot, and None if no messages are left. Returns the same messages until `finished` is
+        called. Raises OSError; then nothing has changed."""
         place = self._next(is_paused)
         if place is None:
             self._of = None
@@ -177,7 +179,8 @@ class Parking:
         return self._waits[:limit]
 
     def finished(self, count: int) -> None:
-        """Note that the first `count` messages are done: they have newer units, were cancelled, or stay parked."""
+        """Note that the first `count` messages are done: they have newer units, were cancelled, or are to stay
+        parked."""
         self._waits = self._waits[count:]
 
     def _is_over(self, is_paused: IsPaused) -> None:

@@ -32,31 +32,30 @@ WAIT: Final = np.dtype(
         ("magic", "u1"),
     ]
 )
-"""A waiting message: physical offset of its record, deliver time (ms since the epoch), position of its unit in the
-timer log, size of its record, hash of its topic; hash of its key if the next message with that key replaces it
-(`timers.index.keys`), else 0; whether its topic's policy has chosen the time; whether it was appended again; magic
-number of the unit from which it was read, 0 if it was not read from a unit."""
+"""A waiting message: `physical` offset of its record; deliver time (`due`, ms since the epoch); `position` of its unit
+in the timer log; `size` of its record in bytes; `hash` of its topic; hash of its `key` if the next message with that
+key replaces it (`timers.index.keys`), else 0; whether its topic's policy chose the time (`held`); whether it was
+appended `again`; `magic` number of the unit from which it was read, 0 if it was not read from a unit."""
 NO_WAITS: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _NEVER_MS: Final = 2**62
 _RUN: Final = 32_768
-"""Number of messages sorted at once."""
+"""Number of messages that are sorted in one go."""
 _RATIO: Final = 4
-"""Ratio of lengths: a new run is merged with the run before it while that is shorter than this many times the new one,
-and than _RUN."""
+"""Ratio of lengths: a new run is merged with the run before it while the latter is shorter than this many times the new
+run, and than _RUN."""
 _TAKEN: Final = 64
-"""Number of taken messages: a run is compacted when more than this, plus one in this many of all its messages, were
-taken out."""
+"""A run is compacted when more messages were taken out than this number plus one in this many of all its messages."""
 _MIN_GIVEN: Final = 64
-"""Least number of messages to give from one run: if a run can give fewer, runs are merged instead."""
+"""Least number of messages to return from one run: if a run can return fewer, runs are merged instead."""
 
 
 class Loader(Protocol):
     """Work on a second, done in parts."""
 
     def step(self) -> bool:
-        """Do a part. Return whether there was one left to do. Raises OSError; then the part is not done, and the next
-        step tries it again."""
+        """Do a part of the work. Return whether there was one left to do. Raises OSError; then the part is not done,
+        and the next step tries it again."""
 
 
 class _SortedRun:
@@ -75,8 +74,8 @@ class _SortedRun:
         self._due: NDArray[np.int64] = np.ascontiguousarray(waits["due"])
         """Deliver times in order: a place is an index into this array."""
         if (self._due[1:] < self._due[:-1]).any():
-            # 16 bits are sorted ten times as fast. The sort is stable: messages due in the same ms stay in the order of
-            # arrival.
+            # 16-bit numbers are sorted ten times as fast. The sort is stable, so messages due in the same ms stay in
+            # the order of arrival.
             due = self._due - self._due.min()
             narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
             self._order = np.argsort(narrow, kind="stable")
@@ -130,7 +129,7 @@ class _SortedRun:
         del self._taken[:passed]
 
     def unordered(self) -> Waits:
-        """Return all messages of the run, unordered, including those done or taken."""
+        """Return all messages of the run, unordered, including those that are done or taken out."""
         return self._waits
 
     def positions(self) -> NDArray[np.int64]:
@@ -140,8 +139,8 @@ class _SortedRun:
         return positions[places] if self._order is None else positions[self._order[places]]
 
     def find(self, due: int, position: int) -> int | None:
-        """Return the place of the message with this deliver time and this position of its unit; None if it does not
-        exist or is done. Messages due in the same ms are in the order of their units."""
+        """Return the place of the message with this deliver time whose unit has this position; None if it does not
+        exist, is done or is taken out. Messages due in the same ms are in the order of their units."""
         positions, order = self._waits["position"], self._order
         places = range(
             max(self._cursor, int(self._due.searchsorted(due, "left"))), int(self._due.searchsorted(due, "right"))
@@ -170,10 +169,11 @@ class _SortedRun:
 
 
 class Second:
-    """The messages of one second, in the order of their deliver times; those of the same ms in the order of arrival.
+    """The messages of one second, in the order of their deliver times; those due in the same ms in the order of
+    arrival.
 
-    They are kept in runs, made and sorted a few ms at a time while the second is loaded and as messages come, so that a
-    new message need not be sorted in among all others.
+    They are kept in runs, which are made and sorted in pieces of a few ms while the second is loaded and as messages
+    come, so that a new message need not be sorted in among all others.
     """
 
     __slots__ = (
@@ -197,13 +197,13 @@ class Second:
     )
 
     def __init__(self, number: int, read_ahead: Callable[[Waits], None] = lambda waits: None) -> None:
-        """Make a second. `read_ahead`: called with loaded messages, many at once, whose records will be needed in
+        """Make a second. `read_ahead`: called with loaded messages, many at a time, whose records will be needed in
         memory."""
         self.number = number
         """The second, since the epoch. Its messages are due after it begins, and not after the next one begins."""
         self.loader: Loader | None = None
-        """The work that loads messages, or takes deleted ones out; None when that is done. Until then the second is not
-        over."""
+        """The work that loads messages, or takes deleted messages out; None once that is done. Until then the second is
+        not done."""
         self._read_ahead = read_ahead
         self.again: list[tuple[Waits, Magic]] = []
         """Messages that are due later than this second, with their units' magic numbers: they need another slot."""
@@ -239,8 +239,8 @@ class Second:
         return self.loader is None and not (self.again or self._unsorted or self._older or self._runs)
 
     def begin_loading(self, loader: Loader) -> None:
-        """Have a loader bring the messages of the second into memory. `load_some` goes on with it; when it calls
-        `was_loaded`, all are there."""
+        """Have a loader bring the messages of the second into memory. `load_next` continues its work; when it calls
+        `was_loaded`, all messages are in memory."""
         self.is_loaded = False
         self.loader = loader
 
@@ -249,10 +249,10 @@ class Second:
         self.is_loaded = True
 
     def begin_deleting(self, loader: Loader) -> None:
-        """Have a loader take messages out of the second. `load_some` goes on with it."""
+        """Have a loader take messages out of the second. `load_next` continues its work."""
         self.loader = loader
 
-    def load_some(self) -> bool:
+    def load_next(self) -> bool:
         """Do a part of the loader's work. Return whether there was a loader. Raises OSError; then the part is not
         done."""
         if self.loader is None:
@@ -268,14 +268,14 @@ class Second:
         self.is_touched = True
 
     def found_delivered(self, physical: NDArray[np.int64], uncounted: Waits) -> None:
-        """Note messages that recovery found delivered, by their physical offsets, and those of them that are still
-        counted as waiting."""
+        """Note messages that recovery found delivered. `physical`: their physical offsets; `uncounted`: those of them
+        that are still counted as waiting."""
         self.found_done.append(physical)
         self._uncounted.append(uncounted)
 
     def take_uncounted(self) -> list[Waits]:
         """Return the messages noted by `found_delivered` that are still counted as waiting, for the caller to subtract
-        them from the counts. They are returned once."""
+        them from the counts. They are returned only once."""
         uncounted, self._uncounted = self._uncounted, []
         return uncounted
 
@@ -284,8 +284,8 @@ class Second:
         self.deletes += records
 
     def take_deletes(self) -> list[tuple[int, int]]:
-        """Return the records that delete messages of this second, for the caller to carry them out. They are returned
-        once."""
+        """Return the records that delete messages of this second, for the caller to carry out the deletions. They are
+        returned only once."""
         deletes, self.deletes = self.deletes, []
         return deletes
 
@@ -321,7 +321,8 @@ class Second:
                 self._take_in_older()
 
     def put_back(self, waits: Waits) -> None:
-        """Put back messages that were the first and were dropped: they come before all others due in the same ms."""
+        """Put back messages that were the first ones and were dropped: they come before all others that are due in the
+        same ms."""
         if len(waits):
             self._older.append(waits)
             self._older_count += len(waits)
@@ -336,7 +337,7 @@ class Second:
             older = runs.pop()
             run = _SortedRun(joined([older.first(len(older)), run.first(len(run))]))
         runs.append(run)
-        # These are assigned last: if memory runs out before, nothing has changed.
+        # These are assigned last: if memory runs out before that, nothing has changed.
         self._runs, self._unsorted, self._unsorted_ms = runs, [], _NEVER_MS
 
     def _take_in_older(self) -> None:
@@ -348,7 +349,7 @@ class Second:
 
     def read_again(self, given: int) -> None:
         """Call `read_ahead` again with the messages of all runs, since records of the first `given` messages are no
-        longer in memory. Done at most once, and only if there are more messages than those."""
+        longer in memory. This is done at most once, and only if there are more messages than those."""
         if not self._is_read_again and sum(map(len, self._runs)) > given:
             self._is_read_again = True
             for run in self._runs:
@@ -360,15 +361,15 @@ class Second:
         return self._merged(sum(map(len, self._runs)))
 
     def positions_between(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return the positions from `first` to `last` of units of messages, including messages that need another
-        slot."""
+        """Return those positions of the messages' units that lie between `first` and `last`, both inclusive. Messages
+        that need another slot are included."""
         self._take_in()
         parts = [*(run.positions() for run in self._runs), *(waits["position"] for waits, _ in self.again)]
         within = [part[(part >= first) & (part <= last)] for part in parts]
         return np.concatenate([NO_WAITS["position"], *within])
 
     def has(self, wait: Waits) -> bool:
-        """Whether a message is here by its unit. The second must be loaded."""
+        """Whether this second has a message, by its unit. The second must be loaded."""
         due, position = wait[["due", "position"]][0].item()
         self._take_in()
         is_due_here = any(run.find(due, position) is not None for run in self._runs)
@@ -399,7 +400,7 @@ class Second:
         dues = [run.first_due(limit) for run in self._runs]
         order = np.argsort(np.concatenate(dues), kind="stable")[:limit]
         self._given = np.repeat(np.arange(len(dues)), [len(due) for due in dues])[order]
-        # Each count is the number of messages of a run among the first of all.
+        # Each count is the number of messages of a run among the first messages of all runs.
         counts = np.bincount(self._given, minlength=len(dues)).tolist()
         waits = joined([run.first(count) for run, count in zip(self._runs, counts, strict=True) if count])
         return picked(waits, np.argsort(waits["due"], kind="stable"))
@@ -420,7 +421,7 @@ class Second:
         self._runs = [run for run in self._runs if len(run)]
 
     def remove(self, wait: Waits) -> Waits:
-        """Take a message out, by its unit. Return it if it was to be delivered in this second, else an empty array."""
+        """Take out a message, by its unit. Return it if it was to be delivered in this second, else an empty array."""
         due, position = wait[["due", "position"]][0].item()
         if not self.is_loaded:
             self.removed.add(position)
@@ -447,8 +448,8 @@ class Second:
 
     @property
     def head_ms(self) -> int | None:
-        """The time when the first message is due; None without one. While the second is being loaded, only messages
-        loaded so far count."""
+        """The time when the first message is due, ms since the epoch; None if there is none. While the second is being
+        loaded, only the messages that are loaded count."""
         self._take_in_older()
         head = min((run.head_ms for run in self._runs), default=_NEVER_MS)
         return min(head, self._unsorted_ms) if self._runs or self._unsorted else None
@@ -482,7 +483,8 @@ def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def due_fields(waits: Waits) -> NDArray[np.int64]:
-    """Return the deliver-time field of units: with the hash of the key, and negative where a policy chose the time."""
+    """Return the deliver-time field of units: it includes the hash of the key, and is negative where a policy chose the
+    time."""
     fields: NDArray[np.int64] = waits["due"]
     if waits["key"].any():
         fields = fields | waits["key"].astype(np.int64) << DUE_BITS
@@ -490,7 +492,7 @@ def due_fields(waits: Waits) -> NDArray[np.int64]:
 
 
 def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
-    """Return the messages of units, as far as the units tell: the deliver time is 0 in units of Apache's broker."""
+    """Return the messages of units, as far as the units tell: the deliver time is 0 for units of Apache's broker."""
     due = units["due_ms"].astype(np.int64)
     waits = np.empty(len(units), WAIT)
     waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]

@@ -1,7 +1,7 @@
 """The slots of the timer wheel at work: messages are put into them, moved to others, and taken out.
 
-A message has one unit in a slot that is not past, or is not in the wheel yet. Units in past slots, and withdrawn ones,
-stand for no message.
+A waiting message has one unit in a slot that is not past, or is not in the wheel yet. Units in past slots, and
+withdrawn units, stand for no message.
 
 Keeps invariant 18 of ARCHITECTURE.md.
 """
@@ -31,7 +31,7 @@ from duemq.scheduler.timers.files.unit import (
 )
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.index.census import Census
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.recovery import Start
 from duemq.scheduler.timers.search import TimerSearch
 from duemq.scheduler.timers.seconds.findings import Findings
@@ -59,13 +59,13 @@ class RunningSearch(Protocol):
     """A search through the units of the timer log that takes more than one step."""
 
     def passing(self, waits: Waits) -> None:
-        """Note that messages are about to move to other slots: their present units will no longer lead the search to
-        them."""
+        """Note that messages are about to move to other slots, so that the search will not find them by their present
+        units."""
 
 
 class Slots:
-    """Changes the timer log and the wheel, and keeps the seconds in memory, the census and the searches in line with
-    them. Log, wheel, seconds, census and searches are objects that change their own state. Owned by one thread."""
+    """Changes the timer log and the wheel, and keeps the seconds in memory, the census and the searches consistent with
+    them. Owned by one thread."""
 
     def __init__(
         self,
@@ -74,33 +74,32 @@ class Slots:
         config: Current[TimerConfig],
         read_ahead: Callable[[Waits], None],
     ) -> None:
-        """Prepare the slots. `config` returns the settings in force. `read_ahead`: called with messages whose records
-        will be read soon, many at once."""
+        """Prepare the slots. `read_ahead`: called with messages, many at a time, whose records will be read soon."""
         root = store.config.root
         self._store = store
         self._topics = topics
         self.log = timer_log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
         self.wheel = wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
-        self.places = UnitPlaces(timer_log)
+        self.positions = UnitPositions(timer_log)
         """The position of each message's newest unit in the log."""
         self.findings = findings = Findings()
-        """The facts that recovery found, as long as they matter."""
+        """The facts that recovery found, for as long as they matter."""
         self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead)
         """The current second, and the next ones in memory."""
         self.window = window = RollWindow(config, turns)
         """How far ahead slots may be."""
         self.census = Census()
         """The waiting messages by due second and by key, once a caller has begun the census."""
-        self.search = TimerSearch(store, timer_log, self.places, turns, findings, self.census)
+        self.search = TimerSearch(store, timer_log, self.positions, turns, findings, self.census)
         """Finds waiting messages."""
         self.parking = Parking(timer_log, wheel, turns, window, findings, topics.is_shared, read_ahead)
         """The parked messages."""
         self.is_handing_on = False
         """Whether the remaining messages of the current second are being moved to the next one."""
         self.policy_end = 0
-        """Second after which no slot has a message whose time a policy chose."""
+        """The second after which no slot has a message whose time a policy chose."""
         self._passes: list[RunningSearch] = []
-        """Searches through the log in progress, which are told of messages that get newer units."""
+        """Searches through the log that are in progress; they are notified of messages that get newer units."""
 
     def load(self, start: Start, policy_end: int) -> None:
         """Begin with the state that recovery found."""
@@ -114,7 +113,7 @@ class Slots:
         self.policy_end = max(self.policy_end, second)
 
     def begin_pass(self, search: RunningSearch) -> None:
-        """Tell a search, until `end_pass`, of messages that get other slots."""
+        """Notify a search, until `end_pass`, of messages that get other slots."""
         self._passes.append(search)
 
     def end_pass(self, search: RunningSearch) -> None:
@@ -133,8 +132,8 @@ class Slots:
     ) -> None:
         """Write units for messages and link them to their slots. `magic`: the units' magic numbers; `not_before`: the
         earliest second for each message; `past`: delivered messages, which get units behind the others in the same
-        write, see `put_past`. Raises OSError, MemoryError; then nothing changed. Raises StoreBroken if the written
-        units could not be noted in memory."""
+        write (`put_past`). Raises OSError, MemoryError; then nothing has changed. Raises StoreBroken if the units were
+        written but could not be noted in memory."""
         if not len(waits):
             self.put_past(past, now_ms)
             return
@@ -162,7 +161,7 @@ class Slots:
             units = np.frombuffer(units.tobytes() + self._units_of_past(past, now_ms).tobytes(), UNIT)
         self.log.append(units, all_positions)
         with self._store.health.noting():
-            self.places.note(all_positions, units)
+            self.positions.note(all_positions, units)
             self.wheel.put(plan)
             waits["position"] = positions
             if self.census.is_complete:
@@ -171,8 +170,8 @@ class Slots:
                 self.turns.add(waits, magic, seconds)
 
     def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
-        """Read all that `put` will need for the same messages and the same time, so that `put` itself reads nothing.
-        Call this if something is written before `put`. Raises OSError."""
+        """Read everything that `put` will need for the same messages at the same time, so that `put` itself reads
+        nothing. Call this if something is written before `put`. Raises OSError."""
         if len(waits):
             self.wheel.prepare(self.window.seconds_for(waits["due"], now_ms, not_before)[0])
 
@@ -187,7 +186,7 @@ class Slots:
     # --- the current second
 
     def delete_by_key(self, second: Second) -> None:
-        """Begin to take out the messages that a second's deleting records name. `Second.load_some` goes on with it."""
+        """Begin to take out the messages that a second's deleting records name. `Second.load_next` continues that."""
         second.begin_deleting(Deleting(self._store, second, self.delete))
 
     def delete(self, waits: Waits) -> None:
@@ -197,35 +196,35 @@ class Slots:
         self.gone(waits)
 
     def gone(self, waits: Waits) -> None:
-        """Note that messages do not wait any more."""
+        """Note that messages no longer wait."""
         self._topics.count(waits, -1)
         if self.census.is_begun:
             self.census.removed(waits)
 
     def begin_handing_on(self) -> None:
-        """Deliver nothing of the current second until `end_handing_on`: its remaining messages go to the next
+        """Deliver nothing of the current second until `end_handing_on`: its remaining messages are moved to the next
         second."""
         self.is_handing_on = True
 
     def end_handing_on(self) -> None:
-        """Go on with deliveries."""
+        """Allow deliveries again."""
         self.is_handing_on = False
 
     def has_to_hand_on(self, beyond: int) -> bool:
-        """Whether slots from the current one on, before that of second `beyond`, may have unmarked units of messages
-        that are delivered or have newer units: Apache's broker, which goes by the units alone, would deliver them
-        again. Raises OSError."""
+        """Whether the slots from the current one to before that of the second `beyond` may have unmarked units of
+        messages that are delivered or have newer units. Apache's broker, which goes by the units alone, would deliver
+        these messages again. Raises OSError."""
         turns = self.turns
         has_more = turns.second < beyond and len(self.findings.start.done) > 0
         return has_more or turns.loaded(turns.second).is_touched
 
     def hand_on(self, now_ms: int, beyond: int = 0) -> bool:
-        """Move some remaining messages of the current second to the slot of the next second, or of `beyond` if that is
-        later. When none is left, the next second with messages up to that one gets its turn. Return whether some are
-        left. The messages are moved from the first to the last, and none is delivered until all are moved: so their
-        order is kept. Raises OSError; then this step changed nothing."""
+        """Move some of the remaining messages of the current second to the slot of the next second, or of `beyond` if
+        that is later. When none is left, the next second with messages, up to that target, gets its turn. Return
+        whether some are left. The messages are moved from the first to the last, and none is delivered until all are
+        moved, so that their order is kept. Raises OSError; then this step has changed nothing."""
         second = self.turns.current
-        if second.load_some():
+        if second.load_next():
             return True
         if second.deletes:
             self.delete_by_key(second)
@@ -246,9 +245,9 @@ class Slots:
         return False
 
     def mark_delivered(self) -> Iterator[None]:
-        """Mark the units in future slots whose messages recovery found delivered, as happens if the clock was set back
-        since: Apache's broker, which goes by the units alone, would deliver them again. Each step marks some. Raises
-        OSError."""
+        """Mark the units in future slots whose messages recovery found delivered. There are such units if the clock was
+        set back after the deliveries. Apache's broker, which goes by the units alone, would deliver these messages
+        again. Each step marks some. Raises OSError."""
         findings, turns = self.findings, self.turns
         before = turns.second
         while len(findings.start.done):
@@ -276,27 +275,27 @@ class Slots:
     def move(
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
     ) -> None:
-        """Put messages that already have units, as `put` does, and tell the searches in progress."""
+        """Put messages that already have units into other slots, as `put` does, and notify the searches in progress."""
         moved, kept = waits.copy(), magic & NO_MESSAGE == 0
         self.put(moved, magic, now_ms, not_before)
         with self._store.health.noting():
             self.search.note_moved(waits["position"][kept], moved[kept])
 
     def moving(self, waits: Waits) -> None:
-        """Tell the searches in progress that messages are about to move to other slots."""
+        """Notify the searches in progress that messages are about to move to other slots."""
         for each in self._passes:
             each.passing(waits)
 
     def bring_back(self, parked: Waits, waits: Waits, now_ms: int, not_before: NDArray[np.int64]) -> None:
-        """Give parked messages new units, by which they are delivered. `waits`: the same messages with their new times
-        and flags. Raises OSError; then nothing changed."""
+        """Give parked messages new units, by which they will be delivered. `waits`: these messages with their new times
+        and flags. Raises OSError; then nothing has changed."""
         self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, not_before)
         with self._store.health.noting():
             self.log.superseded.add(parked["position"])
 
     def put_again(self, second: Second, now_ms: int) -> bool:
-        """Give some of the messages that are due later than the second another slot. Return whether those were the
-        last. Raises OSError."""
+        """Give some of the messages that are due later than the second another slot. Return whether these were the last
+        of them. Raises OSError."""
         waits, magic = second.first_again(_ROLL_UNITS)
         moving = waits[magic & NO_MESSAGE == 0]
         second.touch()
@@ -310,8 +309,8 @@ class Slots:
     # --- taking out
 
     def withdraw(self, waits: Waits, number: int) -> None:
-        """Withdraw a message, as `wait_at` returned it, from the slot of second `number`. Reads nothing: the record
-        that withdraws it is written already, and no failed read may come between the two."""
+        """Withdraw a message, as `wait_at` returned it, from the slot of the second `number`. Reads nothing: the record
+        that withdraws the message is written already, and no failed read may come between the two."""
         self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
         self.parking.withdrawn(int(waits["position"][0]))
         second = self.turns.resident.get(number)
@@ -322,9 +321,9 @@ class Slots:
     # --- the files
 
     def mark_newest(self, newest: Range | None, now_ms: int) -> None:
-        """Append a unit of the newest message, unless the log's last unit belongs to its record: Apache's broker goes
-        on behind the message of the last unit. `newest`: offset and size of the record, None without one. Raises
-        OSError."""
+        """Append a unit for the newest message, unless the log's last unit belongs to its record: Apache's broker
+        continues behind the message of the last unit. `newest`: physical offset and size of the record, None without
+        one. Raises OSError."""
         last = self.log.last_record()
         if last is None or newest is None or last == newest[0]:
             return
@@ -335,15 +334,15 @@ class Slots:
         self.log.append(mark, self.log.positions(1))
 
     def put_past(self, waits: Waits, now_ms: int) -> None:
-        """Write units for messages that were appended again and are delivered, so that a search by id finds them as
-        delivered. They lie behind the units of the messages' earlier records, whose files go first. Raises OSError,
-        MemoryError; then nothing changed."""
+        """Write units for messages that were appended again and are already delivered, so that a search by id finds
+        that they are delivered. These units lie behind those of the messages' earlier records, whose files are removed
+        first. Raises OSError, MemoryError; then nothing has changed."""
         if not len(waits):
             return
         units = self._units_of_past(waits, now_ms)
         positions = self.log.positions(len(units))
         self.log.append(units, positions)
-        self.places.note(positions, units)
+        self.positions.note(positions, units)
 
     def _units_of_past(self, waits: Waits, now_ms: int) -> Units:
         units = self._past_units(len(waits), now_ms)
@@ -353,7 +352,7 @@ class Slots:
         return units
 
     def _past_units(self, count: int, now_ms: int) -> Units:
-        """Return new units in a past slot, which is not read any more."""
+        """Return new units in a past slot, which is no longer read."""
         units = np.zeros(count, UNIT)
         units["size"], units["previous"] = UNIT.itemsize, -1
         units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
@@ -361,11 +360,11 @@ class Slots:
         return units
 
     def expire(self, kept_from: int, second: int) -> Iterator[list[str] | ColdRead]:
-        """Forget the files of the timer log that end at or before a position and have no slot of `second` or later.
-        Each step yields paths for the caller to remove, or a read to be made before the next step.
+        """Forget the files of the timer log that end at or before a position and have no unit in a slot of `second` or
+        later. Each step yields paths for the caller to remove, or a read to be made before the next step.
 
         Position and second are those of the checkpoint on the disk: after a crash, recovery cuts off all units behind
-        it, and a message that got another slot since then waits by its old unit again."""
+        that checkpoint, and a message that got another slot since then waits by its old unit again."""
         for end in self.log.file_ends():
             if end > kept_from:
                 return

@@ -1,5 +1,5 @@
-"""The turns of the seconds: which second is the current one, and when the next one is. The messages of the current
-second, and of the next seconds that were loaded ahead, are in memory, in the order of their deliver times.
+"""The turns of the seconds: which second is the current one, and when the next second has its turn. The messages of the
+current second, and of the next seconds that were loaded ahead, are in memory, in the order of their deliver times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.seconds.second import Waits
 
 PRELOAD_SECONDS: Final = 10
-"""Lead, in seconds, with which slots are loaded before their time."""
+"""How many seconds before their time slots are loaded."""
 
 
 class Turns:
@@ -40,8 +40,8 @@ class Turns:
         topics: TimerTopics,
         read_ahead: Callable[[Waits], None],
     ) -> None:
-        """Begin before any second's turn; `load` tells which second is the current one. `read_ahead`: called with
-        messages whose records will be read soon, many at once."""
+        """Begin before any second's turn; `load` sets the current second. `read_ahead`: called with messages, many at a
+        time, whose records will be read soon."""
         self._store = store
         self._log = timer_log
         self._wheel = wheel
@@ -51,9 +51,9 @@ class Turns:
         self.second = 0
         """The current second: everything in slots before it is done."""
         self.since = 0
-        """The end of the commitlog when the current second's turn came."""
+        """The end of the commitlog when the current second's turn began."""
         self.log_since = 0
-        """The end of the timer log when the current second's turn came."""
+        """The end of the timer log when the current second's turn began."""
         self.resident: dict[int, Second] = {}
         """The seconds in memory: the current one, and those up to `preloaded` that have messages."""
         self.preloaded = 0
@@ -80,7 +80,7 @@ class Turns:
     # --- seconds in memory
 
     def open(self, number: int) -> None:
-        """Begin to load a second, unless it is in memory. Raises OSError; then nothing changed."""
+        """Begin to load a second, unless it is in memory. Raises OSError; then nothing has changed."""
         if number in self.resident:
             return
         last = self._wheel.last(number)
@@ -90,8 +90,8 @@ class Turns:
             second.begin_loading(loader)
 
     def _count_delivered(self, second: Second) -> None:
-        """Subtract the messages of a second that recovery found delivered from the counts, once it is loaded and is the
-        current one: the note can tell only for the current second whether this was done."""
+        """Once a second is loaded and is the current one, subtract those of its messages that recovery found delivered
+        from the counts: the note can tell only for the current second whether this was done."""
         if second.number == self.second and second.is_loaded:
             for waits in second.take_uncounted():
                 self._topics.count(waits, -1)
@@ -99,13 +99,13 @@ class Turns:
     def loaded(self, number: int) -> Second:
         """Load the rest of a second in memory and return it. Raises OSError."""
         second = self.resident[number]
-        while second.load_some():
+        while second.load_next():
             pass
         return second
 
     def add(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
-        """Add messages that got units, as far as their seconds are in memory. `magic`: the units' magic numbers;
-        `seconds`: the seconds of their slots."""
+        """Add those messages with new units whose seconds are in memory. `magic`: the units' magic numbers; `seconds`:
+        the seconds of their slots."""
         near = seconds <= self.preloaded
         for number in sorted(set(seconds[near].tolist())):
             second = self.resident.get(number)
@@ -117,9 +117,9 @@ class Turns:
     # --- time
 
     def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
-        """Give the next second its turn if the current one is done and over. Return whether a second got its turn.
-        Seconds without messages get none, except once an hour, or if `is_idle`: so while nothing happens, nothing
-        changes that a checkpoint would note. Raises OSError; then nothing changed."""
+        """Begin the turn of the next second if the current one is done and its time is over. Return whether a second
+        got its turn. Seconds without messages get no turn, except once an hour, or if `is_idle`: so while nothing
+        happens, nothing changes that a checkpoint would note. Raises OSError; then nothing has changed."""
         frontier = slot_second(now_ms)
         if self.second >= frontier or not self.current.is_done:
             return False
@@ -130,13 +130,13 @@ class Turns:
         return True
 
     def turn_up_to(self, number: int) -> None:
-        """Give the next second with messages its turn, but no later one than `number`, whether or not that has any. The
-        current second must be done. Raises OSError; then nothing changed."""
+        """Begin the turn of the next second with messages before `number`, or else the turn of `number`, whether or not
+        it has messages. The current second must be done. Raises OSError; then nothing has changed."""
         following = self._wheel.next_second(self.second + 1, number)
         self._turn(following if following is not None else number)
 
     def _turn(self, number: int) -> None:
-        """Give a second, behind the current one, its turn. Raises OSError; then nothing changed."""
+        """Begin the turn of a second behind the current one. Raises OSError; then nothing has changed."""
         self.open(number)
         old = self.resident.pop(self.second)
         self._findings.forget(old.found_done)
@@ -149,7 +149,7 @@ class Turns:
     def preload(self, now_ms: int) -> bool:
         """Load a part of the next seconds. Return whether there was anything to do. Raises OSError."""
         for second in self.resident.values():
-            if second.load_some():
+            if second.load_next():
                 return True
         start, end = max(self.preloaded, self.second) + 1, now_ms // PRECISION_MS + PRELOAD_SECONDS
         if start > end:

@@ -108,7 +108,7 @@ def test_a_property_that_nobody_knows_is_named_with_the_nearest_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("listenPort=abc", "listenPort=abc: write a number"),
+        ("listenPort=abc", "listenPort=abc: write a whole number"),
         ("flushDiskType=SOMETIMES", "ASYNC_FLUSH, SYNC_FLUSH"),
         ("messageDelayLevel=1s 5x", "'5x' is not a delay"),
         ("autoCreateTopicEnable=yes", "write true or false"),

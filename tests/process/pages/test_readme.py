@@ -148,7 +148,7 @@ async def test_repair_a_store(tmp_path: Path) -> None:
 def test_the_test(tmp_path: Path) -> None:
     snippet, _ = snippets(chapter("Move the clock in tests"))
     (tmp_path / "test_reminders.py").write_text(snippet)
-    command = [sys.executable, "-m", "pytest", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout
 

@@ -26,7 +26,7 @@ def test_it_moves_neither_back_nor_out_of_reach(ms: int) -> None:
     clock = MovableClock(ManualClock())
     clock.advance(1)
     before = clock.now_ms()
-    with pytest.raises(ValueError, match="a clock moves"):
+    with pytest.raises(ValueError, match="a clock can"):
         clock.advance(ms)
     assert clock.now_ms() == before
 

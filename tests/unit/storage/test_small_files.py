@@ -144,7 +144,7 @@ def test_the_table_of_another_file_is_not_believed(name: str, other: str) -> Non
     if name == other:
         assert file.read() == TABLES[name]
         return
-    with pytest.raises(StoreFormatError, match=f"/{name}: is .* the table of another file"):
+    with pytest.raises(StoreFormatError, match=f"/{name}: .* is the table of another file"):
         file.read()
     files.write_whole(f"/{name}.bak", b'{"dataVersion": {}}')
     assert (file.read(), file.is_newest) == ({"dataVersion": {}}, False)

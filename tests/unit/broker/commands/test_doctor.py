@@ -282,7 +282,7 @@ def test_doctor_prints_what_it_finds_and_its_exit_code_says_whether_there_is_an_
     assert [each["about"] for each in findings if each["level"] == "error"] == ["exposure"]
     result = CliRunner().invoke(cli.main, [*common, "--set", "listenPort=x"])
     assert (result.exit_code, result.output.count("\n")) == (1, 2)
-    assert "ERROR    configuration: listenPort=x: write a number" in result.output
+    assert "ERROR    configuration: listenPort=x: write a whole number" in result.output
 
 
 def self_signed(*arguments: str) -> Any:

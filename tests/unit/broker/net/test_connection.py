@@ -23,7 +23,7 @@ from duemq.broker.net.connection import (
 )
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
-from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, JSON, Frame, join_frame
@@ -435,8 +435,10 @@ async def test_a_client_that_left_before_it_was_accepted_is_dropped(broker: Unbo
 
 
 async def test_a_silent_connection_is_closed_after_its_time(tmp_path: Path, loop: SteppedLoop) -> None:
-    async with running(tmp_path, "serverChannelMaxIdleTimeSeconds=60") as broker:
+    async with running(tmp_path) as broker:
         silent, talking = broker.connect(), broker.connect()
+        shorter = request(RequestCode.UPDATE_BROKER_CONFIG, body=b"serverChannelMaxIdleTimeSeconds=60")
+        assert (await talking.ask(shorter)).code == ResponseCode.SUCCESS
         for _ in range(10):
             assert not silent.transport.is_aborted
             loop.advance(9)

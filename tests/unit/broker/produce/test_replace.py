@@ -12,7 +12,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.frame import CODECS
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
@@ -100,9 +100,9 @@ async def test_one_that_is_due_at_once_replaces_too(
 @pytest.mark.parametrize(
     ("text", "remark"),
     [
-        ("TIMER_REPLACE\x01true", "exactly one key in KEYS, the message has 0"),
-        ("KEYS\x01 \x02TIMER_REPLACE\x01true", "exactly one key in KEYS, the message has 0"),
-        ("KEYS\x01a b\x02TIMER_REPLACE\x01true", "exactly one key in KEYS, the message has 2"),
+        ("TIMER_REPLACE\x01true", "exactly one key in KEYS, but the message has 0"),
+        ("KEYS\x01 \x02TIMER_REPLACE\x01true", "exactly one key in KEYS, but the message has 0"),
+        ("KEYS\x01a b\x02TIMER_REPLACE\x01true", "exactly one key in KEYS, but the message has 2"),
         ("KEYS\x01a\x02TIMER_REPLACE\x01yes", "TIMER_REPLACE=yes is neither true nor false"),
         ("KEYS\x01a\x02TIMER_REPLACE\x01true\x02TIMER_DEL_UNIQKEY\x01T+U", "contradict each other"),
     ],

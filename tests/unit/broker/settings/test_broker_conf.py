@@ -24,7 +24,7 @@ fileReservedTime = 48
 
 
 def test_only_the_lines_that_change_are_touched() -> None:
-    text = broker_conf.changed(FILE, {"fileReservedTime": "72", "deleteWhen": "05;06"})
+    text = broker_conf.changed(FILE, {"fileReservedTime": "72", "deleteWhen": "05;06"}, "x")
     assert text == FILE.replace("= 48", "= 72").replace("=04", "=05;06")
     assert broker_conf.parse(text, "x") == {"brokerName": "a", "fileReservedTime": "72", "deleteWhen": "05;06"}
 
@@ -40,10 +40,17 @@ def test_only_the_lines_that_change_are_touched() -> None:
         ("x=\r\ny=2\r\n", "x=1\r\ny=2\r\n"),
         ("x=0\nx=0\n", "x=0\nx=1\n"),
         ("xx=0\n", "xx=0\nx=1\n"),
+        ("y=\\\n", "y=\nx=1\n"),
+        ("y=2\\", "y=2\nx=1\n"),
+        ("y=2\\\\", "y=2\\\\\nx=1\n"),
+        ("y=2\\\\\\\r\n", "y=2\\\\\nx=1\n"),
+        ("y=2\\\n  \\\n", "y=2\\\n  \nx=1\n"),
+        ("# y\\\n", "# y\\\nx=1\n"),
+        ("y=2\n\\\n", "y=2\n\nx=1\n"),
     ],
 )
 def test_a_property_gets_its_place(before: str, after: str) -> None:
-    assert broker_conf.changed(before, {"x": "1"}) == after
+    assert broker_conf.changed(before, {"x": "1"}, "a text") == after
     assert broker_conf.parse(after, "a text")["x"] == "1"
 
 
@@ -58,7 +65,7 @@ def test_a_property_gets_its_place(before: str, after: str) -> None:
     ],
 )
 def test_whatever_separates_a_name_from_its_value_stays(before: str, after: str) -> None:
-    assert broker_conf.changed(before, {"x": "1"}) == after
+    assert broker_conf.changed(before, {"x": "1"}, "a text") == after
 
 
 _BLANKS = st.sampled_from(["", " ", "\t", " \t"])
@@ -78,10 +85,16 @@ def entries(draw: st.DrawFn) -> str:
     return comment + draw(_BLANKS) + draw(_NAMES) + separator + value + "\n"
 
 
-@given(st.lists(entries(), max_size=4).map("".join), _NAMES, _VALUES.map(str.strip))
-def test_a_value_that_was_written_is_read_and_all_others_stay(text: str, name: str, value: str) -> None:
+@given(
+    st.lists(entries(), max_size=4).map("".join),
+    st.sampled_from(["", "y=\\\n", "y=2\\", "y=\\\\\\\r\n", "y=\\\n \t\\\n", "\\\n", "#\\\n", "x"]),
+    _NAMES,
+    _VALUES.map(str.strip),
+)
+def test_a_value_that_was_written_is_read_and_all_others_stay(text: str, end: str, name: str, value: str) -> None:
+    text += end if end != "x" else ""
     before = broker_conf.parse(text, "a text")
-    assert broker_conf.parse(broker_conf.changed(text, {name: value}), "a text") == {**before, name: value}
+    assert broker_conf.parse(broker_conf.changed(text, {name: value}, "a text"), "a text") == {**before, name: value}
 
 
 def read_or_refused(text: str) -> dict[str, str] | str:
@@ -98,8 +111,38 @@ def test_a_text_without_a_backslash_is_read_as_the_library_reads_it(text: str) -
 
 
 def test_a_character_that_is_none_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^the request, after line 1: .*\\u12"):
+    with pytest.raises(ConfigError, match=r"^the request, line 2: .*\\u12"):
         broker_conf.parse("x=1\ny=\\u12\n", "the request")
+
+
+def test_half_a_character_is_refused() -> None:
+    assert broker_conf.parse("x=\\ud83d\\ude00", "a text") == {"x": "😀"}
+    with pytest.raises(ConfigError, match=r"^a text, line 2: 'y=.*' has one half of a character"):
+        broker_conf.parse("x=1\ny=a\\ud83d\n", "a text")
+
+
+@pytest.mark.parametrize("text", ["=5", ":", " = 5"])
+def test_an_entry_without_a_name_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^a text, line 1: .* is not NAME=VALUE$"):
+        broker_conf.parse(text, "a text")
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"# Gr\xf6\xdfe\nx=\xe4\n", "ä"),
+        ("# Größe\nx=ä\n".encode(), "ä"),
+        ("x=ä\n# Größe\n".encode("utf-8-sig"), "ä"),
+    ],
+    ids=["ISO 8859-1", "UTF-8", "byte order mark"],
+)
+def test_a_file_keeps_its_encoding(tmp_path: Path, data: bytes, value: str) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_bytes(data)
+    assert broker_conf.read(str(file)) == {"x": value}
+    broker_conf.save(str(file), {"x": "é"})
+    assert file.read_bytes() == data.replace(b"\xc3\xa4" if b"\xc3\xa4" in data else b"\xe4", b"\\u00e9")
+    assert broker_conf.read(str(file)) == {"x": "é"}
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> None:

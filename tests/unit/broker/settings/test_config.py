@@ -198,8 +198,10 @@ def test_an_unused_property_in_the_environment_is_told() -> None:
     ("content", "complaint"),
     [
         (b"listenPort", r"line 1: 'listenPort' is not NAME=VALUE"),
-        (b"\n\n=\xff", "cannot be read"),
-        (b"a=1", "no property a"),
+        (b"\n\n=\xff", r"broker\.conf, line 3: '=ÿ' is not NAME=VALUE"),
+        (b"a=1", r"broker\.conf, line 1: there is no property a"),
+        (b"listenPort=1\n#\nlistenPort=1e3", r"broker\.conf, line 3: listenPort=1e3: write a whole number"),
+        (b"flushDiskType=sync_flush", r"broker\.conf, line 1: flushDiskType=sync_flush: write one of"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -207,6 +209,27 @@ def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, complaint: str) -
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=complaint):
         loaded(file=str(file))
+
+
+def test_a_wrong_value_of_the_environment_is_named_as_that() -> None:
+    with pytest.raises(ConfigError, match=r"^the environment, DUEMQ_listenPort: listenPort=x: write a whole number$"):
+        load(None, (), {"DUEMQ_listenPort": "x"})
+    with pytest.raises(ConfigError, match=r"^listenPort=y: write a whole number$"):
+        load(None, ["listenPort=y"], {"DUEMQ_listenPort": "x"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("brokerName=a\udcff", r"^brokerName='a\\udcff': write it in UTF-8$"),
+        ("brokerName=a\nb", r"^brokerName='a\\nb': write printable characters only$"),
+        ("namesrvAddr=;;", "^namesrvAddr=;;: write host:port"),
+        ("=1", "^--set =1: write it as NAME=VALUE$"),
+    ],
+)
+def test_a_value_that_no_broker_can_work_with_is_refused(setting: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        loaded(setting)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

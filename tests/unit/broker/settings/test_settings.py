@@ -98,7 +98,7 @@ def test_an_update_that_changes_nothing_is_none(settings: LiveSettings) -> None:
     ("values", "complaint"),
     [
         ({"fileReservedTim": "1"}, "there is no property fileReservedTim; did you mean fileReservedTime?"),
-        ({"fileReservedTime": "x"}, "fileReservedTime=x: write a number"),
+        ({"fileReservedTime": "x"}, "fileReservedTime=x: write a whole number"),
         ({"fileReservedTime": "-1"}, "fileReservedTime=-1: write a number from 0 to 10000000"),
         ({"deleteWhen": "4"}, "deleteWhen=4: write hours of two digits, such as 04 or 04;16"),
         ({"messageDelayLevel": "1x"}, "messageDelayLevel=1x: '1x' is not a delay: write a number and s, m, h or d"),
@@ -171,6 +171,15 @@ async def test_every_live_property_has_an_effect(broker: UnboundBroker) -> None:
         if not any(re.search(rf"config\.{FIELDS[name].name}\b", source) for source in sources)
     }
     assert unread == set()
+
+
+def test_the_limits_on_the_page_about_security_can_change_while_the_broker_runs() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page[page.index("\n## Limits\n") :], re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row) if name in FIELDS}
+    assert len(named) > 20
+    budgets = {"maxUnfinishedRequestBytes", "maxUnreadResponseBytes", "maxWaitingRequestBytes"}
+    assert named - LIVE == budgets
 
 
 def test_every_other_property_is_read_somewhere() -> None:

@@ -171,7 +171,7 @@ async def test_a_pause_outlives_a_start_and_the_expiry_of_its_file(tmp_path: Pat
         await peer.ask(send("T", b"first"))
         await begin(peer, every("10s"))
         await changed(peer, "pause")
-        while broker.timers.keep_some(broker.store.log.end, look(broker.clock)) is not None:
+        while broker.timers.keep_next(broker.store.log.end, look(broker.clock)) is not None:
             pass
     async with running(tmp_path) as broker:
         peer = broker.connect()
@@ -220,7 +220,7 @@ async def test_a_delivery_can_be_moved_and_cancelled(known: UnboundBroker, peer:
         ("KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_START\x01soon", "TIMER_START=soon is not a number"),
         (f"KEYS\x01n\x02TIMER_EVERY\x011h\x02TIMER_END\x01{NOW_MS + 1}", "would never be delivered"),
         ("KEYS\x01n\x02TIMER_EVERY\x013000d", "the max delay"),
-        ("KEYS\x01n\x02TIMER_CRON\x01every day", "has not five or six fields"),
+        ("KEYS\x01n\x02TIMER_CRON\x01every day", "does not have five or six fields"),
         ("KEYS\x01n\x02TIMER_CRON\x0161 * * * *", "is not a cron expression: Bad minute"),
         ("KEYS\x01n\x02TIMER_CRON\x010 0 30 2 *", "is not a cron expression: Bad day-of-month"),
         (

@@ -1,8 +1,8 @@
 """An index from the physical offset of a record to the position of its newest unit in the timer log.
 
-Most units are written in the order of their records, as messages come. For these, one entry for each block of the log
-is enough, 16 bytes for 512 units, and a search reads the block. The units of messages that got another slot later are
-in sorted runs, 16 bytes each (`sorted_pairs`), until their file of the log is removed.
+Most units are written in the order of their records, as messages come. For these, one entry of 16 bytes is enough for
+each block of 512 units, and a search reads the block. The units of messages that got another slot later are in sorted
+runs, 16 bytes for each unit (`sorted_pairs`), until their file of the log is removed.
 
 The index is filled by `note` alone: with each appended unit, and at a start with all units of the log.
 """
@@ -34,8 +34,8 @@ _PART_BLOCKS: Final = 16
 _ALL: Final = 2**63 - 1
 
 
-class UnitPlaces:
-    """The index. Owned by one thread."""
+class UnitPositions:
+    """The index from records to the positions of their newest units. Owned by one thread."""
 
     def __init__(self, timer_log: TimerLog) -> None:
         self._log = timer_log
@@ -43,7 +43,7 @@ class UnitPlaces:
         """For each block with units in the order of their records, the physical offset of the first such record
         (`_firsts`), and the position of its unit (`_starts`), both ascending."""
         self._moved = SortedPairs(lambda: timer_log.begin)
-        """Physical offsets of records, and positions, of the other units."""
+        """For all other units, the physical offsets of their records, and their positions."""
         self._last = -1
         """Physical offset of the last record whose unit is in order."""
         self._waiting: list[tuple[Positions, Units]] = []
@@ -52,7 +52,7 @@ class UnitPlaces:
         """Number of units in `_waiting`."""
 
     def clear(self) -> None:
-        """Forget all units: the log has none any more."""
+        """Forget all units, since the log no longer has any."""
         self._firsts, self._starts = array("q"), array("q")
         self._moved = SortedPairs(lambda: self._log.begin)
         self._last = -1
@@ -70,7 +70,7 @@ class UnitPlaces:
     def _settle(self) -> None:
         if not self._waiting:
             return
-        # If memory runs out half way, all are added again; duplicates do no harm.
+        # If memory runs out halfway, all units are added again later; duplicates do no harm.
         if len(self._waiting) == 1:
             self._add(*self._waiting[0])
         else:
@@ -82,7 +82,7 @@ class UnitPlaces:
     def _add(self, positions: Positions, units: Units) -> None:
         physical = units["physical_offset"].astype(np.int64)
         if (units["due_ms"] == APPLIED).any():
-            kept = units["due_ms"] != APPLIED  # the others stand for no message
+            kept = units["due_ms"] != APPLIED  # the other units stand for no message
             physical, positions = physical[kept], positions[kept]
             if not len(physical):
                 return
@@ -112,8 +112,8 @@ class UnitPlaces:
         return positions - (positions - base if is_one_file else positions % size) % _BLOCK
 
     def find(self, physical_offset: int) -> tuple[int, Units] | None:
-        """Return the position of the newest unit of a record, and the unit (an array of one); None without one. Raises
-        OSError."""
+        """Return the position of the newest unit of a record, and the unit (an array of one); None if there is none.
+        Raises OSError."""
         self._settle()
         moved = self._moved.find(physical_offset)
         if moved is not None and moved >= self._log.begin:
@@ -131,8 +131,8 @@ class UnitPlaces:
 
     def after(self, physical_offset: int) -> tuple[Positions, Units, int] | None:
         """Return some messages behind a physical offset, in the order of their records, each with its newest unit:
-        positions, units, and the physical offset from which to go on. Return None if the log has no more. A search that
-        goes on in this way finds each message once, whatever units they get in the meantime. Raises OSError."""
+        positions, units, and the physical offset for the next call. Return None if the log has no more. A search that
+        continues in this way finds each message once, whatever units it gets in the meantime. Raises OSError."""
         self._settle()
         oldest = bisect_left(self._starts, self._log.begin)
         at = max(oldest, bisect_right(self._firsts, physical_offset) - 1)
@@ -167,8 +167,8 @@ class UnitPlaces:
         return newest[kept], result[kept], int(together[-1])
 
     def _in_order(self, number: int) -> tuple[Positions, Units]:
-        """Return the units of a block, by the block's number, that are in the order of their records, and their
-        positions."""
+        """Return those units of a block, given by its number, that are in the order of their records, with their
+        positions. Raises OSError."""
         start, first = self._starts[number], self._firsts[number]
         units = self._log.read(start, self._units_from(start))
         physical = np.where(units["due_ms"] != APPLIED, units["physical_offset"].astype(np.int64), -1)
@@ -181,7 +181,7 @@ class UnitPlaces:
         return (int(self._block_of(np.array([start]))[0]) + _BLOCK - start) // UNIT_SIZE
 
     def _read(self, positions: Positions) -> Units:
-        """Read the units at positions in any order. Units of one block are read at once."""
+        """Read the units at positions in any order. The units of one block are read together. Raises OSError."""
         order = np.argsort(positions)
         ascending = positions[order]
         blocks = self._block_of(ascending)
