@@ -43,9 +43,9 @@ _OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
     Cancelled.UNKNOWN: "NEVER_EXISTED",
 }
 _NOT_RECALLED: Final = {
-    Cancelled.DELIVERED: "the message is already delivered",
-    Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store has been compacted since",
-    Cancelled.UNKNOWN: "no such message",
+    Cancelled.DELIVERED: recall_handle.DELIVERED_REMARK,
+    Cancelled.NO_LONGER_WAITS: recall_handle.NO_LONGER_WAITS_REMARK,
+    Cancelled.UNKNOWN: recall_handle.UNKNOWN_REMARK,
 }
 
 
@@ -95,7 +95,7 @@ class RecallHandlers:
         else:
             result = await self._recall_key(connection, handle, request.now_ms)
         if result in _NOT_RECALLED and not self._settings.config.recall_always_succeeds:
-            answer = response(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
+            answer = response(ResponseCode.ILLEGAL_OPERATION, _NOT_RECALLED[result])
         else:
             answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
             answer.ext["MSG_REGION"] = self._settings.config.region

@@ -21,7 +21,7 @@ from duemq.handles import MessageHandle, is_handle
 from duemq.pending import ChangedMessage, ChangeResult, Changes
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.records.properties import NAME_END
-from duemq.protocol.requests import bodies, headers
+from duemq.protocol.requests import bodies, headers, recall_handle
 
 T = TypeVar("T")
 
@@ -38,9 +38,9 @@ MOST_RECALLS: Final = 64
 
 _CANCEL: Final = "cancel"
 _NOT_RECALLED: Final = {
-    "recall failed, the message is already delivered": ChangeResult.ALREADY_DELIVERED,
-    "recall failed, it was delivered or cancelled, or the store was compacted since": ChangeResult.NO_LONGER_WAITS,
-    "recall failed, no such message": ChangeResult.NEVER_EXISTED,
+    recall_handle.DELIVERED_REMARK: ChangeResult.ALREADY_DELIVERED,
+    recall_handle.NO_LONGER_WAITS_REMARK: ChangeResult.NO_LONGER_WAITS,
+    recall_handle.UNKNOWN_REMARK: ChangeResult.NEVER_EXISTED,
     # RocketMQ's broker: the time in the handle has passed. The broker cannot know whether the message was cancelled.
     "recall failed, timestamp invalid": ChangeResult.NO_LONGER_WAITS,
 }

@@ -15,6 +15,12 @@ from typing import Final, NamedTuple
 
 from duemq.protocol.errors import RemoteProtocolError
 
+DELIVERED_REMARK: Final = "recall failed, the message is already delivered"
+NO_LONGER_WAITS_REMARK: Final = "recall failed, it was delivered or cancelled, or the store was compacted since"
+UNKNOWN_REMARK: Final = "recall failed, no such message"
+"""The remarks with which a duemq broker answers ILLEGAL_OPERATION. Clients tell the cases apart by them, so they do not
+change."""
+
 _VERSION: Final = "v1"
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = str.maketrans("-_", "+/")

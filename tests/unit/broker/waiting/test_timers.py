@@ -129,7 +129,7 @@ async def test_the_answer_says_what_became_of_the_message(
         return
     what = {
         Cancelled.DELIVERED: "the message is already delivered",
-        Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store has been compacted since",
+        Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store was compacted since",
         Cancelled.UNKNOWN: "no such message",
     }
     assert (answer.code, answer.remark) == (ResponseCode.ILLEGAL_OPERATION, f"recall failed, {what[result]}")
