@@ -381,7 +381,7 @@ async def test_a_start_on_a_full_disk_remembers_what_a_power_cut_left_out(
         broker.lanes.hold(Lane.FILES)  # no checkpoint covers what the power cut takes away
         await seconds_pass(broker, loop, 10)
         root = copy_of(tmp_path / "a", tmp_path / "b", cut=1)
-    async with running(root, "diskSpaceWarningLevelRatio=0.001", clock=clock) as broker:
+    async with running(root, "diskSpaceWarningLevelRatio=0", clock=clock) as broker:
         peer = broker.connect()
         await seconds_pass(broker, loop, 5)
         assert await listed(peer) == []
@@ -507,7 +507,7 @@ async def test_a_name_is_not_taken_twice_while_a_record_is_left_out(tmp_path: Pa
         broker.lanes.hold(Lane.FILES)  # no checkpoint covers what the power cut takes away
         await seconds_pass(broker, loop, 10)
         root = copy_of(tmp_path / "a", tmp_path / "b", cut=2)
-    async with running(root, "diskSpaceWarningLevelRatio=0.001", clock=clock) as broker:
+    async with running(root, "diskSpaceWarningLevelRatio=0", clock=clock) as broker:
         peer = broker.connect()
         await seconds_pass(broker, loop, 5)
         assert (await peer.ask(change("remove", "other"))).code != ResponseCode.SUCCESS, "it cannot be told yet"
