@@ -66,7 +66,7 @@ class Worker:
 
 def _ended(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "a process that ran a task was killed, as the system does where memory runs out: give fewer workers"
+        return "a process that ran a task was killed, as the system does when memory runs out: give fewer workers"
     return f"a process that ran a task ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
 
 
