@@ -11,7 +11,7 @@ All readers of Parquet can read the messages; pyarrow, Spark and DuckDB take the
 compressed with zstd.
 
 Restoring returns the store: every record with the same bytes at the same physical offset, the same consume queues, and
-the other files as they were, except index files, which are made anew. An archive made while a broker had the store open
+the other files as they were, except index files, which are rebuilt. An archive made while a broker had the store open
 has only the records, up to where they are durable, and cannot be restored.
 
 Each task needs memory for three times the size of a range (64 MiB).
@@ -138,7 +138,7 @@ def archive(
 
 
 def _why_not_at_rest(store: StoreFiles) -> str | None:
-    """Return why a store's files may change, or may not fit each other; None if neither."""
+    """Return why a store's files may change, or may not fit together; None if they neither change nor disagree."""
     if not store.is_local:
         return "the store was read from another machine"
     if store.is_running:
@@ -278,10 +278,10 @@ def restore(
     if not manifest.is_restorable:
         raise JobError(
             f"{directory.path}: was made from another machine's store, while a broker had it open, or after a crash: "
-            "it has the records, not what else a store is"
+            "it has only the records, not the store's other files"
         )
     if is_local(archive_path) and f"{real_path(out_path)}/".startswith(f"{real_path(archive_path)}/"):
-        raise JobError(f"{out_path}: lies in the archive that is restored; give a path beside it")
+        raise JobError(f"{out_path}: lies in the archive that is restored; give a path outside it")
     place = NewDirectory(out_path)
     tasks = None
     try:

@@ -196,7 +196,8 @@ class _Some(Texts):
         index = np.full(self._whole._count, -1, np.int64)
         index[self._which] = np.arange(self._count)
         mine = index[record]
-        # The properties come in the order of the whole; here they are sorted by the order in which records were taken.
+        # The properties come in the order of the original records; they are sorted by the order in which records were
+        # taken.
         order = np.argsort(mine, kind="stable")
         order = order[np.searchsorted(mine[order], 0) :]
         return name_at[order], name_end[order], value_end[order], mine[order]

@@ -56,7 +56,7 @@ _TABLES: Final = {
 """Files of config/ that jobs read, each with the field that holds its table."""
 _LOCAL: Final = threading.local()
 _TABLE: Final = DelayLevels()
-"""RocketMQ's table of delay levels: jobs do not know that of the broker."""
+"""RocketMQ's default table of delay levels, since jobs do not know the broker's table."""
 _NOT_KNOWN: Final = -1
 """In place of a deliver time."""
 _GAP: Final = 65_536
@@ -65,7 +65,7 @@ _MAX_EXTENTS: Final = 4096
 _READ_SIZE: Final = 4 << 20
 """Bytes of a file that are read at a time to find one that is not zero."""
 _TRIES: Final = 3
-"""Number of tries to look at a store whose files disappear meanwhile."""
+"""Number of attempts to read a store's directories while its files disappear."""
 
 
 _FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "config")
@@ -102,12 +102,12 @@ def _can_be_topic(name: str) -> bool:
 
 
 def _cut(segment: Segment) -> str:
-    """Return the reason of a gap that is there since a file is shorter than it was."""
+    """Return the reason of a gap that exists since a file is shorter than it was."""
     return f"the file was cut to {segment.size} bytes"
 
 
 class Version(NamedTuple):
-    """The properties that tell a file from another one, or from itself before it was written to."""
+    """The properties that distinguish a file from other files, and from itself before it was written to."""
 
     node: int
     """The inode; 0 where the file system has none."""
@@ -178,7 +178,7 @@ class StoreFiles:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__
 
-    # What is there
+    # Finding the files
 
     def _look(self, since: int, *, unflushed: bool) -> None:
         entries = self._entries("")
@@ -216,7 +216,7 @@ class StoreFiles:
             self._unflushed.append(self.segments.pop())
 
     def _be_new(self, *, is_clean: bool, has_files: bool) -> None:
-        """Take the store as one in which no message was stored yet: RocketMQ makes its first file for the first
+        """Treat the store as one in which no message was stored yet: RocketMQ makes its first file for the first
         message. `has_files`: whether there are files, of 0 bytes. Raises NoStore if messages were stored."""
         stored_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
         if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
@@ -266,7 +266,7 @@ class StoreFiles:
             return []
         end = self._known_end()
         if end <= max(cut.end, last.end):
-            if not cut.size and len(files) > 1 and self._is_known_later():  # no file tells which record
+            if not cut.size and len(files) > 1 and self._is_known_later():  # no file shows which record
                 end = cut.first_offset + self.segment_size
             else:
                 return []
@@ -324,7 +324,7 @@ class StoreFiles:
         except OSError:
             return False
         try:
-            # Java locks with fcntl; F_GETLK only asks, and takes no lock.
+            # Java locks with fcntl; F_GETLK only queries the lock, and does not acquire it.
             query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
             return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
@@ -523,8 +523,8 @@ class StoreFiles:
         return extension.with_codes(units, found)
 
     def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
-        """Return what the records of units tell; None for those that have none. Neighbours are read together. Raises
-        CannotRead."""
+        """Return the summaries of the records of some units; None for units that have no record. Neighbours are read
+        together. Raises CannotRead."""
         places = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
         found = list[Summary | None]([None]) * len(units)
         group: list[tuple[int, int, int]] = []
@@ -767,8 +767,8 @@ class StoreFiles:
                 yield entry.name, size
 
     def _entries(self, folder: str) -> list[tuple[str, int]] | None:
-        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be found out, CannotRead
-        where something else has its name."""
+        """As `sizes`; None if there is no such directory. Raises OSError if that cannot be found out, CannotRead if
+        something else has its name."""
         if self.is_local:
             try:
                 entries = os.scandir(self._local(folder))
@@ -786,7 +786,7 @@ class StoreFiles:
         system, root = self._remote()
         path = f"{root.rstrip('/')}/{folder}".rstrip("/")
         try:
-            # Without allow_not_found, which shows empty directories for an HDFS whose name node does not answer.
+            # allow_not_found is not used: it shows empty directories for an HDFS whose name node does not answer.
             infos = system.get_file_info(fs.FileSelector(path))
         except FileNotFoundError:
             return None
