@@ -201,7 +201,7 @@ def test_ranges_that_are_not_as_written_are_read(shared: Shared, harm: Callable[
     for path in [*harmed, *files_of(world, "open")]:
         harm(path)
     same(world.found(world.state), shared.expected, harm)
-    assert sum("its range is read" in line for line in world.told) == len(harmed)
+    assert sum("their range is read" in line for line in world.told) == len(harmed)
 
 
 def test_another_version_of_the_code_reads_everything(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
