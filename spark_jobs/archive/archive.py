@@ -3,7 +3,7 @@
     <archive>/manifest.json            the contents: see `ArchiveManifest`
               messages/day=2026-11-21/topic=orders/part-00000.parquet ...    the records, see `archive.rows`: by the
                                        UTC day of their store time and by topic, one file a range of the commitlog
-              damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
+              damaged.parquet          stretches of the commitlog that are not records: where, why, their bytes
               consume_queue/part-00000.parquet ...     the units of the consume queues
               state.tar.zst            all other files of the store: config/, checkpoint, timers; see `archive.state`
 
@@ -81,7 +81,7 @@ class ArchiveManifest(msgspec.Struct):
 class ArchiveResult:
     """The result of archiving. Sizes in bytes: `size` of the records, `disk_before` of all files of a store on this
     machine, `disk_after` of the archive. `damaged`: number of damaged stretches, which are kept as they are; `missing`:
-    of stretches for which there is no file, or a file that was cut."""
+    number of stretches for which there is no file, or only a file that was cut."""
 
     records: int = 0
     size: int = 0

@@ -524,7 +524,7 @@ class Kept:
         deliveries: NDArray[Any] = named[named["what"] == DELIVERED]
         return deliveries
 
-    # --- matching anew
+    # --- matching everything again
 
     def _matched_anew(self, complete: list[Range], tail: list[RangeFound]) -> _Ended | None:
         """Match all whole ranges, reading those that are not kept; None if the result cannot be kept."""

@@ -144,7 +144,7 @@ def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_
     determine the file's age.
     """
     rows = np.concatenate([np.empty(0, KEYED), *(np.asarray(load(scratch, f"{number}.keys")) for number in numbers)])
-    # Queues of a topic that was made again are not continuations of the earlier ones.
+    # Queues of a topic that was deleted and created again are not continuations of the earlier ones.
     rows = rows[~is_among(rows["physical_offset"], load(scratch, "deleted"))]
     if not len(rows):
         save(scratch, "superseded", np.empty(0, np.int64))

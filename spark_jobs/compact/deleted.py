@@ -4,7 +4,7 @@ created again under the same name counts its queue offsets from 0 again.
 duemq notes which topics it deleted, and where the commitlog ended then (`queuecheck`). Apache's brokers note nothing,
 but it can be seen from the queues:
 
-    a record lies before its queue's first one, and has no less queue offset     deleted, and made again since
+    a record lies before its queue's first one, and has no less queue offset     deleted, and created again since
     a topic has no queues, and is not in a whole topics.json                     deleted; `duemq store repair` has the
                                                                                  same rule
     a queue is missing of a topic that has others                                deleted, if another record of the topic

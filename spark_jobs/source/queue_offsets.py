@@ -153,8 +153,8 @@ class StoreQueues:
         return Bounds(first, end)
 
     def behind(self, topic: str, queue: int, offset: int) -> int:
-        """Return a physical offset: records of a queue from a queue offset on lie there or behind, and earlier ones lie
-        before it, even if the topic was deleted and made again."""
+        """Return a physical offset that divides the records of a queue at a queue offset: those from the queue offset
+        on lie there or behind, and earlier ones before it, even if the topic was deleted and created again."""
         for file in reversed(self._files[topic][queue]):
             if file.first_unit < offset:
                 units = self._store.units(file)[: offset - file.first_unit]

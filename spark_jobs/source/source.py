@@ -764,7 +764,7 @@ class _StreamReading(_Reading):
                 f"{self.store.path}: {why}, and the checkpoint's offsets mean nothing in it: give the query a new "
                 "checkpoint, or set failOnDataLoss=false, which reads all of this store"
             )
-        self._open(0)  # the end in an offset of another store tells nothing
+        self._open(0)  # the end in an offset of another store means nothing here
         return self.earliest()
 
     def _counted(self, at: int, end: int, filters: Filters) -> int:

@@ -8,7 +8,7 @@ A column is computed only if it is asked for. Times are ms since the epoch (`*_m
     consume_queue   the units of all consume queues
     timers          the units of the timer log
     offsets         how far consumer groups and delay levels are
-    damaged         stretches of the commitlog that are no record, and files that are missing
+    damaged         stretches of the commitlog that are not records, and files that are missing
 
 The last column of each is `store`: the path or URI of the row's store.
 """

@@ -203,7 +203,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _expand_remote(uri: str) -> list[str]:
-    # Credentials and settings of the file system follow a question mark, which is no wildcard here.
+    # Credentials and settings of the file system follow a question mark, which is not a wildcard here.
     base, mark, query = uri.partition("?")
     head, *parts = base.split("/")[2:]
     begin = f"{base.partition('://')[0]}://{head}"

@@ -228,8 +228,8 @@ def _offset_table(store: StoreFiles) -> dict[int, int]:
 
 
 def behind_last(store: StoreFiles) -> int | None:
-    """Return the queue offset behind the message of the timer log's last unit; None if that is no readable message of
-    the timer topic."""
+    """Return the queue offset behind the message of the timer log's last unit; None if the unit does not point to a
+    readable message of the timer topic."""
     last = None
     for base, _ in reversed(_timer_files(store)):
         for _, units in timer_units(store, base):
@@ -407,7 +407,7 @@ def _listed(store: StoreFiles, books: ProgressFiles) -> WaitingRecords:
 DESTROYED: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2"), ("due_ms", "<i8")])
 """A message whose record cannot be read. `delay_level`: 0 for a timer. `due_ms`: 0 where its queue does not tell."""
 _LEAST_MS: Final = 10**11
-"""A smaller tags code is no deliver time but the hash of a tag, which RocketMQ has in the timer topic's queue."""
+"""A smaller tags code is not a deliver time but the hash of a tag, which RocketMQ has in the timer topic's queue."""
 
 
 def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: int = 0) -> NDArray[Any]:

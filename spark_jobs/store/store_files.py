@@ -1,6 +1,6 @@
 """The files of a store, wherever they lie: on this machine or in any file system that pyarrow knows (hdfs://, s3://).
 
-Files of this machine are read with `os`, not with pyarrow: pyarrow tells neither inodes, by which files that were
+Files of this machine are read with `os`, not with pyarrow: pyarrow reports neither inodes, by which files that were
 exchanged are found, nor the holes of sparse files, which need not be read.
 
     <store>/commitlog/00000000000000000000 ...           records, files of one size
@@ -115,8 +115,8 @@ class Version(NamedTuple):
     modified_ns: int
     """Time of the last change of its bytes, ns since the epoch."""
     changed_ns: int
-    """Time of the last change of the file or its inode, ns since the epoch, which no program can set; 0 where the file
-    system tells none."""
+    """Time of the last change of the file or its inode, ns since the epoch, which no program can set; 0 if the file
+    system does not have it."""
 
 
 class QueueFile(NamedTuple):
@@ -150,7 +150,7 @@ class StoreFiles:
         self.is_running = False
         """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
         self.is_clean = True
-        """Whether the last broker was stopped in order, as the missing file `abort` tells."""
+        """Whether the last broker was stopped cleanly, as the missing file `abort` shows."""
         self._recovery: int | None = None
         self.written_by = "rocketmq"
         """Which broker wrote the store last: duemq or rocketmq."""
@@ -290,7 +290,7 @@ class StoreFiles:
             units = self.units(file)
             units = units[units["size"] != PADDING_SIZE]
             if len(units):
-                sizes = np.maximum(units["size"].astype(np.int64), 1)  # a mark is no size
+                sizes = np.maximum(units["size"].astype(np.int64), 1)  # a mark is not a size
                 end = max(end, int((units["physical_offset"].astype(np.int64) + sizes).max()))
         return end
 
@@ -450,8 +450,8 @@ class StoreFiles:
         return sorted(result, key=lambda file: (file.topic, file.queue_id, file.first_unit))
 
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
-        """Return physical offset and size from one unit of a consume queue; None where there is no such unit. The topic
-        may be any text, even one that cannot name a directory."""
+        """Return the physical offset and the size in a unit of a consume queue; None if there is no such unit. The
+        topic may be any text, even one that cannot name a directory."""
         if not _can_be_topic(topic):
             return None
         file_size = self._queue_file_size
@@ -493,8 +493,8 @@ class StoreFiles:
     def _looked_up(
         self, topic: str, queue_id: int, units: NDArray[Any], deliver_time: Callable[[int, int], int]
     ) -> NDArray[Any]:
-        """Return units of a queue with tags codes in place of addresses. `deliver_time`: returns the deliver time of
-        a record that nothing else tells, or _NOT_KNOWN: then the address stays."""
+        """Return units of a queue with tags codes in place of addresses. `deliver_time`: returns the deliver time of a
+        record for which no file has it, or _NOT_KNOWN, in which case the address stays."""
         codes = units["tags_code"].astype(np.int64)
         is_address = codes <= extension.EXT_ADDRESS_MAX
         if not is_address.any():
@@ -573,8 +573,8 @@ class StoreFiles:
         return self._looked_up(file.topic, file.queue_id, self.stored_units(file), _TABLE.deliver_time)
 
     def units_to_copy(self, file: QueueFile) -> NDArray[Any]:
-        """As `units`, for another store; where only the broker's table of delay levels tells a deliver time, the
-        address stays, and the broker finds the time."""
+        """As `units`, for another store; if a deliver time can be found only with the broker's table of delay levels,
+        the address stays, and the broker finds the time."""
         return self._looked_up(file.topic, file.queue_id, self.stored_units(file), lambda level, stored: _NOT_KNOWN)
 
     def stored_units(self, file: QueueFile) -> NDArray[Any]:
