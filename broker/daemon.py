@@ -96,6 +96,7 @@ from duemq.broker.waiting.timer_status import TimerStatusHandlers
 from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.protocol.requests.signature import Signer
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.service import LevelQueues
@@ -116,7 +117,6 @@ from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention
 from duemq.storage.errors import StoreError
 from duemq.storage.files import Files, OsFiles
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
 from duemq.storage.store import MessageStore
 
@@ -204,8 +204,14 @@ class Broker:
             raise
         self._turns = turns = Turns(loop, self._clock, self._make_budget)
         self._request_turns = RequestTurns(turns, self._request_budget)
-        self._durability_work, self._levels_work, self._timers_work, self._hand_over_work = (
-            turns.work(name) for name in ("durability", "levels", "timers", "hand over")
+        self._reads = ColdReads(self._files, self._workers, turns.share)
+        self._durability_work, self._levels_work, self._timers_work = (
+            turns.work(name, step, self._reads.step)
+            for name, step in (
+                ("durability", self._step_durability),
+                ("levels", self._step_levels),
+                ("timers", self._step_timers),
+            )
         )
         self.store = MessageStore(
             store_config(self.config),
@@ -434,7 +440,7 @@ class Broker:
 
         self.clients = clients = Clients(self.settings, real_clock, limits, turns)
         locks = QueueLocks(real_clock, limits)
-        reads = ColdReads(self._files, self._workers, self._turns.share)
+        reads = self._reads
         items = StatsItems(store.appender, real_clock, reads, config.cluster_name)
         stats = BrokerStats(store.appender, real_clock, items)
         admission = Admission(loop, config.max_waiting_request_bytes)
@@ -467,21 +473,21 @@ class Broker:
         )
         bridges = Bridges()
         sources = Sources(
-            self.settings,
-            store,
-            stats,
-            levels,
-            timers,
-            held,
-            retention,
-            self._pulls.polls,
-            bridges,
-            real_clock,
-            clock,
-            limits,
-            router,
-            self._tls,
-            guard,
+            settings=self.settings,
+            store=store,
+            stats=stats,
+            levels=levels,
+            timers=timers,
+            held=held,
+            retention=retention,
+            polls=self._pulls.polls,
+            bridges=bridges,
+            clock=real_clock,
+            messages_clock=clock,
+            limits=limits,
+            router=router,
+            tls=self._tls,
+            guard=guard,
         )
         added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
         staging = Staging(store, levels, timers, added)
@@ -589,9 +595,6 @@ class Broker:
                 Chore("new connections", lambda: NEW_SECONDS, connection_limits.close_old),
             ),
         )
-        self._durability_work.start(reads.step(self._step_durability, self._durability_work.wake))
-        self._levels_work.start(reads.step(self._step_levels, self._levels_work.wake))
-        self._timers_work.start(reads.step(self._step_timers, self._timers_work.wake))
 
     # --- turns
 
@@ -751,7 +754,7 @@ class Broker:
         """Leave the files of levels and timers in a state from which Apache's broker can continue. duemq itself needs
         only the look at the clock, in case the clock was set after the last turn."""
         done: asyncio.Future[None] = self._loop.create_future()
-        parts = deque((self.levels.hand_over_some, self.timers.hand_over_some))
+        parts = deque((self.levels.hand_over_next, self.timers.hand_over_next))
 
         def step(now: Moment, budget: Budget) -> float | None:
             try:
@@ -773,10 +776,10 @@ class Broker:
 
         if self.store.health.verdict is Verdict.POISONED:
             return
-        self._hand_over_work.start(step)
-        self._hand_over_work.wake()
+        work = self._turns.work("hand over", step)
+        work.wake()
         await done
-        self._hand_over_work.stop()
+        work.stop()
 
     async def _stop_store(self) -> str | None:
         self._stopped_store = self._loop.create_future()

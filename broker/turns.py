@@ -30,6 +30,8 @@ LATER_SECONDS: Final = 0.01
 
 Step = Callable[[Moment, Budget], float | None]
 """Does part of the work; returns the seconds until the next call: 0 for "in the next turn", None for "when woken"."""
+Wrap = Callable[[Step, Callable[[], None]], Step]
+"""Makes a step of another one, and of a function that asks for a turn of the work."""
 
 
 class TimeBudget:
@@ -49,26 +51,20 @@ class TimeBudget:
 class SlicedWork:
     """One kind of work. The component that gives it something to do wakes it."""
 
-    def __init__(self, turns: Turns, name: str) -> None:
+    def __init__(self, turns: Turns, name: str, step: Step, wrap: Wrap | None) -> None:
         self._turns = turns
         self.name = name
-        self._step: Step | None = None
+        self.step = step if wrap is None else wrap(step, self.wake)
+        """The step that runs in this work's turns."""
+        self.is_stopped = False
+        """Whether the work takes no more turns."""
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
         """When the timer fires, by the loop's clock. uvloop's handles do not expose it."""
 
-    def start(self, step: Step) -> None:
-        """Run `step` in this work's turns from now on; `wake` asks for the first one."""
-        self._step = step
-
     def stop(self) -> None:
-        """Take no more turns until the next `start`."""
-        self._step = None
-
-    @property
-    def step(self) -> Step | None:
-        """The step that runs in this work's turns; None before the start and after the stop."""
-        return self._step
+        """Take no more turns."""
+        self.is_stopped = True
 
     def wake(self) -> None:
         """Ask for a turn now."""
@@ -119,12 +115,12 @@ class Turns:
         self._end: float | None = None
         """When the current turn ends, by `time.perf_counter`; None if none has been opened."""
         self._sharing: list[asyncio.Future[Budget]] = []
-        self._shares = self.work("coroutines")
-        self._shares.start(self._divide_budget)
+        self._shares = self.work("coroutines", self._divide_budget)
 
-    def work(self, name: str) -> SlicedWork:
-        """Make a kind of work; it gets no turns before both it and the turns are started."""
-        made = SlicedWork(self, name)
+    def work(self, name: str, step: Step, wrap: Wrap | None = None) -> SlicedWork:
+        """Make a kind of work, whose step runs once the turns are started. `wrap`: makes the step that runs of `step`
+        and the work's `wake`; None: `step` runs itself."""
+        made = SlicedWork(self, name, step, wrap)
         self._kinds.append(made)
         return made
 
@@ -146,7 +142,7 @@ class Turns:
         self._end = time.perf_counter() + TURN_SECONDS
 
     def start(self) -> None:
-        """Begin to give turns, with one step of each kind of work that was started."""
+        """Begin to give turns, with one step of each kind of work."""
         self._is_running = True
         for work in self._kinds:
             self.ready(work)
@@ -162,7 +158,7 @@ class Turns:
 
     def ready(self, work: SlicedWork) -> None:
         """Queue a kind of work for the next turn."""
-        if work.step is None or not self._is_running:
+        if work.is_stopped or not self._is_running:
             return
         self._ready[work] = None
         if not self._is_called:
@@ -186,12 +182,11 @@ class Turns:
 
     def _give_turn(self, work: SlicedWork, now: Moment, budget: Budget) -> None:
         work.cancel_timer()
-        step = work.step
-        if step is None or not self._is_running:
+        if work.is_stopped or not self._is_running:
             return
         wait: float | None = FAILED_SECONDS
         try:
-            wait = step(now, budget)
+            wait = work.step(now, budget)
         except Exception:  # one kind of work must not stop the others
             with contextlib.suppress(MemoryError):  # nor must this one stop because there is no memory for a log line
                 log.exception("step_failed", of=work.name)

@@ -13,9 +13,8 @@ from duemq.errors import ArgumentError, DueMQError
 from duemq.handles import MessageHandle
 from duemq.protocol.records import message_id, properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import RETRY_PREFIX
 
-RETRY_PREFIX: Final = "%RETRY%"
-"""The name of a group's retry topic is this prefix and the group's name."""
 SHARDING_KEY: Final = "__SHARDINGKEY"
 
 

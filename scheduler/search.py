@@ -22,11 +22,11 @@ import numpy as np
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import recurs
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers
 from duemq.scheduler.waiting import is_behind
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
 

@@ -39,7 +39,7 @@ from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
-from duemq.scheduler.timers.index.sorted_offsets import distinct_of, is_among, joined, places_of
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, indices_of, is_among, joined
 from duemq.scheduler.timers.seconds.second import slot_second_of
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE
 
@@ -146,7 +146,7 @@ def left_of(
     done = np.zeros(len(kept), bool)
     if len(found.moved) and np.any(is_noted := seconds == noted):
         # Only a message's newest unit counts, even if that unit is withdrawn.
-        at, has_moved = places_of(physical, found.moved)
+        at, has_moved = indices_of(physical, found.moved)
         kept &= ~(has_moved & is_noted & (positions < found.moved_by[at]))
     if len(found.done) and np.any(is_early := seconds < found.recovered_to):
         done = kept & is_early & is_among(physical, found.done)

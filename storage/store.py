@@ -28,6 +28,7 @@ from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage, Summary, summarize
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.current import Current
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
@@ -49,10 +50,9 @@ from duemq.storage.queues.consume_queue import (
     FOLLOWING,
     MARK_SIZES,
     PADDING_SIZE,
-    SCHEDULE_TOPIC,
     UNIT_SIZE,
     ConsumeQueue,
-    place_of,
+    physical_offset_of,
 )
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
 from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
@@ -594,7 +594,7 @@ class MessageStore:
         limit = timestamp + 1 if upper else timestamp
 
         def reached(physical: int, size: int, code: int) -> bool:
-            found = read_record(self.log, place_of(physical, size, code), check_crc=False)
+            found = read_record(self.log, physical_offset_of(physical, size, code), check_crc=False)
             if found is None:
                 return size == PADDING_SIZE and code >= FOLLOWING  # nothing follows
             return found.store_timestamp >= limit

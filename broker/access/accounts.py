@@ -9,14 +9,12 @@ from typing import Any, Final
 from duemq.broker.access.addresses import AddressPattern, parts_of
 from duemq.broker.access.permission import Permission, PlainAction, ResourceAccess, Role
 from duemq.broker.errors import AccessRefused
-from duemq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.headers import Request
 from duemq.protocol.requests.signature import SecretKey
-from duemq.scheduler.delivery.targets import HALF_TOPIC
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """Every account may send to this topic, as in RocketMQ: clients send traces of their messages there."""

@@ -37,9 +37,9 @@ from duemq.broker.access.accounts import PlainAccount
 from duemq.broker.access.addresses import AddressPattern
 from duemq.broker.access.permission import PlainAction, Role
 from duemq.broker.errors import AclFileError
-from duemq.broker.tables.topics import RETRY_PREFIX
 from duemq.protocol.requests.bodies import DataVersion
 from duemq.protocol.requests.signature import SecretKey
+from duemq.protocol.topics import RETRY_PREFIX
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Size of the largest file, in bytes: some 50,000 accounts."""

@@ -32,7 +32,7 @@ from duemq.storage.log.scan import read_record
 from duemq.storage.store import MessageStore
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sources:
     """The components that the figures are taken from."""
 

@@ -12,12 +12,13 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Clients, check_expression_type
 from duemq.broker.tables.groups import Groups, is_group_name
-from duemq.broker.tables.topics import RETRY_PREFIX, Topics, check_name
+from duemq.broker.tables.topics import Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ConsumerData, ConsumerIdList, HeartbeatData, SubscriptionData
 from duemq.protocol.requests.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
+from duemq.protocol.topics import RETRY_PREFIX
 
 
 class _ClientConfig(msgspec.Struct, rename="camel"):

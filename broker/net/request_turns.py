@@ -95,8 +95,7 @@ class RequestTurns:
         self._light: deque[RequestWork] = deque()
         self._heavy: deque[RequestWork] = deque()
         self._is_scheduled = False
-        self._own = turns.work("requests")
-        self._own.start(self._step)
+        self._own = turns.work("requests", self._step)
 
     def begin(self) -> IsOver | None:
         """Begin work that just arrived: return the function that tells it when to stop, or None if it has to wait."""

@@ -15,13 +15,13 @@ from duemq.broker.produce.send_topics import SendTopics
 from duemq.broker.produce.staging import BROKERS_FLAGS
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.topics import RETRY_PREFIX
 from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from duemq.protocol.records import batch, properties
 from duemq.protocol.records.message_id import offset_message_id
 from duemq.protocol.records.properties import tags_code_of
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
+from duemq.protocol.topics import RETRY_PREFIX
 from duemq.storage.errors import RecordTooLarge
 from duemq.storage.log.append import Appender
 

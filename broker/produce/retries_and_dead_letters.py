@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from duemq.broker.errors import Refused
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, Topics, check_name
+from duemq.broker.tables.topics import Topic, Topics, check_name
 from duemq.protocol.codes import VERSION_MAX_RECONSUME_TIMES, ResponseCode
 from duemq.protocol.requests.headers import Request, SendMessage
+from duemq.protocol.topics import DLQ_PREFIX, RETRY_PREFIX
 
 
 class Retries:

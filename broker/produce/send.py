@@ -29,11 +29,11 @@ from duemq.protocol.records.properties import tags_code_of
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, out_ms
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.errors import NotInMemory
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore
 
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | BROKERS_FLAGS

@@ -5,9 +5,10 @@ from __future__ import annotations
 from duemq.broker.errors import BrokerError, Refused
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.topics import PERM_WRITE, RETRY_PREFIX, Topic, Topics, check_name, check_sendable
+from duemq.broker.tables.topics import PERM_WRITE, Topic, Topics, check_name, check_sendable
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.requests.headers import SendMessage
+from duemq.protocol.topics import RETRY_PREFIX
 
 
 class TopicNotSaved(BrokerError):

@@ -23,10 +23,11 @@ from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries_and_dead_letters import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
 from duemq.broker.produce.staging import DUE_NAME, TIMER_NAMES, Staging, check_deletes
-from duemq.broker.tables.topics import RETRY_PREFIX, Topic
+from duemq.broker.tables.topics import Topic
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.requests.headers import Request, SendMessage
+from duemq.protocol.topics import RETRY_PREFIX
 from duemq.storage.log.append import Appender
 
 

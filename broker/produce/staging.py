@@ -14,12 +14,12 @@ from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
 from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, deliver_time, out_ms
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.recurring.times import next_ms
 from duemq.scheduler.timers.config import Refusal
 from duemq.scheduler.timers.service import Timers
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore
 
 TIMER_NAMES: Final = (

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.log import TimerLog
@@ -37,7 +38,7 @@ from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import Files
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues import extension
-from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, TIMER_TOPIC, UNIT_SIZE
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, UNIT_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from duemq.broker.repair.differences import Extension, numbered, written_units
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.waiting import is_message
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.scan import read_record
 from duemq.storage.queues import extension
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

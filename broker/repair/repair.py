@@ -46,7 +46,8 @@ from duemq.broker.repair.promised import PromisedDelays
 from duemq.broker.settings import broker_conf
 from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
 from duemq.broker.settings.parts import store_config, timer_config
-from duemq.broker.tables.topics import RETRY_PREFIX, is_own_topic, missing_topics
+from duemq.broker.tables.topics import is_own_topic, missing_topics
+from duemq.protocol.topics import RETRY_PREFIX
 from duemq.scheduler.delivery.deliveries import Deliveries
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.delay_offsets import OFFSET_TABLE, DelayOffsets
@@ -488,9 +489,9 @@ class _Repair:
                 rules=self._rules(ours),
             )
             timers = Timers(store, Current(timer_config(config)), recovered, self._now, None, levels)
-            while levels.hand_over_some(self._now.wall_ms, most=2**62):
+            while levels.hand_over_next(self._now.wall_ms, most=2**62):
                 pass
-            while timers.hand_over_some(self._now.wall_ms):
+            while timers.hand_over_next(self._now.wall_ms):
                 pass
             durability = Durability(
                 store,
@@ -619,7 +620,7 @@ class _Repair:
         self._report.topics_added = sorted(topic.topic_name for topic in added)
         why = "lacks" if known is not None else "is missing or damaged, and with it"
         self._report.differences.append(
-            Difference("config/topics.json", f"{why} topics that have messages: {_some(self._report.topics_added)}")
+            Difference("config/topics.json", f"{why} topics that have messages: {_first_of(self._report.topics_added)}")
         )
 
 
@@ -685,7 +686,7 @@ def _end_of_expired(directory: str, begin: int) -> int:
     return int(names[0]) // UNIT_SIZE if names else 0
 
 
-def _some(names: list[str], most: int = 10) -> str:
+def _first_of(names: list[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

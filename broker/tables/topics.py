@@ -21,12 +21,12 @@ from duemq.broker.tables.table import Fields, check_queues, refuse, section, typ
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests.bodies import DataVersion, TopicConfig
-from duemq.scheduler.delivery.targets import HALF_TOPIC
+from duemq.protocol.topics import NOT_FOR_CLIENTS, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.policy.policies import TimerPolicy, policy_of
 from duemq.storage.clock import Clock
 from duemq.storage.config_file import ConfigFile
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, TOPIC_NAME, ConsumeQueue
+from duemq.storage.queues.consume_queue import TOPIC_NAME, ConsumeQueue
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -35,25 +35,12 @@ PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
 PERM_READ: Final = 4
 
-RETRY_PREFIX: Final = "%RETRY%"
-DLQ_PREFIX: Final = "%DLQ%"
 AUTO_CREATE_TOPIC: Final = "TBW102"
 MAX_TOPIC_LENGTH: Final = 127
 _MAX_NAMED: Final = 20
 """Maximum number of topics that a warning names."""
 
-_NOT_FOR_CLIENTS: Final = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        TIMER_TOPIC,
-        HALF_TOPIC,
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-_SYSTEM: Final = _NOT_FOR_CLIENTS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+_SYSTEM: Final = NOT_FOR_CLIENTS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 _SYSTEM_PREFIX: Final = "rmq_sys_"
 
 
@@ -119,7 +106,7 @@ class Topic:
             self.is_saved
             and self.takes_messages
             and bool(config.perm & PERM_WRITE)
-            and config.topic_name not in _NOT_FOR_CLIENTS
+            and config.topic_name not in NOT_FOR_CLIENTS
             and not config.topic_name.startswith(RETRY_PREFIX)
         )
 
@@ -494,5 +481,5 @@ def check_name(name: str) -> None:
 
 def check_sendable(name: str) -> None:
     """Raise Refused if clients may not send to a topic."""
-    if name in _NOT_FOR_CLIENTS:
+    if name in NOT_FOR_CLIENTS:
         raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")

@@ -51,7 +51,7 @@ class ChangesById:
                 ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"
             )
 
-    async def place_of(self, message_id: str, owner: tuple[str, str] | None = None) -> int | None:
+    async def physical_offset_of(self, message_id: str, owner: tuple[str, str] | None = None) -> int | None:
         """Return the physical offset in an id, None if the id is from another broker or store. `owner`: topic and
         UNIQ_KEY of the message, if they are known: None is returned if the record is another message's. Raises
         RemoteProtocolError."""

@@ -284,7 +284,7 @@ class PendingHandlers:
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
         place = found.place
         if place is None:
-            place = await self._changes.place_of(found.message_id, found.owner)
+            place = await self._changes.physical_offset_of(found.message_id, found.owner)
         if place is None:
             return "NEVER_EXISTED"
 

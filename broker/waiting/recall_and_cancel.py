@@ -136,7 +136,7 @@ class RecallHandlers:
         told: list[CancelledMessage] = []
         try:
             async for message_id in self._slices.of(ids):
-                place = await self._changes.place_of(message_id)
+                place = await self._changes.physical_offset_of(message_id)
                 result = await self._changes.cancel(place) if place is not None else Cancelled.UNKNOWN
                 told.append(CancelledMessage(message_id, _OUTCOMES[result]))
         except (Refused, StoreError, OSError) as error:

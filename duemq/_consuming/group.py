@@ -16,7 +16,7 @@ from duemq._producing.delay import DelaySpec
 from duemq._producing.delay_tables import DelayTables
 from duemq._values.durations import format_duration
 from duemq.errors import DelayError, DueMQError, NoRouteError, NotFoundError, PeerError
-from duemq.messages import RETRY_PREFIX, MessageQueue, ReceivedMessage
+from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RecordError
 from duemq.protocol.frames import fastjson
@@ -39,6 +39,7 @@ from duemq.protocol.requests.headers import (
     UnregisterClient,
     UpdateConsumerOffset,
 )
+from duemq.protocol.topics import RETRY_PREFIX
 
 PULL_MESSAGES = 32
 """Messages asked for in one pull: RocketMQ's default, and its brokers' limit."""

@@ -30,13 +30,14 @@ from duemq._net.routes import Route, Routes
 from duemq._net.single_flight import SingleFlight
 from duemq._values.failures import is_passed_on
 from duemq.errors import ArgumentError, ClosedError, DueMQError, NoRouteError
-from duemq.messages import RETRY_PREFIX, MessageQueue
+from duemq.messages import MessageQueue
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.errors import ProtocolError
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData
 from duemq.protocol.requests.headers import ResetOffset, decode_ext
+from duemq.protocol.topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from duemq.protocol.requests.signature import Signer

@@ -11,6 +11,7 @@ from typing import Final
 
 from duemq.errors import ArgumentError
 from duemq.protocol.records import properties as property_text
+from duemq.protocol.topics import NOT_FOR_CLIENTS
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 255
@@ -19,17 +20,6 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
-_BROKERS_OWN: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "rmq_sys_wheel_timer",
-    }
-)
 
 # Names that steer a message on its way. A program that forwards a received message must not send these along: DELAY
 # would delay it again, TIMER_OUT_MS would make a timer ineffective.
@@ -56,7 +46,7 @@ def check_topic(topic: str) -> None:
 def check_topic_to_send(topic: str) -> None:
     """Check the name of a topic for a send."""
     check_topic(topic)
-    if topic in _BROKERS_OWN:
+    if topic in NOT_FOR_CLIENTS:
         raise ArgumentError(f"the topic {topic} belongs to the broker itself; nothing can be sent to it")
 
 

@@ -21,7 +21,6 @@ from duemq._values.checks import MAX_BODY_BYTES
 from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import DueMQError
-from duemq.messages import RETRY_PREFIX
 from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.clients import FINISH, BridgeClients
@@ -35,6 +34,7 @@ from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, State, o
 from duemq.mqtt_bridge.session.packet_ids import PacketIds
 from duemq.mqtt_bridge.session.packets import Ack, Publish
 from duemq.mqtt_bridge.status import OFFLINE, Status
+from duemq.protocol.topics import RETRY_PREFIX
 
 PACKET_BYTES: Final = MAX_BODY_BYTES + packets.HEAD_OF_LARGE
 """Maximum size of a packet that is kept whole, in bytes. The payload of larger ones is more than RocketMQ takes."""

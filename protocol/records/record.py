@@ -26,6 +26,7 @@ RocketMQ's and frozen.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final, NamedTuple
 
@@ -53,13 +54,48 @@ FLAG_STORE_IPV6: Final = 1 << 5
 FLAG_COMPRESSION_TYPE: Final = 7 << 8
 """Bits that say how a compressed body is compressed, since RocketMQ 5.0."""
 
-HEAD_IPV4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
+MAGICS: Final = re.compile(
+    re.escape(MAGIC_V1.to_bytes(4, "big")[:3])
+    + b"["
+    + b"".join(re.escape(magic.to_bytes(4, "big")[3:]) for magic in (MAGIC_V1, MAGIC_V2))
+    + b"]"
+)
+"""Matches the magic of a record of either version; the two differ only in their last byte."""
+
+HEAD_FIELDS: Final = (
+    ("size", "i"),
+    ("magic", "I"),
+    ("body_crc", "I"),
+    ("queue_id", "i"),
+    ("flag", "i"),
+    ("queue_offset", "q"),
+    ("physical_offset", "q"),
+    ("sys_flag", "i"),
+    ("born_ms", "q"),
+    ("born_host", "8s"),
+    ("store_ms", "q"),
+    ("store_host", "8s"),
+    ("reconsume_times", "i"),
+    ("prepared_offset", "q"),
+    ("body_size", "i"),
+)
+"""All fields up to the body, for IPv4 hosts: the name of each, and its code in the module struct."""
+
+
+def head_without(*names: str) -> struct.Struct:
+    """Return the layout of all fields up to the body, for IPv4 hosts, that skips the fields with these names."""
+    codes = (f"{struct.calcsize(f'>{code}')}x" if name in names else code for name, code in HEAD_FIELDS)
+    return struct.Struct(">" + "".join(codes))
+
+
+HEAD_IPV4: Final = head_without()
 """Layout of all fields up to the body, for IPv4 hosts: the layout that the hot path packs."""
 HEAD_SIZE_IPV4: Final = 88
 assert HEAD_IPV4.size == HEAD_SIZE_IPV4
 FIXED_SIZE_IPV4: Final = HEAD_SIZE_IPV4 + 1 + 2
 """Number of bytes of a version 1 record with IPv4 hosts, not counting body, topic and properties."""
-END_MARKER: Final = struct.Struct(">iI")
+SIZE_AND_MAGIC: Final = struct.Struct(">iI")
+END_MARKER: Final = SIZE_AND_MAGIC
 END_MARKER_SIZE: Final = 8
 assert END_MARKER.size == END_MARKER_SIZE
 
@@ -67,10 +103,14 @@ SYS_FLAG_AT: Final = 36
 PHYSICAL_OFFSET_AT: Final = 28
 STORE_TIME_AT_IPV4: Final = 56
 
-_START: Final = struct.Struct(">iIIiiqqi")
-assert _START.size == SYS_FLAG_AT + 4
+START: Final = struct.Struct(">" + "".join(code for _, code in HEAD_FIELDS[:8]))
+"""Layout of the fields up to and including the sysflag, the same for all hosts."""
+assert START.size == SYS_FLAG_AT + 4
+_IPV6_HOSTS: Final = {"born_host": FLAG_BORN_IPV6, "store_host": FLAG_STORE_IPV6}
 _HEADS: Final = {
-    (born, store): struct.Struct(f">iIIiiqqiq{20 if born else 8}sq{20 if store else 8}siqi")
+    (born, store): struct.Struct(
+        ">" + "".join("20s" if _IPV6_HOSTS.get(name, 0) & (born | store) else code for name, code in HEAD_FIELDS)
+    )
     for born in (0, FLAG_BORN_IPV6)
     for store in (0, FLAG_STORE_IPV6)
 }
@@ -220,7 +260,7 @@ def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True)
     end_of_data = len(data)
     if end_of_data - offset < MIN_SIZE:
         raise RecordError(offset, f"{end_of_data - offset} bytes are not a record")
-    size, magic, crc, _, _, _, _, sys_flag = _START.unpack_from(data, offset)
+    size, magic, crc, _, _, _, _, sys_flag = START.unpack_from(data, offset)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise RecordError(offset, f"magic {magic:#010x}")
     if size < MIN_SIZE or offset + size > end_of_data:

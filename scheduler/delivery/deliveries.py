@@ -29,11 +29,11 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.properties import NAME_END
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, head_for
 from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_message
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import ScannedRecord, read_record
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.protocol.records import properties
+from duemq.protocol.topics import HALF_TOPIC
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.storage.log.copies import PackedRecords
 from duemq.storage.log.scan import is_topic_name
@@ -16,9 +17,6 @@ from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""The topic of half messages. They are not committed, and must never be delivered to this topic after a delay."""
 
 _REAL_TOPIC: Final = f"{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _REAL_QID: Final = f"{properties.PROPERTY_END}{properties.REAL_QID}{properties.NAME_END}".encode()

@@ -31,6 +31,7 @@ import numpy as np
 import structlog
 
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels import runs
@@ -49,7 +50,7 @@ from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.extension import EXT_ADDRESS_MAX
 from duemq.storage.queues.pull import ColdRead, ReadCold, patiently
 from duemq.storage.store import MessageStore
@@ -142,7 +143,7 @@ class LevelQueues:
         self._sampled_at = now.monotonic
         self._wants_checkpoint = False
         self._handed_over: dict[int, int] | None = None
-        """By level, the queue offset up to which it has been handed over (`hand_over_some`); None before that
+        """By level, the queue offset up to which it has been handed over (`hand_over_next`); None before that
         begins."""
         self._marked = 0
         """Number of delivered messages that were marked for handing over."""
@@ -575,7 +576,7 @@ class LevelQueues:
     def begin_write(self) -> None:
         """Do nothing: units are in their files already."""
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         """Return False: there is nothing to write."""
         return False
 
@@ -603,10 +604,10 @@ class LevelQueues:
         offset."""
         return self._store.log.end
 
-    def keep_some(self, limit: int, now: Moment) -> None:
+    def keep_next(self, limit: int, now: Moment) -> None:
         """Do nothing: `timers.changes` also keeps messages that wait in levels."""
 
-    def expire_some(self) -> None:
+    def expire_next(self) -> None:
         """Wake the levels if files of their consume queues have expired, so that the next step cuts the levels to the
         bounds of the queues. The levels have no files of their own."""
         if any(level.low != level.queue.min_offset for level in self.levels.values()):
@@ -618,7 +619,7 @@ class LevelQueues:
 
     # --- RocketMQ
 
-    def hand_over_some(self, now_ms: int, *, most: int = MAX_HANDED_OVER) -> bool:
+    def hand_over_next(self, now_ms: int, *, most: int = MAX_HANDED_OVER) -> bool:
         """At a clean stop, do a part of the work that allows Apache's broker to continue with the files. Return whether
         there is more. Apache's broker knows only one offset for each level, before which all messages are delivered. So
         messages that were delivered behind it are marked, at most `most` in all. Raises NotInMemory, OSError; duemq's

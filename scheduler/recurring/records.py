@@ -22,6 +22,7 @@ from duemq.protocol.records import checksum, properties, recurrence
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
 from duemq.protocol.records.timer_properties import MAX_MS, out_ms
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.recurring.times import next_ms
 from duemq.scheduler.timers.config import OVERDUE_MS
@@ -30,7 +31,7 @@ from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.log.copies import origin_of
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)

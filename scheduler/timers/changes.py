@@ -20,6 +20,7 @@ from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import properties, recurrence
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second, stored_key
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
@@ -38,7 +39,6 @@ from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import ORIGIN_ZERO
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class _Place(NamedTuple):
+class _Waiting(NamedTuple):
     """A message that waits in the wheel: its record, deliver time, unit, and the second of the unit's slot."""
 
     message: StoredMessage
@@ -92,11 +92,11 @@ class TimerChanges:
         """The queues of messages with a delay level, which can be changed as well; None without levels."""
         self.moves = moves
         self._keeping: Iterator[bool | ColdRead] | None = None
-        """The search of `keep_some` in progress."""
+        """The search of `keep_next` in progress."""
         self._now_ms = 0
-        """The time of the last call of `keep_some`, ms since the epoch."""
+        """The time of the last call of `keep_next`, ms since the epoch."""
 
-    # --- one message, by its place
+    # --- one message, by its record
 
     def cancel(self, physical_offset: int, now_ms: int, owner: tuple[str, str] | None = None) -> Cancelled | None:
         """Cancel a message that waits with a timer or a level. Return None, and do nothing, if the result depends on
@@ -143,40 +143,40 @@ class TimerChanges:
             message = self._store.named_message_at(physical_offset)
             if message is not None and owner not in (None, owner_of(message)):
                 return Cancelled.UNKNOWN
-            place = self._place_of(message, physical_offset, now_ms)
-            if isinstance(place, _Place):
-                append(place.message, place.due_ms, int(place.waits["position"][0]))
+            waiting = self._waiting_of(message, physical_offset, now_ms)
+            if isinstance(waiting, _Waiting):
+                append(waiting.message, waiting.due_ms, int(waiting.waits["position"][0]))
                 with self._store.health.noting():
-                    self._slots.withdraw(place.waits, place.second)
+                    self._slots.withdraw(waiting.waits, waiting.second)
                 return Cancelled.CANCELLED
-            if isinstance(place, StoredMessage):
+            if isinstance(waiting, StoredMessage):
                 assert self.levels is not None
-                append(place, now_ms, None)
+                append(waiting, now_ms, None)
                 with self._store.health.noting():
-                    self.levels.withdraw(place)
+                    self.levels.withdraw(waiting)
                 return Cancelled.CANCELLED
-            if place not in (Cancelled.CANCELLED_BEFORE, Cancelled.NO_LONGER_WAITS):
-                return place
+            if waiting not in (Cancelled.CANCELLED_BEFORE, Cancelled.NO_LONGER_WAITS):
+                return waiting
             if not self.ids.is_complete:
                 return None
             newest = self.ids.newest(first_place(message) if message is not None else physical_offset)
             if newest is None or newest <= physical_offset:
-                return place
+                return waiting
             physical_offset = newest
 
-    def _place_of(
+    def _waiting_of(
         self, message: StoredMessage | None, physical_offset: int, now_ms: int
-    ) -> _Place | StoredMessage | Cancelled:
-        """Return the place in the wheel at which a message waits by the record at a physical offset, or the message
+    ) -> _Waiting | StoredMessage | Cancelled:
+        """Return the message that waits in the wheel by the record at a physical offset, or the message
         itself if it waits in a level; otherwise the reason why it does not wait by that record. If it was appended
         again, that is CANCELLED_BEFORE, or NO_LONGER_WAITS if nothing is left that shows this. Raises OSError."""
         if message is None:
             return self._missing(physical_offset)
         if message.topic == SCHEDULE_TOPIC:
-            return self._place_in_level(message)
+            return self._waiting_in_level(message)
         if message.topic != TIMER_TOPIC:
             return Cancelled.DELIVERED
-        return self._place_in_wheel(message, now_ms)
+        return self._waiting_in_wheel(message, now_ms)
 
     def _missing(self, physical_offset: int) -> Cancelled:
         """Return why there is no message at a physical offset. Raises OSError."""
@@ -189,7 +189,7 @@ class TimerChanges:
         # client forged the record inside a body; that does no harm here.)
         return Cancelled.DELIVERED
 
-    def _place_in_level(self, message: StoredMessage) -> StoredMessage | Cancelled:
+    def _waiting_in_level(self, message: StoredMessage) -> StoredMessage | Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
         if is_waiting:
             return message
@@ -211,13 +211,13 @@ class TimerChanges:
         is_before = int(first["write_ms"]) < message.store_timestamp // PRECISION_MS * PRECISION_MS
         return is_before and int(first["physical_offset"]) < message.physical_offset
 
-    def _place_in_wheel(self, message: StoredMessage, now_ms: int) -> _Place | Cancelled:
+    def _waiting_in_wheel(self, message: StoredMessage, now_ms: int) -> _Waiting | Cancelled:
         physical_offset, due_ms = message.physical_offset, due_of(message)
         is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
         self._enqueuer.enqueue_through(message.queue_offset, now_ms)
-        found = self._slots.places.find(physical_offset)
+        found = self._slots.positions.find(physical_offset)
         if found is None:
             is_done = self._slots.findings.start.is_done(physical_offset)
             return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
@@ -232,7 +232,7 @@ class TimerChanges:
         waits = self._slots.search.wait_at(position, second)
         if not self._slots.search.is_waiting(waits, second):
             return Cancelled.DELIVERED
-        return _Place(message, due_ms, waits, second)
+        return _Waiting(message, due_ms, waits, second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> Iterator[int | ColdRead | None]:
         """Look for the message of a topic with this UNIQ_KEY in the slots in which a message due at `deliver_ms` may
@@ -277,41 +277,46 @@ class TimerChanges:
         self._enqueuer.enqueue_all(now_ms)
         return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
 
-    def to_replace(self, topic: str, key: str, now_ms: int) -> list[_Place]:
+    def to_replace(self, topic: str, key: str, now_ms: int) -> list[_Waiting]:
         """Return the messages that the next message with a topic and key replaces. They must be passed to `replace`
         before anything else happens: everything that needs to be read is read here. Raises StoreError, OSError."""
         assert self._slots.census.is_complete
-        places = []
+        replaced = []
         for position in self._with_key(topic, key, now_ms):
-            place = self._place_at(position)
-            text = place.message.properties_text if place is not None else ""
-            if place is not None and properties.get(text, properties.REAL_TOPIC) == topic and stored_key(text) == key:
-                places.append(place)
-        return places
+            waiting = self._waiting_at(position)
+            text = waiting.message.properties_text if waiting is not None else ""
+            if waiting is not None and properties.get(text, properties.REAL_TOPIC) == topic and stored_key(text) == key:
+                replaced.append(waiting)
+        return replaced
 
     def replace(
-        self, places: list[_Place], unique_key: str | None, due_ms: int, now_ms: int, stage: Callable[[int], None]
+        self,
+        replaced: list[_Waiting],
+        unique_key: str | None,
+        due_ms: int,
+        now_ms: int,
+        stage: Callable[[int], None],
     ) -> int:
         """Write a message in place of the messages that it replaces (`to_replace`). Return the number of replaced
         messages. `stage` is called to stage the message. Its argument is the origin that the message must store as
         prepared-transaction offset, together with TIMER_ROLL_TIMES, so that the same record also withdraws the first
         replaced message; it is 0 if no message is replaced. Nothing else may be staged before. Reads nothing. Raises
         the errors of `stage`, StoreError; then nothing was replaced."""
-        stage((places[0].message.physical_offset or ORIGIN_ZERO) if places else 0)
-        for place in places:
+        stage((replaced[0].message.physical_offset or ORIGIN_ZERO) if replaced else 0)
+        for waiting in replaced:
             # The deletion record is for Apache's broker, and for the second and further replaced messages. There is
             # none for a message with the same UNIQ_KEY, as after a client's retry: it would make Apache's broker delete
             # the new message as well.
-            if place.message.get_property(properties.UNIQ_KEY) != unique_key:
-                self._records.stage_deletion(place.message, place.due_ms, now_ms)
+            if waiting.message.get_property(properties.UNIQ_KEY) != unique_key:
+                self._records.stage_deletion(waiting.message, waiting.due_ms, now_ms)
         self._expect(due_ms)
         self._store.appender.commit()
-        for place in places:
-            self._slots.withdraw(place.waits, place.second)
-        return len(places)
+        for waiting in replaced:
+            self._slots.withdraw(waiting.waits, waiting.second)
+        return len(replaced)
 
-    def _place_at(self, position: int) -> _Place | None:
-        """Return the place of the message whose unit is at a position; None if it does not wait. Raises OSError."""
+    def _waiting_at(self, position: int) -> _Waiting | None:
+        """Return the message whose unit is at a position; None if it does not wait. Raises OSError."""
         units = self._slots.log.read(position, 1)
         physical_offset, size = units[["physical_offset", "record_size"]][0].item()
         second = int(seconds_of(units)[0])
@@ -320,11 +325,11 @@ class TimerChanges:
         if message is None or due_ms is None or second < self._slots.turns.second:
             return None
         waits = self._slots.search.wait_at(position, second)
-        return _Place(message, due_ms, waits, second) if self._slots.search.is_waiting(waits, second) else None
+        return _Waiting(message, due_ms, waits, second) if self._slots.search.is_waiting(waits, second) else None
 
     # --- messages whose commitlog files expire
 
-    def keep_some(self, limit: int, now_ms: int) -> bool | None:
+    def keep_next(self, limit: int, now_ms: int) -> bool | None:
         """Append messages again that still wait in commitlog files which are about to be removed, including those of
         delay levels, which from then on wait in the wheel. See `storage.durability.owner.CheckpointPart`."""
         self._now_ms = now_ms
@@ -352,8 +357,8 @@ class TimerChanges:
             seconds = seconds_of(units)
             live = (units["physical_offset"] < limit) & decided.is_live(units, seconds, slots.turns.second)
             for at in np.flatnonzero(live).tolist():
-                place = int(units["physical_offset"][at]), int(units["record_size"][at])
-                message = yield from patiently(partial(self._store.message_at, *place))
+                extent = int(units["physical_offset"][at]), int(units["record_size"][at])
+                message = yield from patiently(partial(self._store.message_at, *extent))
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.turns.second:
                     continue
@@ -400,44 +405,44 @@ class TimerChanges:
 
     # --- recurring messages
 
-    def recurring(self, topic: str, name: str, now_ms: int) -> list[_Place]:
+    def recurring(self, topic: str, name: str, now_ms: int) -> list[_Waiting]:
         """Return the waiting messages that recur under a name, nearly always one or none, for `pause`, `resume` and
         `remove`. The rules of `to_replace` apply. Raises StoreError, OSError."""
-        return [place for place in self.to_replace(topic, name, now_ms) if is_recurring(place.message)]
+        return [waiting for waiting in self.to_replace(topic, name, now_ms) if is_recurring(waiting.message)]
 
-    def pause(self, places: list[_Place], now_ms: int) -> bool:
+    def pause(self, recurring: list[_Waiting], now_ms: int) -> bool:
         """Pause recurring messages until they are resumed. Return whether any was not paused before. Raises StoreError,
         OSError."""
-        going_on = [place for place in places if not _is_paused(place)]
-        for place in going_on:
-            self._move(place, now_ms + PAUSED_MS, now_ms, is_paused=True)
+        going_on = [waiting for waiting in recurring if not _is_paused(waiting)]
+        for waiting in going_on:
+            self._move(waiting, now_ms + PAUSED_MS, now_ms, is_paused=True)
         return bool(going_on)
 
-    def resume(self, places: list[_Place], now_ms: int) -> int | None:
+    def resume(self, recurring: list[_Waiting], now_ms: int) -> int | None:
         """Resume paused recurring messages. Return the time of the next delivery, ms since the epoch; None if none was
         paused. Raises TimerIllegal if no delivery is left; StoreError, OSError."""
-        paused = [place for place in places if _is_paused(place)]
+        paused = [waiting for waiting in recurring if _is_paused(waiting)]
         due_ms = None
-        for place in paused:
-            found = recurrence.read(place.message.properties_text)
+        for waiting in paused:
+            found = recurrence.read(waiting.message.properties_text)
             # If the clock was set back meanwhile, no delivery is made a second time.
             due_ms = next_ms(found, max(now_ms, (found.paused_ms or 0) - 1))
             if due_ms is None:
                 raise TimerIllegal("its last delivery would have been before now: remove it")
-            self._move(place, due_ms, now_ms)
+            self._move(waiting, due_ms, now_ms)
         return due_ms
 
-    def remove(self, places: list[_Place], now_ms: int) -> None:
+    def remove(self, recurring: list[_Waiting], now_ms: int) -> None:
         """Cancel messages. Raises StoreError, OSError."""
-        for place in places:
-            self._records.delete(place.message, place.due_ms, now_ms)
+        for waiting in recurring:
+            self._records.delete(waiting.message, waiting.due_ms, now_ms)
             with self._store.health.noting():
-                self._slots.withdraw(place.waits, place.second)
+                self._slots.withdraw(waiting.waits, waiting.second)
 
-    def _move(self, place: _Place, due_ms: int, now_ms: int, *, is_paused: bool = False) -> None:
-        self._append_again(place.message, int(place.waits["position"][0]), due_ms, now_ms, is_paused=is_paused)
+    def _move(self, waiting: _Waiting, due_ms: int, now_ms: int, *, is_paused: bool = False) -> None:
+        self._append_again(waiting.message, int(waiting.waits["position"][0]), due_ms, now_ms, is_paused=is_paused)
         with self._store.health.noting():
-            self._slots.withdraw(place.waits, place.second)
+            self._slots.withdraw(waiting.waits, waiting.second)
 
     # --- after a start
 
@@ -445,7 +450,7 @@ class TimerChanges:
         """Mark the units of messages that recovery found withdrawn, since their marks may not have been durable.
         `physical_offsets`: of the messages' records. Raises OSError."""
         for physical_offset in dict.fromkeys(physical_offsets):  # two records may withdraw the same message
-            found = self._slots.places.find(physical_offset)
+            found = self._slots.positions.find(physical_offset)
             if found is not None:
                 second = int(seconds_of(found[1])[0])
                 self._slots.withdraw(self._slots.search.wait_at(found[0], second), second)
@@ -457,5 +462,5 @@ def owner_of(message: StoredMessage) -> tuple[str, str | None]:
     return properties.get(text, properties.REAL_TOPIC) or message.topic, properties.get(text, properties.UNIQ_KEY)
 
 
-def _is_paused(place: _Place) -> bool:
-    return properties.get(place.message.properties_text, properties.TIMER_PAUSED) is not None
+def _is_paused(waiting: _Waiting) -> bool:
+    return properties.get(waiting.message.properties_text, properties.TIMER_PAUSED) is not None

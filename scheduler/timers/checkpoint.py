@@ -110,7 +110,7 @@ class TimerCheckpoint:
         note = self._note_on_disk()
         if note is None:  # the next start would read all of the commitlog
             return 0
-        # `TimerChanges.keep_some` finds waiting messages by the timer log, so it does not find messages that are not in
+        # `TimerChanges.keep_next` finds waiting messages by the timer log, so it does not find messages that are not in
         # the wheel yet.
         return min(note.since, self._enqueuer.needed_from, *self._unfollowed, *note.unfollowed)
 
@@ -159,12 +159,12 @@ class TimerCheckpoint:
         self._slots.log.begin_marks()
         self._slots.wheel.begin_write()
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         """See `storage.durability.owner.CheckpointPart`."""
         if not self._is_bound:
             self._is_bound = not self._bound_since(now)
             return True
-        return self._slots.wheel.write_some(self._slots.turns.second)
+        return self._slots.wheel.write_next(self._slots.turns.second)
 
     def plan_sync(self, now: Moment) -> Callable[[], None]:
         """See `storage.durability.owner.CheckpointPart`."""

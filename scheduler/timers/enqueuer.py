@@ -95,15 +95,15 @@ class Enqueuer:
 
     def enqueue_through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to and including a queue offset into the wheel. Raises OSError."""
-        while self.next_offset <= queue_offset and self.enqueue_some(now_ms):
+        while self.next_offset <= queue_offset and self.enqueue_next(now_ms):
             pass
 
     def enqueue_all(self, now_ms: int) -> None:
         """Put all messages into the wheel. Raises OSError."""
-        while self.enqueue_some(now_ms):
+        while self.enqueue_next(now_ms):
             pass
 
-    def enqueue_some(self, now_ms: int) -> bool:
+    def enqueue_next(self, now_ms: int) -> bool:
         """Put the next messages into the wheel. Return whether there were any. Raises OSError."""
         queue = self._queue
         if self.next_offset < queue.min_offset:
@@ -223,7 +223,7 @@ def _were_again(records: PackedRecords) -> NDArray[np.bool_]:
     """Return, for each record, whether it is one with which its message was appended again."""
     result = np.zeros(len(records), bool)
     if _FIRST_ID in bytes(records.data):
-        origins = records.heads["prepared_transaction_offset"].tolist()
+        origins = records.heads["prepared_offset"].tolist()
         for at, text in enumerate(records.properties()):
             if _FIRST_ID in text:
                 result[at] = first_id(text.decode("utf-8", "replace"), origins[at]) is not None

@@ -8,11 +8,12 @@ from typing import Final
 from duemq.protocol.records import checksum, properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.log.copies import ORIGIN_ZERO
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 _REPLACED: Final = (

@@ -23,18 +23,19 @@ import numpy as np
 import structlog
 
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.small_files import NO_OFFSETS, StartFacts, Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -101,19 +102,19 @@ class TimerRecovery:
         queue: ConsumeQueue,
         timer_log: TimerLog,
         wheel: TimerWheel,
-        places: UnitPlaces,
+        positions: UnitPositions,
         now_ms: int,
         recovered: Recovered,
     ) -> None:
-        """Prepare the recovery. `places`: the index to be filled with the positions of all units, in the same pass over
-        the log as everything else."""
+        """Prepare the recovery. `positions`: the index to be filled with the positions of all units, in the same pass
+        over the log as everything else."""
         self._store = store
         self._queue = queue
         self._log = timer_log
         self._wheel = wheel
         self._now_second = slot_second(now_ms)
         self._recovered = recovered
-        self._places = places
+        self._positions = positions
         self._parked: set[tuple[int, int]] = set()
         """Slots that may have parked messages, as in `Start.parked`."""
         self._parked_done: dict[int, int] = {}
@@ -238,7 +239,7 @@ class TimerRecovery:
         check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
-            self._note_places(position, units)
+            self._note_positions(position, units)
             self._look_for_parked(position, units, note.second, delivered)
             if has_to_fill:
                 self._put_into_wheel(position, units, note.second, hours)
@@ -300,15 +301,15 @@ class TimerRecovery:
         self._sum_up()
         return True
 
-    def _note_places(self, position: int, units: Units) -> None:
-        self._places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+    def _note_positions(self, position: int, units: Units) -> None:
+        self._positions.note(position + np.arange(len(units)) * UNIT_SIZE, units)
 
     def _sum_up(self) -> None:
         """Compute the checksums of the log, for which none were noted, and note the places of its units."""
         self._log.sums = LogSums(self._log.segment_size)
         for position, units in self._log.scan(self._log.begin, self._log.end):
             self._log.sums.add(position, units)
-            self._note_places(position, units)
+            self._note_positions(position, units)
 
     def _take_back(self, end: int) -> None:
         parts = list(self._log.scan(end, self._log.end))
@@ -412,7 +413,7 @@ class TimerRecovery:
         log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog is read")
         self._store.forget_note("timers")
         self._log.remove_all()
-        self._places.clear()
+        self._positions.clear()
         self._wheel.clear()
         self._wheel.establish()
         origins = Origins()

@@ -18,7 +18,7 @@ from duemq.scheduler.timers.deliver_times import LOOK_UNITS, learn
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import NO_MESSAGE, UNIT, seconds_of
 from duemq.scheduler.timers.index.census import Census
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.seconds.findings import Findings
 from duemq.scheduler.timers.seconds.second import NO_WAITS, waits_of
 from duemq.scheduler.timers.seconds.turns import Turns
@@ -54,14 +54,14 @@ class TimerSearch:
         self,
         store: MessageStore,
         timer_log: TimerLog,
-        places: UnitPlaces,
+        positions: UnitPositions,
         turns: Turns,
         findings: Findings,
         census: Census,
     ) -> None:
         self._store = store
         self._log = timer_log
-        self._places = places
+        self._positions = positions
         self._turns = turns
         self._findings = findings
         self._census = census
@@ -111,7 +111,7 @@ class TimerSearch:
         """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
         physical offsets, both exclusive. A message keeps its place if it gets another unit in the meantime, or before a
         search is continued."""
-        while after + 1 < end and (found := (yield from patiently(partial(self._places.after, after)))):
+        while after + 1 < end and (found := (yield from patiently(partial(self._positions.after, after)))):
             positions, units, after = found
             waits, seconds = self._waiting_of(positions, units)
             yield from patiently(partial(self._learn, waits, seconds))

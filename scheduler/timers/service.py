@@ -32,6 +32,7 @@ import structlog
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.delivery.batches import Batches, Kind
 from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
@@ -61,7 +62,7 @@ from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, ReadAhead, ReadCold
 from duemq.storage.store import MessageStore
 
@@ -197,7 +198,7 @@ class Timers:
         if not recovered.is_foreign:
             noted = note.unfollowed if note is not None else ()
             self._unfollowed += left_out(recovered.origins, noted, self._store.message_at)
-        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.places, now_ms, recovered)
+        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.positions, now_ms, recovered)
         start = recovery.run(note, check)
         slots.load(start, note.policy_end if note is not None else 0)
         enqueuer.load(start.queue_offset)
@@ -248,7 +249,7 @@ class Timers:
         messages in `queue`, from `queue_offset` on."""
         if not self._config.value.stop_enqueue:
             with contextlib.suppress(OSError, NotInMemory):
-                self._enqueuer.enqueue_some(now_ms)
+                self._enqueuer.enqueue_next(now_ms)
 
     def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
         """Note that a message for a topic was staged at a queue offset of `queue`. Call this directly after staging.
@@ -294,7 +295,7 @@ class Timers:
             self._search_overdue(now_ms)
         while True:
             worked = not self._config.value.stop_enqueue and self._enqueuing.run(
-                now_ms, lambda: self._enqueuer.enqueue_some(now_ms)
+                now_ms, lambda: self._enqueuer.enqueue_next(now_ms)
             )
             if not self._config.value.stop_dequeue:
                 worked |= self._dequeue(now_ms)
@@ -346,7 +347,7 @@ class Timers:
         if self._slots.turns.advance(now_ms):
             return True
         second = self._slots.turns.current
-        if second.load_some():
+        if second.load_next():
             return True
         if second.deletes:
             self._slots.delete_by_key(second)
@@ -640,14 +641,14 @@ class Timers:
 
     # --- the files
 
-    def hand_over_some(self, now_ms: int) -> bool:
+    def hand_over_next(self, now_ms: int) -> bool:
         """At a clean stop, do a part of the work that allows Apache's broker to continue with the files. Return whether
         there is more. Apache's broker reads a slot as a whole, so the rest of a partly delivered slot is moved into the
         next one. Raises OSError; duemq's next start is exact even then."""
         slots = self._slots
         # Apache's broker would put these messages into the wheel itself, including those delivered or withdrawn before
         # a crash.
-        if not slots.findings.is_replayed and self._enqueuer.enqueue_some(now_ms):
+        if not slots.findings.is_replayed and self._enqueuer.enqueue_next(now_ms):
             return True
         # Not beyond the present second: if the clock was set back, messages that are not due yet would come late.
         beyond = min(slots.findings.start.recovered_to, slot_second(now_ms) + 1)
@@ -677,9 +678,9 @@ class Timers:
         """See `TimerCheckpoint.begin_write`."""
         self._checkpoint.begin_write()
 
-    def write_some(self, now: Moment) -> bool:
-        """See `TimerCheckpoint.write_some`."""
-        return self._checkpoint.write_some(now)
+    def write_next(self, now: Moment) -> bool:
+        """See `TimerCheckpoint.write_next`."""
+        return self._checkpoint.write_next(now)
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         """See `TimerCheckpoint.plan_sync`."""
@@ -693,11 +694,11 @@ class Timers:
         """See `TimerCheckpoint.needed_from`."""
         return self._checkpoint.needed_from
 
-    def keep_some(self, limit: int, now: Moment) -> bool | None:
-        """See `TimerChanges.keep_some`."""
-        return self.changes.keep_some(limit, now.wall_ms)
+    def keep_next(self, limit: int, now: Moment) -> bool | None:
+        """See `TimerChanges.keep_next`."""
+        return self.changes.keep_next(limit, now.wall_ms)
 
-    def expire_some(self) -> list[str] | None:
+    def expire_next(self) -> list[str] | None:
         """Forget files of the timer log that recovery does not need. Return their paths, for the caller to remove; None
         when there is nothing left to look at. Raises OSError, NotInMemory."""
         if self._expiring is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from duemq.protocol.topics import DLQ_PREFIX, HALF_TOPIC, OP_HALF_TOPIC
 from duemq.spark_jobs.analyse.analysis import (
     Ahead,
     Analysis,
@@ -41,18 +42,7 @@ from duemq.spark_jobs.source.offset_rows import offset_rows
 from duemq.spark_jobs.store.local_files import refuse_within
 from duemq.spark_jobs.store.progress import known_delays
 from duemq.spark_jobs.store.ranges import records_at
-from duemq.spark_jobs.store.roles import (
-    CANCEL,
-    DELIVERY,
-    HALF,
-    HALF_END,
-    HALF_END_TOPIC,
-    HALF_TOPIC,
-    LEVEL,
-    MESSAGE,
-    NAMES,
-    TIMER,
-)
+from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, HALF, HALF_END, LEVEL, MESSAGE, NAMES, TIMER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -374,7 +364,7 @@ class _Analysis:
             for row in self._offsets
             if row["consumer_group"] == _GROUP_OF_HALF and row["min_offset"] is not None
         }
-        for topic, role in ((HALF_TOPIC, HALF), (HALF_END_TOPIC, HALF_END)):
+        for topic, role in ((HALF_TOPIC, HALF), (OP_HALF_TOPIC, HALF_END)):
             count, total = self._role_sum(role)
             done = min(max(passed.get(topic, 0), 0), count)
             records += done
@@ -457,7 +447,7 @@ def _retries(usage: Usage) -> list[Retry]:
     found = []
     for name, count in usage.retries.items():
         topic, origin, times = name.split("\t")
-        is_dead = topic.startswith("%DLQ%")
+        is_dead = topic.startswith(DLQ_PREFIX)
         found.append(Retry(topic.split("%", 2)[2], origin, int(times), count, is_dead))
     return sorted(found, key=lambda retry: (retry.is_dead, retry.consumer_group, retry.topic, retry.attempt))
 

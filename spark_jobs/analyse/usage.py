@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from duemq.protocol.records.record import FLAG_BORN_IPV6
+from duemq.protocol.topics import DLQ_PREFIX, RETRY_PREFIX
 from duemq.spark_jobs.audit.steps import is_by_minute
 from duemq.spark_jobs.columns.hashes import hash_ints
 from duemq.spark_jobs.store.roles import MESSAGE, NAMES
@@ -33,8 +34,6 @@ KEYS: Final = np.dtype([("key", "<i8"), ("count", "<i8"), ("offset", "<i8")])
 """By hash of topic and keys: the count, and the physical offset of a record that has them."""
 SIZE_BINS: Final = 28
 """Number of bins of body sizes, by powers of two: bin 0 has empty bodies, bin n sizes below 2^n."""
-_RETRY: Final = "%RETRY%"
-_DLQ: Final = "%DLQ%"
 
 
 class RangeUsage(msgspec.Struct):
@@ -159,7 +158,7 @@ class UsageObserver:
             self._keys.append((keys, records.physical_offset[rows]))
 
     def _retries_of(self, records: Records, topic: Integers, names: list[str]) -> None:
-        special = np.array([name.startswith((_RETRY, _DLQ)) for name in names] or [False])
+        special = np.array([name.startswith((RETRY_PREFIX, DLQ_PREFIX)) for name in names] or [False])
         rows = np.flatnonzero(special[topic])
         if not len(rows):
             return

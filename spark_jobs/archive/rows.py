@@ -30,13 +30,14 @@ import pyarrow.compute as pc
 from duemq.protocol.records.properties import KEYS, TAGS, UNIQ_KEY
 from duemq.protocol.records.record import MAGIC_V1, TRANSACTION_ROLLBACK
 from duemq.spark_jobs.columns import instants
-from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
+from duemq.spark_jobs.columns.records import PADDING, Records
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.walks import Range, walks
 from duemq.spark_jobs.writers.index import items_of
 from duemq.spark_jobs.writers.spill import save
+from duemq.storage.log.copies import HEAD
 from duemq.storage.queues.index_file import ITEM
 
 if TYPE_CHECKING:

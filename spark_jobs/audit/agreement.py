@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from duemq.protocol.records import properties
-from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.log.copies import UNITS
 
 if TYPE_CHECKING:

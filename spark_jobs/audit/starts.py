@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 import numpy as np
 
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.timers.files import small_files
@@ -36,7 +37,6 @@ from duemq.scheduler.timers.files.wheel import SLOT, SLOTS
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.progress import behind_last, timer_units
 from duemq.spark_jobs.store.ranges import at_offsets, records_at
-from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.spark_jobs.store.store_files import is_segment
 from duemq.storage.durability import checkpoint
 from duemq.storage.files import Files

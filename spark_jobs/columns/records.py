@@ -7,8 +7,6 @@ which is reported and stepped over, up to the next place that states its own phy
 
 from __future__ import annotations
 
-import re
-import struct
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
@@ -24,12 +22,16 @@ from duemq.protocol.records.record import (
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
+    MAGICS,
     MAX_TOPIC_BYTES,
     MIN_SIZE,
+    PHYSICAL_OFFSET_AT,
+    SIZE_AND_MAGIC,
 )
 from duemq.spark_jobs.columns.hashes import hash_slices
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.columns.texts import Texts
+from duemq.storage.log.copies import HEAD
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,35 +41,11 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-_ANY_MAGIC: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
-_SIZE_MAGIC: Final = struct.Struct(">iI")
-_OFFSET_AT: Final = 28
 ZEROS: Final = "zeros where a record should be"
 """The reason of a damage that is a stretch of zeros."""
 _NOT_WRITTEN: Final = bytes(8)
 PADDING: Final = 128
 """Number of zeros that readers put behind the bytes to be walked over, so that a whole head can always be taken."""
-
-HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("body_crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
-        ("born_host", "V8"),
-        ("store_ms", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_offset", ">i8"),
-        ("body_size", ">i4"),
-    ]
-)
-assert HEAD.itemsize == 88
 
 
 class Damage(NamedTuple):
@@ -378,7 +356,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
                         zeros_at = at
                     at = size
                 break
-            record_size, magic = _SIZE_MAGIC.unpack_from(buffer, at)
+            record_size, magic = SIZE_AND_MAGIC.unpack_from(buffer, at)
             if magic == MAGIC_END:
                 at, at_end_marker = size, True
                 break
@@ -386,7 +364,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
                 zeros_at, at = at, size
                 break
             if magic in (MAGIC_V1, MAGIC_V2) and MIN_SIZE <= record_size <= room - at and not is_last:
-                start = bytes(buffer[at + _OFFSET_AT : at + _OFFSET_AT + 8])
+                start = bytes(buffer[at + PHYSICAL_OFFSET_AT : at + PHYSICAL_OFFSET_AT + 8])
                 if len(start) < 8 or int.from_bytes(start, "big") == base + at:
                     break  # It continues in the bytes that follow.
             why = _why(record_size, magic, room - at)
@@ -414,7 +392,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
 def _chain(buffer: memoryview, at: int, starts: list[int]) -> int:
     """Follow the sizes from a position on, as far as whole records go. Append their positions to `starts`; return the
     end."""
-    unpack, add, last, limit = _SIZE_MAGIC.unpack_from, starts.append, len(buffer) - 8, len(buffer)
+    unpack, add, last, limit = SIZE_AND_MAGIC.unpack_from, starts.append, len(buffer) - 8, len(buffer)
     while at <= last:
         size, magic = unpack(buffer, at)
         if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < MIN_SIZE:  # noqa: PLR1714, it is called for each record
@@ -431,12 +409,12 @@ def starts_in(data: Bytes, base: int, size: int, at: int = 0) -> Iterator[int]:
     """Yield the positions, from `at` on in the first `size` bytes of `data`, at which a record states its own physical
     offset."""
     buffer = memoryview(data)[:size]  # type: ignore[arg-type]
-    last = size - _OFFSET_AT - 8
-    for found in _ANY_MAGIC.finditer(buffer, at + 4):
+    last = size - PHYSICAL_OFFSET_AT - 8
+    for found in MAGICS.finditer(buffer, at + 4):
         start = found.start() - 4
         if start > last:
             break
-        if int.from_bytes(buffer[start + _OFFSET_AT : start + _OFFSET_AT + 8], "big") == base + start:
+        if int.from_bytes(buffer[start + PHYSICAL_OFFSET_AT : start + PHYSICAL_OFFSET_AT + 8], "big") == base + start:
             yield start
 
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.index.sorted_offsets import is_among
@@ -63,7 +64,6 @@ from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues import check, extension, index_file
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

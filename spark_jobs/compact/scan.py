@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from duemq.protocol.records.properties import KEYS, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
+from duemq.protocol.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.spark_jobs.compact.deleted import UNOWNED, Owners, unowned
-from duemq.spark_jobs.compact.state import HALF_TOPIC, OP_TOPIC
 from duemq.spark_jobs.store.walks import Range, walks
 from duemq.spark_jobs.writers.hashes import key_hashes
 from duemq.spark_jobs.writers.spill import save
 from duemq.storage.log.origins import NO_ORIGIN, origins_of
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +65,7 @@ KEYED: Final = np.dtype(
     ]
 )
 NAMED: Final = ("delivered", "delivered_by", "withdrawn", "withdrawn_by")
-_KINDS: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP_TOPIC: OP}
+_KINDS: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP_HALF_TOPIC: OP}
 
 
 class ScanTask(NamedTuple):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from duemq.protocol.records.record import MIN_SIZE
+from duemq.protocol.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler import waiting
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files import small_files
@@ -28,7 +29,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets
 from duemq.spark_jobs.writers.spill import save
-from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 COMPACTED: Final = "compacted.json"
 """The file in a store made by a compaction: {"end": where the new commitlog ended}."""
 _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
@@ -161,7 +160,7 @@ def _size_at(store: StoreFiles, physical: int) -> int:
 def _transactions(store: StoreFiles) -> tuple[int, int]:
     table = store.table("config/consumerOffset.json", "offsetTable")
     offsets = []
-    for topic in (HALF_TOPIC, OP_TOPIC):
+    for topic in (HALF_TOPIC, OP_HALF_TOPIC):
         of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}")
         value = next((v for k, v in of_group.items() if str(k) == "0"), 0) if isinstance(of_group, dict) else 0
         offsets.append(int(value) if isinstance(value, int) else 0)

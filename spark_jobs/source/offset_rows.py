@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_key
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.runs import Run
@@ -40,7 +41,7 @@ from duemq.scheduler.timers.files.unit import (
 from duemq.scheduler.timers.files.unit import UNIT as TIMER_UNIT
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.ranges import at_offsets, plan
-from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
+from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
 from duemq.spark_jobs.store.walks import walks
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint

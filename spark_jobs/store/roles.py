@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT
 from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS, PRECISION_MS
+from duemq.protocol.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.spark_jobs.columns.hashes import hash_ints
 from duemq.storage.log.origins import NO_ORIGIN, origins_of
 
@@ -44,14 +46,7 @@ HALF: Final = 5
 HALF_END: Final = 6
 NAMES: Final = ("message", "level", "timer", "cancel", "delivery", "half", "half_end")
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-HALF_END_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-_BY_TOPIC: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, HALF_END_TOPIC: HALF_END}
-
-_TRANSACTION: Final = 3 << 2
-_COMMIT: Final = 2 << 2
+_BY_TOPIC: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP_HALF_TOPIC: HALF_END}
 
 
 class Roles:
@@ -85,7 +80,7 @@ class Roles:
         """Whether a record is in its real topic after it waited. Records of committed transactions look like this too;
         they waited in the half topic only, unless a property says that they were scheduled as well."""
         records = self._records
-        is_commit = records.sys_flag & _TRANSACTION == _COMMIT
+        is_commit = records.sys_flag & FLAG_TRANSACTION == TRANSACTION_COMMIT
         found = self._is_of_real_topic
         if (found & is_commit).any():
             level, has_level = records.property_ints("DELAY")

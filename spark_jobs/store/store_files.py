@@ -28,15 +28,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, Summary, summarize
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.spark_jobs.columns.records import PADDING, walk
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
 from duemq.spark_jobs.store.walks import Range, Segment, walks
 from duemq.storage.durability import checkpoint
+from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues import extension
-from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC
+from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as DEFAULT_QUEUE_FILE_SIZE
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
 from duemq.storage.queues.tags_codes import tags_code
 
@@ -46,8 +49,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
-DEFAULT_SEGMENT_SIZE: Final = 1 << 30
-DEFAULT_QUEUE_FILE_SIZE: Final = 300_000 * UNITS.itemsize
 _TABLES: Final = {
     "topics.json": "topicConfigTable",
     "consumerOffset.json": "offsetTable",

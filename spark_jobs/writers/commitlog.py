@@ -21,16 +21,17 @@ from duemq.protocol.records.record import (
     END_MARKER,
     FLAG_TRANSACTION,
     MAGIC_END,
+    PHYSICAL_OFFSET_AT,
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
 )
-from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
+from duemq.spark_jobs.columns.records import PADDING, Records
 from duemq.spark_jobs.compact.scan import KEYED_MESSAGE, PLAIN, TIMER_AGAIN, TIMER_DELETE
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.writers import layout
 from duemq.spark_jobs.writers.index import items_of
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
-from duemq.storage.log.copies import ORIGIN_ZERO
+from duemq.storage.log.copies import HEAD, ORIGIN_ZERO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 CHUNK_SIZE: Final = 4 << 20
-_OFFSET_AT: Final = 28
 _PREPARED_AT: Final = 76
 _PROPERTY_END: Final = 2
 _MAX_SLICES: Final = 512
@@ -157,7 +157,7 @@ def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: Of
         mapped = np.where(is_commit & (mapped < 0), 0, mapped)
         shift = np.where(flags & 16, 12, 0) + np.where(flags & 32, 12, 0)
         _put(records.data, records.starts[named] + _PREPARED_AT + shift, mapped)
-    _put(records.data, records.starts + _OFFSET_AT, new)
+    _put(records.data, records.starts + PHYSICAL_OFFSET_AT, new)
     _renew_checksums(records)
 
 
@@ -206,4 +206,4 @@ def write(fd: int, position: int, data: NDArray[np.uint8], starts: Integers, siz
 
 assert HEAD.fields is not None
 assert HEAD.fields["prepared_offset"][1] == _PREPARED_AT
-assert HEAD.fields["physical_offset"][1] == _OFFSET_AT
+assert HEAD.fields["physical_offset"][1] == PHYSICAL_OFFSET_AT

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
 from duemq.spark_jobs.writers.spill import OffsetMap
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

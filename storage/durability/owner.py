@@ -100,9 +100,9 @@ class CheckpointPart(Protocol):
         """Return the note for a checkpoint made now: the state from which recovery continues."""
 
     def begin_write(self) -> None:
-        """Prepare to write for a new checkpoint, whose note was taken just now; the next `write_some` begins."""
+        """Prepare to write for a new checkpoint, whose note was taken just now; the next `write_next` begins."""
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         """Write some of the state in memory into files; return whether there is more to write. Raises OSError; writing
         then starts over."""
 
@@ -118,12 +118,12 @@ class CheckpointPart(Protocol):
         """Return the physical offset from which on recovery may read the commitlog if it starts from the checkpoint
         that is on the disk."""
 
-    def keep_some(self, limit: int, now: Moment) -> bool | None:
+    def keep_next(self, limit: int, now: Moment) -> bool | None:
         """Look at a few messages in the commitlog files before a position, since these files are about to be removed,
         and append those that still wait once more. Returns whether any message was appended; None once all have been
         looked at. Raises StoreError, OSError; the files are then kept."""
 
-    def expire_some(self) -> list[str] | None:
+    def expire_next(self) -> list[str] | None:
         """Look at some files, and forget those that nothing needs any longer. Returns their paths, for the caller to
         remove, or None when there is nothing left to look at. Raises OSError."""
 
@@ -417,7 +417,7 @@ class Durability:
         for part in parts.values():
             part.begin_write()
         to_write = iter(queues)
-        self._writing = _Steps((lambda _: _write_next(to_write), *(part.write_some for part in parts.values())))
+        self._writing = _Steps((lambda _: _write_next(to_write), *(part.write_next for part in parts.values())))
         self._stage = _Stage.WRITING
 
     def _write(self, now: Moment, budget: Budget) -> None:
@@ -630,7 +630,7 @@ class Durability:
         # full takes none of them.
         is_watermark = self._no_room.keys() == {_DISK}
         with self._store.health.making_room() if is_watermark else nullcontext():
-            was_needed = part.keep_some(limit, now)
+            was_needed = part.keep_next(limit, now)
         if was_needed:
             self._kept_end = self._store.log.end
         return was_needed is not None
@@ -649,7 +649,7 @@ class Durability:
         return queue is not None
 
     def _expire_part(self, part: CheckpointPart, _: Moment) -> bool:
-        paths = part.expire_some()
+        paths = part.expire_next()
         self._remove(paths or [])
         return paths is not None
 

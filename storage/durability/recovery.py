@@ -33,6 +33,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
 from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
@@ -43,14 +44,12 @@ from duemq.storage.queues.check import Key, QueueCheck, Wrong
 from duemq.storage.queues.consume_queue import (
     MARK_SIZES,
     PADDING_SIZE,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
     TOPIC_NAME,
     UNIT,
     WITHDRAWN_SIZE,
     ConsumeQueue,
     hole,
-    place_of,
+    physical_offset_of,
 )
 from duemq.storage.queues.extension import extension_of
 from duemq.storage.queues.tags_codes import Told
@@ -695,7 +694,7 @@ class Recovery:
 
 def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
     """Whether a unit belongs to a record at or behind the physical offset `wanted`."""
-    return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
+    return physical_offset_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
 
 
 def _describe(wrong: dict[Key, list[Wrong]]) -> str:

@@ -230,10 +230,10 @@ class Appender:
         units["tags_code"] = codes
         heads = records.heads
         origins = heads["physical_offset"]
-        heads["prepared_transaction_offset"] = np.where(origins == 0, ORIGIN_ZERO, origins)
+        heads["prepared_offset"] = np.where(origins == 0, ORIGIN_ZERO, origins)
         heads["size"] = sizes
         heads["physical_offset"] = units["physical_offset"]
-        heads["store_timestamp"] = self.store_timestamp
+        heads["store_ms"] = self.store_timestamp
         heads["store_host"] = np.void(self._store_host)
         for number, queue in enumerate(queues):
             mine = slice(None) if len(queues) == 1 else np.flatnonzero(which == number)

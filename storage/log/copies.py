@@ -18,33 +18,24 @@ from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
 from duemq.protocol.records.checksum import NAME_FIELD
 from duemq.protocol.records.checksum import SIZE as CHECKSUM_SIZE
-from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, HEAD_IPV4, MAGIC_V1, StoredMessage
+from duemq.protocol.records.record import (
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    HEAD_FIELDS,
+    HEAD_SIZE_IPV4,
+    MAGIC_V1,
+    StoredMessage,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
 
-HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("body_crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_size", ">i4"),
-    ]
-)
-assert HEAD.itemsize == HEAD_IPV4.size
+_NUMPY_CODES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "V8"}
+HEAD: Final = np.dtype([(name, _NUMPY_CODES[code]) for name, code in HEAD_FIELDS])
+"""All fields of a record up to its body, for IPv4 hosts; see `protocol.records.record.HEAD_FIELDS`."""
+assert HEAD.itemsize == HEAD_SIZE_IPV4
 UNITS: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ORIGIN_ZERO: Final = -1
 """The prepared-transaction offset of a copy of the record at physical offset 0, since 0 would mean "no origin"."""

@@ -24,10 +24,10 @@ from duemq.protocol.records.properties import (
 )
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.records.recurrence import FLAG_RECURS
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import ORIGIN_ZERO, origin_of
 from duemq.storage.log.scan import ScannedRecord, Scanner
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,21 +11,21 @@ from duemq.protocol.records.properties import MAX_BYTES
 from duemq.protocol.records.record import (
     FLAG_BORN_IPV6,
     FLAG_STORE_IPV6,
-    HEAD_SIZE_IPV4,
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
+    MAGICS,
     MAX_TOPIC_BYTES,
     MIN_SIZE,
+    SIZE_AND_MAGIC,
+    START,
     crc32,
+    head_without,
 )
 from duemq.storage.log.commitlog import Commitlog
 
-_START: Final = struct.Struct(">iIIiiqqi")
-_HEAD: Final = struct.Struct(">iIIi4xqqiq8xq8xiqi")
-"""`record.HEAD_IPV4` without the fields that a scan does not need."""
-assert _HEAD.size == HEAD_SIZE_IPV4
-_SIZE_MAGIC: Final = struct.Struct(">iI")
+_HEAD: Final = head_without("flag", "born_host", "store_host")
+"""The fields that a scan needs."""
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _BORN_END: Final = 56
@@ -35,7 +35,6 @@ CHUNK_SIZE: Final = 1 << 20
 """Bytes of one read: few enough to stay in the processor's cache until they are decoded."""
 _ZEROS: Final = bytes(CHUNK_SIZE)
 
-_MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
 _MAGIC_AND_SIZE: Final = 8
 _MAX_ZEROS: Final = 16 << 20
 _TOPIC_NAME: Final = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
@@ -100,7 +99,7 @@ class Scanner:
                 return
             room = self._log.segment_end(position) - position
             data, base = self._bytes_at(data, base, position, min(MIN_SIZE, room))
-            size, magic = _SIZE_MAGIC.unpack_from(data, position - base)
+            size, magic = SIZE_AND_MAGIC.unpack_from(data, position - base)
             if magic == MAGIC_END:
                 position = self._log.segment_end(position)
                 self.end = ScanEnd(position, None)
@@ -195,7 +194,7 @@ def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
                 continue
             zeros = 0
             following = max(at + 1, at + len(data) - _MAGIC_AND_SIZE)
-            for found in _MAGICS.finditer(data):
+            for found in MAGICS.finditer(data):
                 place = at + found.start() - 4
                 record = read_record(log, place) if place >= max(end, start) else None
                 if record is not None:
@@ -208,7 +207,7 @@ def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
 def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRecord | str:
     """Decode the record at byte `at` of `data`, which lies at physical offset `position`. For a record that is wrong,
     return a text that describes the fault."""
-    size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag = _START.unpack_from(data, at)
+    size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag = START.unpack_from(data, at)
     if physical_offset != position:
         return f"a record that says it lies at {physical_offset}"
     store_time_at = at + _BORN_END + (12 if sys_flag & FLAG_BORN_IPV6 else 0)
@@ -256,10 +255,10 @@ def _has_empty_sector(record: ScannedRecord) -> bool:
 def read_record(log: Commitlog, offset: int, *, check_crc: bool = True) -> ScannedRecord | None:
     """Return the record at a physical offset, or None if there is no whole record. `check_crc`: whether the checksum of
     its body has to be right."""
-    head = log.read_raw(offset, _SIZE_MAGIC.size)
-    if len(head) < _SIZE_MAGIC.size:
+    head = log.read_raw(offset, SIZE_AND_MAGIC.size)
+    if len(head) < SIZE_AND_MAGIC.size:
         return None
-    size, magic = _SIZE_MAGIC.unpack(head)
+    size, magic = SIZE_AND_MAGIC.unpack(head)
     if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_SIZE <= size <= log.segment_end(offset) - offset:
         return None
     record = _take(log.read_raw(offset, size), 0, offset, check_crc=check_crc)

@@ -36,10 +36,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.errors import QueueCheckDamaged
 from duemq.storage.files import File, Files
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import MARK_SIZES, SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
+from duemq.storage.queues.consume_queue import MARK_SIZES, UNIT_SIZE, ConsumeQueue
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -58,9 +58,6 @@ MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
 _SIZE_AT: Final = 8
 TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 """The topic names that RocketMQ's TopicValidator accepts; a directory with any other name has no queues."""
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""The topic in which messages with a timer wait, all in queue 0."""
 FOLLOWING: Final = 1 << 62
 """In a unit that stands for no record, the tags code is this value plus the physical offset where the following records
 begin. No hash is as large."""
@@ -81,7 +78,7 @@ def hole(physical: int, following: int) -> bytes:
     return UNIT.pack(physical, PADDING_SIZE, FOLLOWING + following)
 
 
-def place_of(physical: int, size: int, code: int) -> int:
+def physical_offset_of(physical: int, size: int, code: int) -> int:
     """Return the physical offset of a unit's record, or, if the unit stands for no record, the physical offset where
     the following records begin. The results ascend along a queue."""
     return code - FOLLOWING if size == PADDING_SIZE and code >= FOLLOWING else physical
@@ -421,7 +418,7 @@ class ConsumeQueue:
         the paths of files for the caller to remove."""
 
         def is_left(physical: int, size: int, code: int) -> bool:
-            return place_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
+            return physical_offset_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
 
         first = self._stored_unit(self.min_offset)
         if first is None or not is_left(*first):

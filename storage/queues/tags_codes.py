@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from duemq.protocol.records import properties, timer_properties
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 DeliverTime = Callable[[int, int], int]
 """Returns the time when a message of a delay level is due, from the level and the store time; times are ms since the

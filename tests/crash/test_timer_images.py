@@ -166,7 +166,7 @@ class World:
 
     def close(self) -> None:
         self.flush()
-        while self.timers.hand_over_some(self.clock.now_ms()):
+        while self.timers.hand_over_next(self.clock.now_ms()):
             pass
         self.owned.stop()
         self.timers.close()
@@ -291,7 +291,7 @@ def _change(world: World, how: str, body: bytes) -> None:
         assert result is Cancelled.CANCELLED
     elif how == "keep":
         kept = []
-        while (was_needed := world.timers.keep_some(world.store.log.end, look(world.clock))) is not None:
+        while (was_needed := world.timers.keep_next(world.store.log.end, look(world.clock))) is not None:
             kept.append(was_needed)
         assert any(kept)
     else:

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from duemq.protocol.records.record import decode
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
+from duemq.protocol.topics import TIMER_TOPIC
 
 FILE_SIZE = 48 << 20
 _FIRST_ADDRESS = -(2**63)

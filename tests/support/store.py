@@ -74,7 +74,7 @@ class Urgent:
     def begin_write(self) -> None:
         pass
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         return False
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
@@ -87,10 +87,10 @@ class Urgent:
     def needed_from(self) -> int:
         return 2**62
 
-    def keep_some(self, limit: int, now: Moment) -> None:
+    def keep_next(self, limit: int, now: Moment) -> None:
         pass
 
-    def expire_some(self) -> None:
+    def expire_next(self) -> None:
         pass
 
 

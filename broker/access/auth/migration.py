@@ -34,7 +34,7 @@ from duemq.broker.access.auth.model import (
     UserType,
 )
 from duemq.broker.errors import AclFileError
-from duemq.broker.tables.topics import RETRY_PREFIX
+from duemq.protocol.topics import RETRY_PREFIX
 
 log = structlog.get_logger(__name__)
 

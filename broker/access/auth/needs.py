@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple
 from duemq.broker.access.auth.model import Action, ResourceType
 from duemq.broker.access.auth.rules import bits
 from duemq.broker.access.permission import Permission, PlainAction, Role
-from duemq.broker.tables.topics import RETRY_PREFIX
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import SubscriptionGroupConfig
 from duemq.protocol.requests.headers import Request
+from duemq.protocol.topics import RETRY_PREFIX
 
 PUB: Final = bits([Action.PUB])
 SUB: Final = bits([Action.SUB])

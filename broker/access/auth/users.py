@@ -43,8 +43,7 @@ from duemq.protocol.codes import ResponseCode
 from duemq.protocol.requests.auth_bodies import AclInfo
 from duemq.protocol.requests.headers import Request
 from duemq.protocol.requests.signature import SecretKey
-from duemq.scheduler.delivery.targets import HALF_TOPIC
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@
 The cost of inserting or finding a second's messages does not depend on how many messages wait. Above the wheel of
 seconds is a wheel of hours, which knows the hours with a slot in use: so the next slot is found without looking at
 empty ones. The slots of the current hour, of the next hour, and of each hour that was used lately are in memory.
-`write_some` writes the changed hours into the file and then releases the others. So the file may mix states from
+`write_next` writes the changed hours into the file and then releases the others. So the file may mix states from
 different moments of the last write, and recovery makes it agree with the timer log.
 
 Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precision is a second.
@@ -121,7 +121,7 @@ class TimerWheel:
         self._file = file = self._files.create(new, FILE_SIZE)
         try:
             self.begin_write()
-            while self.write_some(0):
+            while self.write_next(0):
                 pass
             file.sync()
             file.close()
@@ -192,7 +192,7 @@ class TimerWheel:
         """Choose the hours to be written: all hours that have changed until now."""
         self._to_write = np.flatnonzero(self._is_dirty).tolist()
 
-    def write_some(self, second: int) -> bool:
+    def write_next(self, second: int) -> bool:
         """Write the next chosen hour into the file. Return whether there was one. After the last one, unchanged hours
         are released, except for the hour of `second`, the hour after it, and the hour in which `next_second` last found
         a second. Raises OSError; then the next call tries the same hour again."""

@@ -21,13 +21,13 @@ from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import first_id
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.timers.deliver_times import LOOK_UNITS
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 from duemq.storage.log.copies import origin_of
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, Range
 from duemq.storage.store import MessageStore
 
@@ -97,7 +97,7 @@ class TimerIds:
         again."""
         if self._reached == _NOT_BEGUN:
             self._reached = 0
-        if self._enqueuer.behind and self._enqueuer.enqueue_some(now_ms):
+        if self._enqueuer.behind and self._enqueuer.enqueue_next(now_ms):
             return None
         start = max(self._reached, self._log.begin)
         for position, units in self._log.scan(start, min(self._log.end, start + _SCAN_UNITS * UNIT_SIZE)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Offsets = NDArray[np.int64]
 
 
-def places_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool_]]:
+def indices_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool_]]:
     """Return the index of each value in the ascending array `found`, and whether the array has it; if not, its index
     means nothing."""
     if not len(found):
@@ -28,7 +28,7 @@ def places_of(values: Offsets, found: Offsets) -> tuple[Offsets, NDArray[np.bool
 
 def is_among(values: Offsets, found: Offsets) -> NDArray[np.bool_]:
     """Return, for each value, whether it is in the ascending array `found`."""
-    return places_of(values, found)[1]
+    return indices_of(values, found)[1]
 
 
 def has(found: Offsets, value: int) -> bool:

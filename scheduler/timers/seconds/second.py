@@ -239,7 +239,7 @@ class Second:
         return self.loader is None and not (self.again or self._unsorted or self._older or self._runs)
 
     def begin_loading(self, loader: Loader) -> None:
-        """Have a loader bring the messages of the second into memory. `load_some` continues its work; when it calls
+        """Have a loader bring the messages of the second into memory. `load_next` continues its work; when it calls
         `was_loaded`, all messages are in memory."""
         self.is_loaded = False
         self.loader = loader
@@ -249,10 +249,10 @@ class Second:
         self.is_loaded = True
 
     def begin_deleting(self, loader: Loader) -> None:
-        """Have a loader take messages out of the second. `load_some` continues its work."""
+        """Have a loader take messages out of the second. `load_next` continues its work."""
         self.loader = loader
 
-    def load_some(self) -> bool:
+    def load_next(self) -> bool:
         """Do a part of the loader's work. Return whether there was a loader. Raises OSError; then the part is not
         done."""
         if self.loader is None:

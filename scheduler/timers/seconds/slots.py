@@ -31,7 +31,7 @@ from duemq.scheduler.timers.files.unit import (
 )
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.index.census import Census
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.recovery import Start
 from duemq.scheduler.timers.search import TimerSearch
 from duemq.scheduler.timers.seconds.findings import Findings
@@ -80,7 +80,7 @@ class Slots:
         self._topics = topics
         self.log = timer_log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
         self.wheel = wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
-        self.places = UnitPlaces(timer_log)
+        self.positions = UnitPositions(timer_log)
         """The position of each message's newest unit in the log."""
         self.findings = findings = Findings()
         """The facts that recovery found, for as long as they matter."""
@@ -90,7 +90,7 @@ class Slots:
         """How far ahead slots may be."""
         self.census = Census()
         """The waiting messages by due second and by key, once a caller has begun the census."""
-        self.search = TimerSearch(store, timer_log, self.places, turns, findings, self.census)
+        self.search = TimerSearch(store, timer_log, self.positions, turns, findings, self.census)
         """Finds waiting messages."""
         self.parking = Parking(timer_log, wheel, turns, window, findings, topics.is_shared, read_ahead)
         """The parked messages."""
@@ -161,7 +161,7 @@ class Slots:
             units = np.frombuffer(units.tobytes() + self._units_of_past(past, now_ms).tobytes(), UNIT)
         self.log.append(units, all_positions)
         with self._store.health.noting():
-            self.places.note(all_positions, units)
+            self.positions.note(all_positions, units)
             self.wheel.put(plan)
             waits["position"] = positions
             if self.census.is_complete:
@@ -186,7 +186,7 @@ class Slots:
     # --- the current second
 
     def delete_by_key(self, second: Second) -> None:
-        """Begin to take out the messages that a second's deleting records name. `Second.load_some` continues that."""
+        """Begin to take out the messages that a second's deleting records name. `Second.load_next` continues that."""
         second.begin_deleting(Deleting(self._store, second, self.delete))
 
     def delete(self, waits: Waits) -> None:
@@ -224,7 +224,7 @@ class Slots:
         whether some are left. The messages are moved from the first to the last, and none is delivered until all are
         moved, so that their order is kept. Raises OSError; then this step has changed nothing."""
         second = self.turns.current
-        if second.load_some():
+        if second.load_next():
             return True
         if second.deletes:
             self.delete_by_key(second)
@@ -342,7 +342,7 @@ class Slots:
         units = self._units_of_past(waits, now_ms)
         positions = self.log.positions(len(units))
         self.log.append(units, positions)
-        self.places.note(positions, units)
+        self.positions.note(positions, units)
 
     def _units_of_past(self, waits: Waits, now_ms: int) -> Units:
         units = self._past_units(len(waits), now_ms)

@@ -99,7 +99,7 @@ class Turns:
     def loaded(self, number: int) -> Second:
         """Load the rest of a second in memory and return it. Raises OSError."""
         second = self.resident[number]
-        while second.load_some():
+        while second.load_next():
             pass
         return second
 
@@ -149,7 +149,7 @@ class Turns:
     def preload(self, now_ms: int) -> bool:
         """Load a part of the next seconds. Return whether there was anything to do. Raises OSError."""
         for second in self.resident.values():
-            if second.load_some():
+            if second.load_next():
                 return True
         start, end = max(self.preloaded, self.second) + 1, now_ms // PRECISION_MS + PRELOAD_SECONDS
         if start > end:

@@ -166,7 +166,7 @@ class Load:
         if self._broker.kind != "apache-5.3.3":  # it fails on an empty body
             offset_id = await self._send_empty(other)
             self._note(other, Outgoing(b"", tags="empty"), "", offset_id, "plain", "delivered")
-        await self._consume_some(other)
+        await self._consume_next(other)
 
     async def _levels(self) -> None:
         topic = await self._topic("levels", 3)
@@ -374,7 +374,7 @@ class Load:
 
         await eventually(total, lambda found: found >= count, timeout=60, every=every)
 
-    async def _consume_some(self, topic: str) -> None:
+    async def _consume_next(self, topic: str) -> None:
         """Run a group that stops midway. Its client commits for the last time in a one-way request."""
         group = unique("midway")
         await self._java.lite_pull(self._broker.nameserver, group, topic, 20)

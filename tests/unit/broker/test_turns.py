@@ -21,7 +21,7 @@ async def test_a_step_is_told_no_older_time_than_the_one_before_it_in_the_turn()
         return None
 
     for name in ("requests", "levels", "timers"):
-        everything.work(name).start(step)
+        everything.work(name, step)
     begin = clock.now_ms()
     everything.start()
     await turns(1)

@@ -333,7 +333,7 @@ def beside_moves(
         is_keeping = is_keeping or random.random() < chance
         for _ in range(random.choice((0, 1, 3))):
             if is_keeping:
-                world.timers.keep_some(world.store.log.end, look(world.clock))
+                world.timers.keep_next(world.store.log.end, look(world.clock))
             elif changes:
                 world.reschedule(random.choice(places), START_MS + 100_000 + random.randrange(1000))
             world.step(Pieces(random.choice((0, 2))))
@@ -386,9 +386,9 @@ def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.M
     brought back, rolled, put off, over restarts and the ends of timer log files, in the wheel or not yet."""
     random = Random(chance)
     if chance % 2:
-        monkeypatch.setattr("duemq.scheduler.timers.index.places.BLOCK_UNITS", 8)
-        monkeypatch.setattr("duemq.scheduler.timers.index.places._BLOCK", 8 * 52)
-        monkeypatch.setattr("duemq.scheduler.timers.index.places._PART_BLOCKS", 2)
+        monkeypatch.setattr("duemq.scheduler.timers.index.positions.BLOCK_UNITS", 8)
+        monkeypatch.setattr("duemq.scheduler.timers.index.positions._BLOCK", 8 * 52)
+        monkeypatch.setattr("duemq.scheduler.timers.index.positions._PART_BLOCKS", 2)
     world = PendingWorld(TimerConfig(log_segment_size=52 * 24, roll_window=random.choice((7, 1000))))
     policy = {"timer.paused": "true"}
     world.timers.set_policy("orders", policy_of(policy))

@@ -20,7 +20,7 @@ from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
-from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined, places_of
+from duemq.scheduler.timers.index.sorted_offsets import has, indices_of, is_among, joined
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
@@ -402,6 +402,6 @@ def test_membership(there: set[int], asked: list[int]) -> None:
     found, values = np.array(sorted(there), np.int64), np.array(asked, np.int64)
     assert is_among(values, found).tolist() == [value in there for value in asked]
     assert [has(found, value) for value in asked] == [value in there for value in asked]
-    at, known = places_of(values, found)
+    at, known = indices_of(values, found)
     assert found[at[known]].tolist() == values[known].tolist()
     assert joined([values, found]).tolist() == sorted(there | set(asked))

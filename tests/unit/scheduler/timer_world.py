@@ -91,8 +91,8 @@ class TimerWorld:
 
     def hand_over(self) -> None:
         """Leave the timers' files so that Apache's broker can go on with them."""
-        for hand_over_some in (self.levels.hand_over_some, self.timers.hand_over_some):
-            while hand_over_some(self.now_ms):
+        for hand_over_next in (self.levels.hand_over_next, self.timers.hand_over_next):
+            while hand_over_next(self.now_ms):
                 pass
 
     def wake(self) -> None:
@@ -166,7 +166,7 @@ class TimerWorld:
     def keep(self) -> int:
         """Append all waiting messages once more, as if all files were about to go; return their number."""
         count = 0
-        while (was_needed := self.timers.keep_some(self.store.log.end, look(self.clock))) is not None:
+        while (was_needed := self.timers.keep_next(self.store.log.end, look(self.clock))) is not None:
             count += was_needed
         return count
 

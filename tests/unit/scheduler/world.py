@@ -6,6 +6,7 @@ from collections import Counter
 
 from duemq.broker.produce.message import ByLevel
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.service import MAX_HANDED_OVER, NAME, LevelQueues
@@ -15,7 +16,6 @@ from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
 from duemq.storage.log.copies import origin_of
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.messages import HOST, Sender
@@ -89,7 +89,7 @@ class World:
     def stop(self, most_handed_over: int = MAX_HANDED_OVER) -> None:
         """Stop cleanly."""
         self.levels.watch_clock(look(self.clock))
-        while self.levels.hand_over_some(self.clock.now_ms(), most=most_handed_over):
+        while self.levels.hand_over_next(self.clock.now_ms(), most=most_handed_over):
             pass
         self.owned.stop()
 

@@ -89,7 +89,7 @@ class Broker:
 
     def close(self) -> None:
         """Stop cleanly."""
-        while self.timers.hand_over_some(self.clock.now_ms()):
+        while self.timers.hand_over_next(self.clock.now_ms()):
             pass
         self.owned.stop()
         self.timers.close()

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from duemq.broker.dump import __main__ as command
 from duemq.broker.dump import source
 from duemq.broker.dump.kinds import lines
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import index_file
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
+from duemq.storage.queues.consume_queue import hole
 from tests.support.copies import copy_tree
 from tests.support.extended import extend
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, new_broker

@@ -27,6 +27,7 @@ from duemq.broker.repair import index as module_index
 from duemq.broker.repair import repair as module
 from duemq.broker.repair.cli import main
 from duemq.broker.repair.repair import Report, repair
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
@@ -37,7 +38,6 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import OsFiles
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import REPAIR_DIRECTORY
 from tests.support.copies import copy_tree, data_of
 from tests.support.extended import extend

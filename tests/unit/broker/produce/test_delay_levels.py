@@ -12,8 +12,8 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.fastjson import loads
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.log.copies import origin_of
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import SteppedLoop
 from tests.support.wire import request, send

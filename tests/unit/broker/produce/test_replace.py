@@ -12,7 +12,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.frame import CODECS
 from duemq.protocol.records import record
 from duemq.protocol.records.record import StoredMessage
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns

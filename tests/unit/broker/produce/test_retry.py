@@ -15,7 +15,8 @@ from duemq.protocol.records import record
 from duemq.protocol.records.message_id import pack_host
 from duemq.protocol.records.record import FLAG_STORE_IPV6, StoredMessage
 from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic, Topic
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, UNIT
+from duemq.protocol.topics import SCHEDULE_TOPIC
+from duemq.storage.queues.consume_queue import UNIT
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import turns
 from tests.support.wire import ADDED, pull, request, send

@@ -18,8 +18,8 @@ from duemq.protocol.records.properties import MAX_BYTES, java_hash
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.protocol.requests.headers import SendMessageResponse, decode_ext
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.clock import ManualClock
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support import wire
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import ADDED, ADDED_TEXT, BORN_MS, pull, request, send

@@ -17,10 +17,10 @@ from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, due_of
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.recall_handle import RecallHandle
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.config import Refusal
 from duemq.storage.budget import Unlimited
 from duemq.storage.clock import Moment
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import ADDED, ADDED_TEXT, request, send
 from tests.unit.broker.produce.test_retry import back, last
@@ -433,7 +433,7 @@ async def test_the_largest_that_waits_can_be_appended_once_more(known: UnboundBr
     kept, limit = 0, known.store.log.end
     now = Moment(NOW_MS, 1.0)
     known.timers.step(now, Unlimited())
-    while (was_needed := known.timers.keep_some(limit, now)) is not None:
+    while (was_needed := known.timers.keep_next(limit, now)) is not None:
         kept += was_needed
     assert kept == 1
 
@@ -446,7 +446,7 @@ async def test_what_was_taken_stays_though_less_is_taken_now(known: UnboundBroke
     known.store.appender.max_body_size.value = 1000
     limit, now = known.store.log.end, Moment(NOW_MS, 1.0)
     known.timers.step(now, Unlimited())
-    assert known.timers.keep_some(limit, now)
+    assert known.timers.keep_next(limit, now)
 
 
 async def test_a_full_store_takes_nothing_and_a_refused_send_leaves_nothing(known: UnboundBroker, peer: Peer) -> None:

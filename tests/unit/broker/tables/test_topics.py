@@ -12,8 +12,8 @@ from duemq.broker.tables.topics import check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.headers import CreateTopic, DeleteSubscriptionGroup, Topic
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.errors import StoreFormatError
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 

@@ -17,11 +17,11 @@ from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.message_id import offset_message_id, pack_host
 from duemq.protocol.requests.headers import CancelMessage, ChangeByHandle, ChangePending, DueCurve, ListPending
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.search import WaitingMessages
 from duemq.scheduler.timers.config import Cancelled
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFull
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns

@@ -171,7 +171,7 @@ async def test_a_pause_outlives_a_start_and_the_expiry_of_its_file(tmp_path: Pat
         await peer.ask(send("T", b"first"))
         await begin(peer, every("10s"))
         await changed(peer, "pause")
-        while broker.timers.keep_some(broker.store.log.end, look(broker.clock)) is not None:
+        while broker.timers.keep_next(broker.store.log.end, look(broker.clock)) is not None:
             pass
     async with running(tmp_path) as broker:
         peer = broker.connect()

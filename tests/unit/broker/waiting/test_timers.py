@@ -35,13 +35,13 @@ from duemq.protocol.requests.headers import (
     RelayToConsumer,
     ViewMessage,
 )
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment, SystemClock
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreError
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -579,7 +579,7 @@ def steps(broker: UnboundBroker) -> list[int]:
         called.append(now.wall_ms - NOW_MS)
         return 5.0
 
-    broker._timers_work.start(step)
+    broker._timers_work.step = step
     return called
 
 
@@ -651,8 +651,7 @@ def test_uvloop_is_driven_as_well() -> None:
     loop = uvloop.new_event_loop()
     called: list[int] = []
     turns = Turns(loop, SystemClock())
-    work = turns.work("timers")
-    work.start(lambda now, budget: called.append(1))
+    work = turns.work("timers", lambda now, budget: called.append(1))
     turns.start()
     work.wake()
     work.wake_later()
@@ -688,7 +687,7 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
             broker._timers_work.wake()
         return 5.0
 
-    broker._timers_work.start(step)
+    broker._timers_work.step = step
     broker._timers_work.wake()
     await turns(5)
     assert called == [0, 0]
@@ -704,7 +703,7 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
         if len(called) == 1:
             raise RuntimeError("x")
 
-    broker._timers_work.start(step)
+    broker._timers_work.step = step
     broker._timers_work.wake()
     await turns()
     await pass_time(broker, loop, 1)
@@ -733,7 +732,7 @@ async def test_at_its_end_the_broker_hands_over_before_the_last_flush(tmp_path: 
     async with running(tmp_path) as broker:
         events: list[str] = []
 
-        def hand_over_some(now_ms: int) -> bool:
+        def hand_over_next(now_ms: int) -> bool:
             events.append("hand over")
             return len(events) < 3
 
@@ -742,7 +741,7 @@ async def test_at_its_end_the_broker_hands_over_before_the_last_flush(tmp_path: 
             real_stop()
 
         real_stop = broker.durability.stop
-        broker.timers.hand_over_some = hand_over_some  # type: ignore[method-assign]
+        broker.timers.hand_over_next = hand_over_next  # type: ignore[method-assign]
         broker.durability.stop = stop  # type: ignore[method-assign]
     assert events == [*["hand over"] * 3, "stop"]
 
@@ -754,9 +753,9 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
         def fail(now_ms: int) -> bool:
             raise StoreError("x")
 
-        broker.timers.hand_over_some = fail  # type: ignore[method-assign]
+        broker.timers.hand_over_next = fail  # type: ignore[method-assign]
         # Both parts: a failure of the one does not keep the other from being handed over.
-        broker.levels.hand_over_some = fail  # type: ignore[assignment, method-assign]
+        broker.levels.hand_over_next = fail  # type: ignore[assignment, method-assign]
     assert [line["reason"] for line in logged if line["event"] == "not_handed_over"] == ["x", "x"]
     assert not (tmp_path / "abort").exists()
 

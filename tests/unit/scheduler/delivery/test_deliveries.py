@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duemq.protocol.records.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.delivery import deliveries as module
 from duemq.scheduler.delivery.deliveries import Deliveries
 from duemq.storage.log.scan import Scanner
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import make_store

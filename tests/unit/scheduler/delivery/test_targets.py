@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duemq.protocol.records import properties, record
-from duemq.scheduler.delivery.targets import HALF_TOPIC, Targets, TopicHashes
+from duemq.protocol.topics import HALF_TOPIC
+from duemq.scheduler.delivery.targets import Targets, TopicHashes
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.storage.log.copies import PackedRecords
 from duemq.storage.store import MessageStore

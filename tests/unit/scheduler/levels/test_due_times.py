@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.clock_watch import ClockWatch
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.level import Level
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.clock import look as observe
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
 from tests.unit.storage.conftest import append
 
@@ -211,7 +211,7 @@ def expire_half(world: World, level: Level) -> int:
     for queue in world.store.all_queues():
         queue.advance_min(world.store.log.begin)
     assert 0 < level.queue.min_offset == len(gone) < level.queue.next_offset
-    world.levels.expire_some()
+    world.levels.expire_next()
     return len(gone)
 
 

@@ -18,11 +18,11 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.errors import RecordError
 from duemq.protocol.records.record import decode
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.errors import NotDurable, StoreFull
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.crash.simulated_files import Call
 from tests.unit.scheduler.levels.test_due_times import delivery_times
 from tests.unit.scheduler.world import World

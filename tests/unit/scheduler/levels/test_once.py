@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels import runs
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.runs import Run, Seen
 from duemq.scheduler.levels.service import NAME
 from duemq.storage.clock import Moment
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead
 from tests.unit.scheduler.world import World
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.level import MAX_RESENDS, Level, Status
 from duemq.storage.errors import NotInMemory
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
 
 

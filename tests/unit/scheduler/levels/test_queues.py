@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duemq.protocol.records import properties
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.levels.delay_offsets import DelayOffsets, read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
@@ -18,7 +19,6 @@ from duemq.storage.budget import Pieces
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.copies import ORIGIN_ZERO
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.messages import HOST
 from tests.unit.scheduler.world import World

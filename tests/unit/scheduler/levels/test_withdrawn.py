@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from duemq.broker.repair.repair import repair
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.timers.config import Cancelled
 from duemq.storage.clock import look
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.unit.broker.commands.test_repair import SETTINGS
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 

@@ -201,7 +201,7 @@ def with_files_to_go() -> tuple[TimerWorld, list[str]]:
     world.pass_time(20_000)
     world.checkpoint()
     paths: list[str] = []
-    while (found := world.timers.expire_some()) is not None:
+    while (found := world.timers.expire_next()) is not None:
         paths += found
     assert f"/s/timerlog/{0:020}" in paths
     return world, paths

@@ -17,9 +17,9 @@ import pytest
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.policy.policies import TimerPolicy
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 LOG_SIZE = 52 * 20_000

@@ -12,7 +12,7 @@ from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.wheel import TimerWheel
 from duemq.scheduler.timers.index.census import Census, DueCounts
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.seconds.second import Second
 from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.seconds.turns import Turns
@@ -23,8 +23,8 @@ PLACES: list[tuple[type, str]] = [
     (DueCounts, "_add_row"),
     (Census, "_change"),
     (LogSums, "_settle"),
-    (UnitPlaces, "_add"),
-    (UnitPlaces, "note"),
+    (UnitPositions, "_add"),
+    (UnitPositions, "note"),
     (TimerWheel, "plan"),
     (TimerWheel, "put"),
     (Second, "add"),
@@ -59,7 +59,7 @@ def without_memory(monkeypatch: pytest.MonkeyPatch, where: type, name: str, time
 @pytest.mark.parametrize(("where", "name"), PLACES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_message_comes_once(where: type, name: str, end: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = TimerWorld()
-    monkeypatch.setattr("duemq.scheduler.timers.index.places._MAX_COLLECTED", 2)
+    monkeypatch.setattr("duemq.scheduler.timers.index.positions._MAX_COLLECTED", 2)
     monkeypatch.setattr("duemq.scheduler.timers.files.sums._MAX_PENDING", 2)
     world.send(START_MS + 500)
     world.pass_time(100)

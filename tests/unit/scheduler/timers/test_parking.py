@@ -321,7 +321,7 @@ def test_a_kill_before_a_checkpoint_is_durable_leaves_no_mark(world: TimerWorld,
     now = look(world.clock)
     world.timers.note()
     world.timers.begin_write()
-    while world.timers.write_some(now):
+    while world.timers.write_next(now):
         pass
     world.timers.plan_sync(now, is_last=False)()
     world.open()

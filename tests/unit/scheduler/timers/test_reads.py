@@ -231,7 +231,7 @@ class ColdWorld(TimerWorld):
     def keep(self) -> int:
         count = 0
         while (
-            was_needed := self._tried(lambda: self.timers.keep_some(self.store.log.end, look(self.clock)))
+            was_needed := self._tried(lambda: self.timers.keep_next(self.store.log.end, look(self.clock)))
         ) is not None:
             count += was_needed
         return count
@@ -346,7 +346,7 @@ def test_one_second_is_handed_on_whatever_has_to_be_read_first(monkeypatch: pyte
             before = world.timers._slots.turns.second
             with NothingInMemory(world, number) as reads:
                 world.timers.begin_write()
-                while world._tried(lambda world=world: world.timers.write_some(look(world.clock))):  # type: ignore[misc]
+                while world._tried(lambda world=world: world.timers.write_next(look(world.clock))):  # type: ignore[misc]
                     pass
             seconds.add(world.timers._slots.turns.second - before)
         assert seconds == {1}, number

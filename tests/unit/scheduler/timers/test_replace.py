@@ -7,11 +7,11 @@ import random
 import pytest
 
 from duemq.protocol.records import properties
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.unit import WITHDRAWN
 from duemq.scheduler.timers.index.keys import KEY_BITS, KeyIndex, key_hash, tag_of
 from duemq.storage.errors import StoreFull
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 

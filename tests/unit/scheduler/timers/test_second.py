@@ -121,7 +121,7 @@ def test_messages_have_their_order_whatever_came_when(
     model.load(loaded)
     came = dict(meanwhile)
     steps = 0
-    while model.second.load_some():
+    while model.second.load_next():
         model.add(came.get(steps, [3]))
         model.check()
         steps += 1
@@ -195,7 +195,7 @@ def test_a_loaded_second_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(timer_second, "joined", joined)
     model = Model()
     model.load([[5] * 60 for _ in range(20)])
-    while model.second.load_some():
+    while model.second.load_next():
         pass
     assert max(sizes) <= 160
     sizes.clear()

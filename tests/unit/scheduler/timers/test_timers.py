@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.records import properties, timer_properties
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
 from duemq.scheduler.timers.deliver_times import LOOK_UNITS
 from duemq.scheduler.timers.files import small_files
@@ -34,7 +35,6 @@ from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.copies import origin_of
 from duemq.storage.log.origins import Origins
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
 from tests.support.messages import HOST
 from tests.unit.scheduler.timer_world import ANY_HOUR, START_MS, TimerWorld
@@ -508,7 +508,7 @@ def test_no_file_goes_to_which_a_message_goes_back_at_a_crash() -> None:
     world.pass_time(1000)
     world.checkpoint()
     world.pass_time(60_000)
-    while (paths := world.timers.expire_some()) is not None:
+    while (paths := world.timers.expire_next()) is not None:
         for path in paths:
             world.files.remove(path)
     world.open()
@@ -672,9 +672,9 @@ def test_a_message_that_moves_is_kept_when_its_file_goes() -> None:
     world.send(START_MS + 130_000, b"far")
     world.run()
     limit, kept = world.store.log.end, 0
-    assert world.timers.keep_some(limit, look(world.clock)), "the first one"
+    assert world.timers.keep_next(limit, look(world.clock)), "the first one"
     world.pass_time(60_000)
-    while (was_needed := world.timers.keep_some(limit, look(world.clock))) is not None:
+    while (was_needed := world.timers.keep_next(limit, look(world.clock))) is not None:
         kept += was_needed
     assert kept == 1
     world.pass_time(100_000)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.spark_jobs.analyse.analyse import analyse
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets
 from duemq.spark_jobs.store.store_files import StoreFiles
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support.messages import HOST
 from tests.unit.spark_jobs import compact_world
 from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, Broker, as_apache, new_broker

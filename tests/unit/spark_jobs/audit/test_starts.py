@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
@@ -25,7 +26,6 @@ from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFileMissing, StoreFileSize
 from duemq.storage.files import OsFiles
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.support.copies import copy_tree
 from tests.unit.broker.commands.test_repair import as_of_apache, remove

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.superseded import Superseded
@@ -30,7 +31,7 @@ from duemq.spark_jobs.store.progress import waiting
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import ManualClock
 from duemq.storage.files import OsFiles
-from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE
+from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 from tests.support.copies import copy_tree, data_of
 from tests.unit.spark_jobs.compact_world import (
     HOST_V6,
@@ -427,7 +428,7 @@ def test_a_level_whose_last_message_is_marked_goes_on_where_it_was(tmp_path: Pat
         broker.pass_time(2000)
         assert broker.bodies() == [b"soon"]
     expected = queue.next_offset
-    while broker.levels.hand_over_some(broker.clock.now_ms()):
+    while broker.levels.hand_over_next(broker.clock.now_ms()):
         pass
     broker.close()
     root = broker.root

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from duemq.protocol.topics import TIMER_TOPIC
 from duemq.spark_jobs.archive.archive import archive, restore
 from duemq.spark_jobs.audit.agreement import Agreement
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import walks
-from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from tests.support.copies import copy_tree
 from tests.support.extended import extend, extensions
 from tests.unit.broker.commands.test_repair import as_of_apache

@@ -10,13 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.timer_properties import out_ms
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.search import Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.spark_jobs.compact.compact import CompactOptions, compact
 from duemq.spark_jobs.store.progress import destroyed, read_progress, waiting
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import look
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
 
@@ -412,7 +412,7 @@ def test_what_waits_on_in_a_new_record_was_not_destroyed_with_its_file(tmp_path:
         broker.timer(START_MS + 90_000_000 + number, b"timer" + bytes(500))
         broker.schedule(4, b"level" + bytes(500))
     broker.run()
-    while broker.timers.keep_some(SEGMENT, look(broker.clock)) is not None:
+    while broker.timers.keep_next(SEGMENT, look(broker.clock)) is not None:
         broker.run()
     broker.run()
     broker.close()

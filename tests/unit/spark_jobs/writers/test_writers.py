@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.records.record import MAGIC_END, StoredMessage, decode, encode
+from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.spark_jobs.columns.records import PADDING, Records
 from duemq.spark_jobs.compact.decide import find_superseded
 from duemq.spark_jobs.compact.scan import KEYED, LEVEL, PLAIN, TIMER_DELETE
@@ -28,7 +29,7 @@ from duemq.spark_jobs.writers.new_directory import NewDirectory
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
 from duemq.spark_jobs.writers.tasks import Processes
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC
+from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE
 from duemq.storage.queues.index_file import ITEM, java_hashes
 
 HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", bytes(15) + b"\x01\0\0\x04\xd2")

@@ -925,7 +925,7 @@ class Keeper:
     def begin_write(self) -> None:
         pass
 
-    def write_some(self, now: Moment) -> bool:
+    def write_next(self, now: Moment) -> bool:
         return False
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
@@ -937,7 +937,7 @@ class Keeper:
     def needed_from(self) -> int:
         return self.needed
 
-    def keep_some(self, limit: int, now: Moment) -> bool | None:
+    def keep_next(self, limit: int, now: Moment) -> bool | None:
         self.limits.append(limit)
         if self.error is not None:
             raise self.error
@@ -947,7 +947,7 @@ class Keeper:
         append(self.store, "kept", 0, b"kept", now_ms=now.wall_ms)
         return True
 
-    def expire_some(self) -> list[str] | None:
+    def expire_next(self) -> list[str] | None:
         return None
 
 

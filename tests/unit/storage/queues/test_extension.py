@@ -21,13 +21,14 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.records.properties import tags_code
 from duemq.protocol.records.record import Summary
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.errors import NotInMemory
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
 from duemq.storage.log.segments import Segments
 from duemq.storage.queues import extension
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT, ConsumeQueue
+from duemq.storage.queues.consume_queue import UNIT, ConsumeQueue
 from duemq.storage.queues.extension import EXT_ADDRESS_MAX
 from duemq.storage.queues.pull import PullStatus
 from duemq.storage.store import MessageStore

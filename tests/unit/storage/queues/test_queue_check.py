@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.properties import TIMER_DEL_UNIQKEY
+from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.copies import ORIGIN_ZERO
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
+from duemq.storage.queues.consume_queue import UNIT_SIZE, WITHDRAWN_SIZE
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
 from tests.soak import sampled

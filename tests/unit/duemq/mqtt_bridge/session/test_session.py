@@ -149,11 +149,20 @@ async def test_of_a_message_that_is_too_large_the_head_comes(tmp_path: Path) -> 
         assert received[1].packet_id == 2
 
 
-async def test_what_is_sent_in_one_turn_goes_in_one_write(tmp_path: Path) -> None:
+async def test_what_is_sent_in_one_turn_goes_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
+        written: list[int] = []
+        send = client._client._sock_send
+
+        def counted(data: bytes) -> int:
+            written.append(send(data))
+            return written[-1]
+
+        monkeypatch.setattr(client._client, "_sock_send", counted)
         for number in range(1, 1001):
             client.send(encode_ack(packets.PUBACK, number))
         await broker.until(packets.PUBACK, 1000)
+        assert written == [1000 * len(encode_ack(packets.PUBACK, 1))]
 
 
 async def test_a_broker_that_does_not_read_is_waited_for(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ _PART_BLOCKS: Final = 16
 _ALL: Final = 2**63 - 1
 
 
-class UnitPlaces:
+class UnitPositions:
     """The index from records to the positions of their newest units. Owned by one thread."""
 
     def __init__(self, timer_log: TimerLog) -> None:

@@ -16,8 +16,8 @@ import pytest
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import APPLIED, UNIT, UNIT_SIZE
-from duemq.scheduler.timers.index import places as timer_places
-from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index import positions as timer_positions
+from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.policy.policies import policy_of
 from duemq.scheduler.timers.seconds.loading import Loading
 from tests.crash.simulated_files import SimulatedFiles
@@ -30,9 +30,9 @@ LATER = START_MS + 90_000
 @pytest.mark.parametrize("seed", sampled(range(15), range(6)))
 def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(timer_places, "_BLOCK", chance.choice((1, 3, 30)) * UNIT_SIZE)
+    monkeypatch.setattr(timer_positions, "_BLOCK", chance.choice((1, 3, 30)) * UNIT_SIZE)
     log = TimerLog(SimulatedFiles(), "/s/timerlog", chance.choice((5, 23, 1000)) * UNIT_SIZE + 7)
-    places, known = UnitPlaces(log), dict[int, int]()
+    places, known = UnitPositions(log), dict[int, int]()
     for _ in range(40):
         new = sorted(chance.sample(range(len(known) * 10, len(known) * 10 + 100), chance.choice((0, 1, 5, 20))))
         moved = [chance.choice(list(known)) for _ in range(chance.choice((0, 0, 1, 7)))] if known else []
@@ -48,7 +48,7 @@ def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest
         for at, due, position in zip(physical, units["due_ms"].tolist(), positions.tolist(), strict=True):
             if due != APPLIED:
                 known[at] = position
-    again = UnitPlaces(log)
+    again = UnitPositions(log)
     for position, units in log.scan(0, log.end):
         again.note(position + np.arange(len(units)) * UNIT_SIZE, units)
     for each in (places, again):
@@ -56,11 +56,11 @@ def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest
             found = each.find(physical_offset)
             assert (found[0] if found is not None else None) == known.get(physical_offset)
             assert found is None or found[1]["physical_offset"].tolist() == [physical_offset]
-    monkeypatch.setattr(timer_places, "_PART_BLOCKS", 2)
-    monkeypatch.setattr(timer_places, "BLOCK_UNITS", 4)
+    monkeypatch.setattr(timer_positions, "_PART_BLOCKS", 2)
+    monkeypatch.setattr(timer_positions, "BLOCK_UNITS", 4)
     for share in (0, 0.3, 0.9):
         log.drop_before(int(log.end * share))
-        late = UnitPlaces(log)  # of a start now, whose first units are not the messages' first ones
+        late = UnitPositions(log)  # of a start now, whose first units are not the messages' first ones
         for position, units in log.scan(0, log.end):
             late.note(position + np.arange(len(units)) * UNIT_SIZE, units)
         for each in (places, again, late):
@@ -69,7 +69,7 @@ def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest
                 assert by_record(each, start) == sorted(left.items())
 
 
-def by_record(places: UnitPlaces, reached: int) -> list[tuple[int, int]]:
+def by_record(places: UnitPositions, reached: int) -> list[tuple[int, int]]:
     """Return all messages behind a physical offset with the positions of their newest units, as `after` returns
     them."""
     result: list[tuple[int, int]] = []
@@ -143,7 +143,7 @@ def test_a_message_that_is_cancelled_while_its_second_is_loaded_is_not_delivered
     second = slots.turns.resident[number]
     assert isinstance(second.loader, Loading)
     while second.loader._part is None or len(second.loader._part.waits) < 60:
-        assert second.load_some()
+        assert second.load_next()
     for place in places[::2]:
         assert world.cancel(place) is Cancelled.CANCELLED
     world.pass_time(90_000)
@@ -152,7 +152,7 @@ def test_a_message_that_is_cancelled_while_its_second_is_loaded_is_not_delivered
 
 def test_what_the_log_has_no_more_is_not_found() -> None:
     log = TimerLog(SimulatedFiles(), "/s/timerlog", 10 * UNIT_SIZE)
-    places = UnitPlaces(log)
+    places = UnitPositions(log)
     for number in range(500):
         units = np.zeros(1, UNIT)
         units["size"], units["physical_offset"] = UNIT_SIZE, number
