@@ -1,4 +1,4 @@
-"""The command line as `python -m duemq`."""
+"""Runs the command line for `python -m duemq`."""
 
 from duemq.cli import main
 

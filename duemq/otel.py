@@ -1,4 +1,4 @@
-"""OpenTelemetry for producers and consumers: spans, metrics, and the trace's context in the messages.
+"""OpenTelemetry for producers and consumers: spans, metrics, and trace context in messages.
 
     from duemq.otel import Telemetry
 
@@ -6,25 +6,25 @@
     producer = Producer(interceptors=[telemetry])
     consumer = Consumer("billing", on_message, interceptors=[telemetry])
 
-Needs `pip install 'duemq[otel]'`, which is OpenTelemetry's API; the application chooses SDK and exporter. Names follow
-the semantic conventions for messaging and for RocketMQ (https://opentelemetry.io/docs/specs/semconv/messaging/), which
-are in development there.
+Needs `pip install 'duemq[otel]'`, which installs OpenTelemetry's API; the application chooses the SDK and the exporter.
+Names follow the semantic conventions for messaging and for RocketMQ
+(https://opentelemetry.io/docs/specs/semconv/messaging/), which are still in development.
 
 | span | kind | when |
 | --- | --- | --- |
-| `send TOPIC` | producer | `send`, `send_oneway`, `schedule`: its context goes with the message |
-| `create TOPIC` | producer | each message of `send_many`, `send_each`, `send_batch`: its context goes with it |
-| `send TOPIC` | client | each request for such messages, with links to them |
-| `process TOPIC` | consumer | a handler, with a link to the message's context, which by default is its parent, too |
+| `send TOPIC` | producer | `send`, `send_oneway`, `schedule`: the message gets the span's context |
+| `create TOPIC` | producer | each message of `send_many`, `send_each`, `send_batch`, which gets the span's context |
+| `send TOPIC` | client | each request for such messages, with links to their spans |
+| `process TOPIC` | consumer | a call of the handler, with a link to the message's context, by default also its parent |
 | `receive TOPIC` | consumer | `receive`, `receive_many`, `async for`, with links to the messages' contexts |
 
-A message that has a context in its properties keeps that one; a link of `send TOPIC` has it. The context is in the
-message's properties under the names of the propagator, by default W3C's `traceparent`, `tracestate` and `baggage`, as
-OpenTelemetry's instrumentation of Apache's Java clients has it. A message keeps it over its delay, retries and
-recurrences.
+A message that already has a context in its properties keeps it; the span `send TOPIC` then links to that context. The
+context is in the message's properties under the names of the propagator, by default W3C's `traceparent`, `tracestate`
+and `baggage`, as with OpenTelemetry's instrumentation of RocketMQ's Java clients. A message keeps its context over its
+delay, retries and recurrences.
 
-Metrics: `messaging.client.sent.messages`, `messaging.client.consumed.messages`, `messaging.client.operation.duration`
-and `messaging.process.duration`. In seconds and messages.
+Metrics: `messaging.client.sent.messages` and `messaging.client.consumed.messages`, in messages, and
+`messaging.client.operation.duration` and `messaging.process.duration`, in seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Attributes = dict[str, AttributeValue]
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""In seconds: the bounds that the conventions have for both durations."""
+"""The bounds of the histogram buckets of both durations, in seconds, from the conventions."""
 
 _SYSTEM: Final = "messaging.system"
 _OPERATION: Final = "messaging.operation.name"
@@ -82,26 +82,26 @@ _MESSAGE_GROUP: Final = "messaging.rocketmq.message.group"
 _ERROR: Final = "error.type"
 
 _NOT_SENT: Final = (ArgumentError, ClosedError)
-"""Errors of a message that no broker was asked to store."""
+"""Errors of messages that were not sent to a broker."""
 
 
 class _Begun(NamedTuple):
-    """A span on its way."""
+    """A span that has begun and not ended."""
 
     span: Span
     since: float
-    """When it began, by the monotonic clock, in seconds."""
+    """When the span began, by the monotonic clock, in seconds."""
     token: Token[Context] | None = None
-    """To be given back, where the span is the present one of its task."""
+    """The token with which to detach the span, if it is the current one of its task."""
 
 
 class Telemetry(ProducerInterceptor, ConsumerInterceptor):
-    """Makes spans and metrics of what producers and consumers do, see `duemq.otel`.
+    """Interceptors that record spans and metrics of producers and consumers, see `duemq.otel`.
 
-    `tracer_provider`, `meter_provider`, `propagator`: in place of OpenTelemetry's global ones.
-    `parent`: whether a span `process TOPIC` belongs to the sender's trace. False: each begins in the trace where the
-        handler runs, usually a new one, and only a link leads to the sender's. For messages that wait for days, since
-        many backends close a trace after minutes.
+    `tracer_provider`, `meter_provider`, `propagator`: used instead of OpenTelemetry's global ones.
+    `parent`: whether a span `process TOPIC` belongs to the sender's trace. False: it begins in the trace in which the
+        handler is called, usually a new one, and only a link leads to the sender's trace. This is for messages that
+        wait for days, since many backends close a trace after minutes.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
             attributes=_operation(name, name, message.topic) | {_CLIENT: sending.client_id} | _sent_attributes(message),
             links=custom,
         )
-        # Noted first: whatever happens now, the span is ended.
+        # Noted before anything can fail, so that the span is always ended.
         sending.notes[self] = _Begun(span, time.monotonic())
         if not custom:
             carrier = dict(message.properties)
@@ -167,7 +167,7 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
             sending.notes[self] = Link(span.get_span_context(), {_MESSAGE_ID: message.message_id or ""})
 
     def after_send(self, sending: Sending) -> None:
-        """End the span of a message that was sent by itself."""
+        """End the span of a message that was sent singly."""
         begun = sending.notes.get(self)
         if not isinstance(begun, _Begun) or sending.batched:
             return
@@ -180,7 +180,7 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
         self._count_sent(message.topic, 1, begun, sending.error)
 
     def before_batch(self, batch: SendBatch) -> None:
-        """Begin the span of a request, with links to those of its messages."""
+        """Begin the span of a request, with links to the spans of its messages."""
         first = batch.sendings[0]
         links = [each.notes[self] for each in batch.sendings if isinstance(each.notes.get(self), Link)]
         topic = first.message.topic
@@ -209,7 +209,7 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
     # --- consumers
 
     def before_handling(self, handling: Handling) -> None:
-        """Begin a span, which is the present one of the handler."""
+        """Begin a span, which is the current span in the handler."""
         more: Attributes = {_GROUP: handling.group, _CLIENT: handling.client_id, _MODEL: handling.model}
         handling.notes[self] = self._begin_process(handling.message, more, SpanKind.CONSUMER)
 
@@ -222,7 +222,7 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
             self._consumed.add(1, attributes)
 
     def after_receive(self, receiving: Receiving) -> None:
-        """Make the span of a receive that is over."""
+        """Record the span of a receive that has ended."""
         messages = receiving.messages
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
@@ -245,8 +245,8 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
     def processing(
         self, message: ReceivedMessage | sync.ReceivedMessage, *, group: str | None = None
     ) -> Iterator[Span]:
-        """A span `process TOPIC` for one who has received a message by himself: the present one in the block, with the
-        message's context as its parent, or only linked.
+        """Record a span `process TOPIC` for a message that the application received without a handler. It is the
+        current span in the block. The message's context is its parent, or is only linked (see `parent`).
 
             async for message in consumer:
                 with telemetry.processing(message, group="billing"):
@@ -254,7 +254,7 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
                     await message.ack()
         """
         more: Attributes = {} if group is None else {_GROUP: group}
-        # Of the kind CONSUMER is the span of the receive.
+        # INTERNAL, since the span of the receive already is of the kind CONSUMER.
         begun = self._begin_process(message, more, SpanKind.INTERNAL)
         failure: BaseException | None = None
         try:
@@ -290,7 +290,8 @@ class Telemetry(ProducerInterceptor, ConsumerInterceptor):
         return self._propagator or propagate.get_global_textmap()
 
     def _links(self, messages: Iterable[tuple[Mapping[str, str], Attributes]]) -> list[Link]:
-        """Links to the contexts in messages, given as properties and as attributes of the link."""
+        """Return links to the contexts in messages. `messages`: the properties of each, and the attributes of its
+        link."""
         links = []
         for properties, attributes in messages:
             found = trace.get_current_span(self._propagate.extract(properties, Context())).get_span_context()
@@ -369,5 +370,5 @@ def _message_attributes(
 
 
 def _queue(broker: str, queue_id: int) -> str:
-    """A queue's name within its topic."""
+    """Return a queue's name within its topic."""
     return f"{broker}:{queue_id}"

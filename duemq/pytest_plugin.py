@@ -1,4 +1,4 @@
-"""Fixtures for tests of programs that use duemq: a broker for each test, in its process, and its clock.
+"""Fixtures for tests of programs that use duemq: a broker for each test, in the test's process, and its clock.
 
     @pytest.mark.asyncio
     async def test_a_reminder(duemq_broker, duemq_clock):
@@ -7,8 +7,8 @@
         duemq_clock.advance("2h")
         ...
 
-pytest loads this module where duemq is installed. `pip install 'duemq[test]'` installs what a broker needs, and
-pytest-asyncio for tests that are coroutines.
+pytest loads this module automatically if duemq is installed. `pip install 'duemq[test]'` installs a broker's packages,
+and pytest-asyncio for tests that are coroutines.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def duemq_settings() -> Mapping[str, object]:
-    """Properties of the broker by RocketMQ's names; override this fixture, or parametrize it, for other ones."""
+    """Settings of the broker, by RocketMQ's names. Override this fixture, or parametrize it, to change them."""
     return {}
 
 
 @pytest.fixture
 def duemq_broker(duemq_settings: Mapping[str, object]) -> Iterator[TestBroker]:
-    """A broker with its name server on free ports, with an empty store that is removed behind the test."""
-    # Imported on use: pytest loads this module in every run.
+    """A broker with its name server, on free ports and with an empty store, which is removed after the test."""
+    # Imported here, since pytest loads this module in every run.
     from duemq.testing import TestBroker
 
     with TestBroker(duemq_settings) as broker:

@@ -1,4 +1,4 @@
-"""The Spark jobs for notebooks and programs: pip install 'duemq[spark]', and Java 17 or newer.
+"""The Spark jobs for notebooks and programs. They need pip install 'duemq[spark]', and Java 17 or newer.
 
     from duemq.spark import audit, load, make_session
 
@@ -8,9 +8,9 @@
     summary = audit(spark, "/data/a/store")
     print(summary.delivered, summary.lost, summary.lateness.percentiles_ms.get("p99"))
 
-`register(spark)` makes the data source `rocketmq` known to a session of your own, whose workers must run this Python
-(PYSPARK_PYTHON). All of these functions raise `JobError` where something cannot be done; its text is one line. Without
-the extra, the import of a function raises ModuleNotFoundError, which says what to install.
+`register(spark)` registers the data source `rocketmq` in a session of your own, whose workers must run this Python
+(PYSPARK_PYTHON). All of these functions raise `JobError` if they fail; its text is one line. Without the extra, the
+import of a function raises ModuleNotFoundError, which says what to install.
 """
 
 from importlib import import_module
@@ -79,10 +79,10 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # type checkers would take any name, a wrong one too, for one that this function knows
+if not TYPE_CHECKING:  # for type checkers, any name would exist in a module with this function, even a wrong one
 
     def __getattr__(name: str) -> object:
-        """Import a name at its first use: numpy, pyarrow and pyspark take seconds."""
+        """Import a name when it is first used, since the import of numpy, pyarrow and pyspark takes seconds."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

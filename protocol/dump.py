@@ -5,14 +5,15 @@
         --as raw|hex|base64                      the encoding, if the bytes themselves do not tell
         --body                                   show the bodies of messages as well, and bodies of frames in full
 
-Exit code 1 if a file could not be read, has no frames, or is damaged.
+Exit code: 0; 1 if a file could not be read, has no frames, is not in the given encoding, or is damaged, or if standard
+output could not be written; 2 for wrong options.
 
 Each frame is shown with its code and the code's name, the kind of header, its fields, and the body: the records of an
 answer to a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason. Readable bytes
 behind it are shown, except for frames behind a wrong length: nothing tells where they begin.
 
-`fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control characters in the
-bytes are escaped, so that a terminal does not act on them.
+`DamageLine`, `fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control
+characters in the bytes are escaped, so that a terminal does not act on them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import binascii
 import contextlib
 import json
 import re
-import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -31,39 +31,49 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from duemq.protocol.codes import RequestCode, ResponseCode
-from duemq.protocol.errors import BodyError, FrameError, RecordError
-from duemq.protocol.frames import codec, fastjson
-from duemq.protocol.frames.command import Body, Command
-from duemq.protocol.frames.frame import BINARY, JSON, MSGPACK, Frame, FrameReader
-from duemq.protocol.records import batch, properties
-from duemq.protocol.records.message_id import unpack_host
-from duemq.protocol.records.record import (
-    FLAG_BORN_IPV6,
-    FLAG_COMPRESSED,
-    FLAG_MULTI_TAGS,
-    FLAG_STORE_IPV6,
-    FLAG_TRANSACTION,
-    MAGIC_V1,
-    MAGIC_V2,
-    TRANSACTION_COMMIT,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    StoredMessage,
-    decode,
-)
-from duemq.protocol.requests.headers import SendMessage, SendMessageV2
+from duemq.protocol.dump_output import needs_package, report, run, shown_path, write_line
+
+try:
+    from duemq.protocol.codes import RequestCode, ResponseCode
+    from duemq.protocol.errors import BodyError, FrameError, RecordError
+    from duemq.protocol.frames import codec, fastjson
+    from duemq.protocol.frames.command import Body, Command
+    from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, Frame, FrameReader
+    from duemq.protocol.records import batch, properties
+    from duemq.protocol.records.message_id import unpack_host
+    from duemq.protocol.records.record import (
+        FLAG_BORN_IPV6,
+        FLAG_COMPRESSED,
+        FLAG_MULTI_TAGS,
+        FLAG_STORE_IPV6,
+        FLAG_TRANSACTION,
+        MAGIC_V2,
+        MAGICS,
+        TRANSACTION_COMMIT,
+        TRANSACTION_PREPARED,
+        TRANSACTION_ROLLBACK,
+        StoredMessage,
+        decode,
+    )
+    from duemq.protocol.requests.headers import SendMessage, SendMessageV2
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    needs_package("duemq.protocol.dump", error, "duemq")
 
 FORMATS: Final = ("raw", "hex", "base64")
 MAX_BYTES: Final = 1 << 27
 """Maximum size, in bytes, of a file of frames."""
-MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
-"""Matches the bytes behind the size of a record."""
 MAGIC_AT: Final = 4
+MAGIC_SIZE: Final = 4
 
+_PREFIX_SIZE: Final = 8
+"""Bytes of a frame in front of its header."""
 _SHOWN: Final = 256
 """Number of bytes that are shown of a body that is shown in part."""
 _CONTROL: Final = re.compile(rb"[^\t\r\n -~]")
+_NOT_HEX: Final = re.compile(rb"[^\s0-9a-fA-F]")
+_NOT_BASE64: Final = re.compile(rb"[^\s0-9a-zA-Z+/=]")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
 _HEADERS: Final = {JSON: "JSON", BINARY: "RocketMQ's binary", MSGPACK: "MessagePack"}
@@ -84,6 +94,17 @@ _FLAGS: Final = {
     FLAG_BORN_IPV6: "born-ipv6",
     FLAG_STORE_IPV6: "store-ipv6",
 }
+
+
+class DamageLine(str):
+    """A line that reports damage: commands end with exit code 1 for it."""
+
+    __slots__ = ()
+
+
+def prefixed(prefix: str, line: str) -> str:
+    """Return a line behind a prefix; a DamageLine remains one."""
+    return type(line)(prefix + line)
 
 
 # --- values
@@ -180,7 +201,7 @@ def records(data: Body, *, with_bodies: bool = False) -> Iterator[str]:
             message = decode(view, at)
         except RecordError as error:
             following = next((place for place in _places(data, at + 1) if _is_record(view, place)), len(view))
-            yield f"damaged at byte {at}: {error.why}; {following - at} bytes are passed over"
+            yield DamageLine(f"damaged at byte {at}: {error.why}; {following - at} bytes are passed over")
             at = following
         else:
             yield record(message, with_body=with_bodies)
@@ -204,17 +225,24 @@ def _is_record(data: memoryview, at: int) -> bool:
 
 def frames(data: bytes, *, with_bodies: bool = False) -> Iterator[str]:
     """Yield the frames in some bytes, as lines. Never raises because of the content of the bytes."""
-    reader = FrameReader()
-    at = 0
-    for number, frame in enumerate(reader.receive_data(data), 1):
-        size = 8 + len(frame[1]) + len(frame[2])
-        yield f"frame {number}, bytes {at} to {at + size}"
-        yield from (f"  {line}" for line in _frame(frame, with_bodies=with_bodies))
-        at += size
-    reader.receive_eof()
-    if reader.error is not None:
-        yield f"damaged at byte {at}: {reader.error}; {len(data) - at} bytes are left"
-        yield f"  {shown(data[at:], _SHOWN)}"
+    at = number = 0
+    while at < len(data):
+        # A frame of its own for each reader, which reads nothing behind a fault.
+        end = at + 4 + int.from_bytes(data[at : at + 4], signed=True)
+        is_whole = at + _PREFIX_SIZE <= end <= min(len(data), at + MAX_FRAME_BYTES)
+        end = end if is_whole else len(data)
+        reader = FrameReader()
+        found = reader.receive_data(data[at:end])
+        reader.receive_eof()
+        number += 1
+        if found:
+            yield f"frame {number}, bytes {at} to {end}"
+            yield from (prefixed("  ", line) for line in _frame(found[0], with_bodies=with_bodies))
+        else:
+            what = f"{end - at} bytes are " + ("passed over" if is_whole else "left")
+            yield DamageLine(f"damaged at byte {at}: {reader.error}; {what}")
+            yield f"  {shown(data[at:end], _SHOWN)}"
+        at = end
 
 
 def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
@@ -223,7 +251,7 @@ def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
     try:
         command = codec.decode(frame)
     except FrameError as error:
-        yield f"damaged: {error}; {sizes}"
+        yield DamageLine(f"damaged: {error}; {sizes}")
         yield f"header {shown(header, _SHOWN)}"
         if body:
             yield f"body {shown(body, None if with_bodies else _SHOWN)}"
@@ -262,7 +290,7 @@ def _body(command: Command, *, with_bodies: bool) -> Iterator[str]:
         try:
             yield f"body {_json(fastjson.loads(body))}"
         except BodyError as error:
-            yield f"body damaged: {error}"
+            yield DamageLine(f"body damaged: {error}")
             yield f"body {shown(body, None if with_bodies else _SHOWN)}"
     elif body:
         yield f"body {shown(body, None if with_bodies else _SHOWN)}"
@@ -292,7 +320,7 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
             body=content if with_bodies else None,
         )
     if why:
-        yield f"damaged: {why}"
+        yield DamageLine(f"damaged: {why}")
 
 
 # --- the command
@@ -304,14 +332,23 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
     data is not in the given format, or is text in none of them."""
     text = b"".join(data.split())
     if form == "hex":
+        if wrong := _NOT_HEX.search(data):
+            raise ValueError(f"this is not hex: byte {wrong.start()} is {shown(wrong[0])}")
+        if len(text) % 2:
+            raise ValueError(f"this is not hex of whole bytes: there are {len(text)} digits")
         return bytes.fromhex(text.decode("ascii"))
     if form == "base64":
-        return base64.b64decode(text, validate=True)
+        if wrong := _NOT_BASE64.search(data):
+            raise ValueError(f"this is not base64: byte {wrong.start()} is {shown(wrong[0])}")
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"this is not base64: {error}") from None
     if form is None and text:
         for each in ("hex", "base64"):
             try:
                 found = unpacked(text, each)
-            except (ValueError, binascii.Error):
+            except ValueError:
                 continue
             if found[:1] == b"\0":
                 return found
@@ -326,6 +363,8 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
 def _read(name: str) -> bytes:
     """Return the content of a file, or of standard input for "-". Raises OSError; ValueError if there are too many
     bytes."""
+    if name == "-" and sys.stdin is None:
+        raise OSError("standard input is closed")
     with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -343,28 +382,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--as", dest="form", choices=FORMATS, help="the encoding, if the bytes themselves do not tell")
     parser.add_argument("--body", action="store_true", help="show bodies of messages, too, and other bodies in full")
     given = parser.parse_args(arguments)
-    failed = 0
+    failed = False
     for name in given.files:
         try:
             data = unpacked(_read(name), given.form)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else None
-            sys.stderr.write(f"{name}: {why or error}\n")
-            failed = 1
+            report(name, error)
+            failed = True
             continue
         if not data:
-            sys.stderr.write(f"{name}: there are no bytes\n")
-            failed = 1
+            report(name, ValueError("there are no bytes"))
+            failed = True
             continue
         if len(given.files) > 1:
-            sys.stdout.write(f"== {name}\n")
+            write_line(f"== {shown_path(name)}")
         for line in frames(data, with_bodies=given.body):
-            sys.stdout.write(f"{line}\n")
-            if line.lstrip().startswith(("damaged", "body damaged")):
-                failed = 1
-    return failed
+            write_line(line)
+            failed = failed or isinstance(line, DamageLine)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
-    sys.exit(main())
+    run(main)

@@ -1,7 +1,8 @@
 """Prints any file of a store, duemq's or RocketMQ's, as lines of text, for finding faults. Nothing is written, and no
 broker has to be stopped; writes of a running broker may be seen in part.
 
-    python -m duemq.broker.dump FILE...       for a directory, such as a whole store, all files in it
+    python -m duemq.broker.dump FILE...       for a directory, such as a whole store, all files in it,
+                                              also through symbolic links
         --from N --to N                       the first position, and the one to stop before; see below
         --limit N                             at most N lines of each file
         --body                                the bodies of messages as well
@@ -16,40 +17,34 @@ broker has to be stopped; writes of a running broker may be seen in part.
 | index/ | item | number of the item |
 | checkpoint, queuecheck, timercheck | value, note, block | |
 | JSON tables in config/ | entry | |
+| audit/ | entry | |
 | config/users, config/acls | user; entry of a policy | |
 
 The kind of a file is recognised by its path, or else by its content. Damaged bytes are shown as a line with the word
-`damaged`, and the lines continue with what can be read behind them. Exit code 1 if a file could not be read.
+`damaged`, a record or a slot in the wrong place with `misplaced`, and the lines continue with what can be read behind
+them. A directory without files is named. A name that is not printable is quoted for bash, as in $'a\\nb'.
+
+Exit code: 0; 1 if a line that was printed reports damage, a file could not be read, a directory could not be listed, or
+standard output could not be written; 2 for wrong options.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import stat
-import sys
-from collections.abc import Iterator
+
+from duemq.protocol.dump_output import needs_package, report, run, shown_path, write_line
 
 try:
     from duemq.broker.dump.databases import is_database
     from duemq.broker.dump.kinds import BEGIN, END, lines
+    from duemq.broker.dump.walk import walk
+    from duemq.protocol.dump import DamageLine
 except ModuleNotFoundError as error:
-    if __name__ != "__main__" or (error.name or "").partition(".")[0] == "duemq":
+    if __name__ != "__main__":
         raise
-    # The same text as from the commands of `duemq`, whose code cannot catch this error.
-    sys.exit(f"python -m duemq.broker.dump needs the package {error.name}: pip install 'duemq[broker]'")
-
-
-def _files(path: str) -> Iterator[str]:
-    if not os.path.isdir(path) or is_database(path):
-        yield path
-        return
-    for directory, directories, names in os.walk(path):
-        directories.sort()
-        yield from (os.path.join(directory, name) for name in directories if is_database(os.path.join(directory, name)))
-        directories[:] = (name for name in directories if not is_database(os.path.join(directory, name)))
-        yield from (os.path.join(directory, name) for name in sorted(names))
+    needs_package("duemq.broker.dump", error, "'duemq[broker]'")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,19 +63,24 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.limit is not None and given.limit < 0:
         parser.error("--limit must be 0 or more")
-    failed = 0
-    for path in [path for each in given.files for path in _files(each)]:
+    failed = False
+    for path, why in (found for each in given.files for found in walk(each)):
+        if isinstance(why, str) and why:
+            write_line(f"{shown_path(path)}: {why}")
+            continue
         try:
+            if isinstance(why, OSError):
+                raise why
             if not stat.S_ISREG(os.stat(path).st_mode) and not is_database(path):
                 raise OSError("this is not a regular file; copy the bytes into one")
             for line in lines(path, given.start, given.end, given.limit, with_bodies=given.body):
-                sys.stdout.write(f"{line}\n")
+                write_line(line)
+                failed = failed or isinstance(line, DamageLine)
         except OSError as error:
-            sys.stderr.write(f"{path}: {error.strerror or error}\n")
-            failed = 1
-    return failed
+            report(path, error)
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
-    sys.exit(main())
+    run(main)

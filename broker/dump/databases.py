@@ -3,6 +3,7 @@ that nothing is written beside the files of a running broker."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from duemq.broker.access.auth.model import Acl, User, word
 from duemq.broker.access.auth.store import ACLS, USERS, RocksStore
 from duemq.broker.errors import AuthStoreError
-from duemq.protocol.dump import fields
+from duemq.protocol.dump import DamageLine, fields
+from duemq.protocol.dump_output import shown_path
 
 _MARK = "CURRENT"
 
@@ -22,12 +24,15 @@ def is_database(directory: str) -> bool:
 
 
 def lines(directory: str) -> Iterator[str]:
-    """Yield the kind of a database and a line for each user, or for each entry of a policy. Raises OSError."""
+    """Yield the kind of a database and a line for each user, or for each entry of a policy. Raises OSError, also if the
+    package rocksdict is missing, which reads the database."""
     name = os.path.basename(os.path.abspath(directory))
     if name not in (USERS, ACLS):
-        yield f"{directory}: a RocksDB database, which is neither {USERS} nor {ACLS}"
+        yield f"{shown_path(directory)}: a RocksDB database, which is neither {USERS} nor {ACLS}"
         return
-    yield f"{directory}: {'users' if name == USERS else 'policies'}"
+    yield f"{shown_path(directory)}: {'users' if name == USERS else 'policies'}"
+    if importlib.util.find_spec("rocksdict") is None:
+        raise OSError("a RocksDB database, for which the package rocksdict is missing: pip install 'duemq[auth]'")
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(directory, os.path.join(copy, name))
         try:
@@ -37,7 +42,9 @@ def lines(directory: str) -> Iterator[str]:
             finally:
                 store.close()
         except AuthStoreError as error:
-            yield f"damaged: {str(error).replace(copy, os.path.dirname(os.path.abspath(directory)))}"
+            yield DamageLine(
+                f"damaged: {str(error).replace(copy, shown_path(os.path.dirname(os.path.abspath(directory))))}"
+            )
             return
     for user in users:
         yield _user(user)

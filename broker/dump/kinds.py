@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
 from duemq.broker.dump import databases, logs, tables
 from duemq.broker.dump.source import NAME_DIGITS, Source
-from duemq.protocol.dump import MAGIC_AT, MAGICS
+from duemq.protocol.dump import MAGIC_AT
+from duemq.protocol.dump_output import shown_path
+from duemq.protocol.records.record import MAGICS
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import check, extension, index_file
 
 BEGIN: Final = -(2**63)
-END: Final = 2**63
+END: Final = 2**80
+"""Behind all positions: a damaged name, of 20 digits, may be beyond 2**63."""
 
 _COMMITLOG, _QUEUE, _EXTENSION, _TIMERS = "commitlog", "consume queue", "consume queue's extension", "timer log"
-_WHEEL, _INDEX, _TABLE, _UNKNOWN = "timer wheel", "index", "table", "bytes"
+_WHEEL, _INDEX, _TABLE, _AUDIT, _UNKNOWN = "timer wheel", "index", "table", "audit log", "bytes"
 _BY_NAME: Final = {
     "checkpoint": "checkpoint",
     "queuecheck": "queuecheck",
@@ -29,12 +33,18 @@ _BY_DIRECTORY: Final = {"commitlog": _COMMITLOG, "cut": _COMMITLOG, "timerlog": 
 _INDEX_DIGITS: Final = 17
 _SIDE_SUFFIXES: Final = (".bak", ".tmp", ".new")
 """Suffixes of files that will replace others, and of backups."""
+_AUDIT_NAME: Final = re.compile(r"audit\.log(\.[0-9]+)?")
+_AUDIT_BEGIN: Final = b'{"time":"'
+"""First bytes of an entry of the audit log, whose files the setting auditLogPath may name."""
 _AT_FIRST: Final = 64
+_OF_ANY_SIZE: Final = (_COMMITLOG, _QUEUE, _EXTENSION, _TIMERS, _AUDIT, _UNKNOWN)
+"""Kinds of which an empty file is not damaged: their sizes are settings, or they grow."""
 _PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
     "checkpoint": tables.checkpoint_file,
     "queuecheck": tables.queue_check,
     "timercheck": tables.timer_check,
     _TABLE: tables.table,
+    _AUDIT: tables.audit,
     _UNKNOWN: tables.unknown,
 }
 _POSITIONED: Final[dict[str, Callable[[Source, int, int], Iterator[str]]]] = {
@@ -54,6 +64,8 @@ def kind_of(source: Source) -> str:
     parents = [*source.parents, "", "", ""]
     if name in _BY_NAME:
         return _BY_NAME[name]
+    if _AUDIT_NAME.fullmatch(name):
+        return _AUDIT
     if name.endswith(".json"):
         return _TABLE
     if name.isdecimal() and len(name) == NAME_DIGITS:
@@ -74,6 +86,8 @@ def _by_content(source: Source) -> str:
         return _COMMITLOG
     if begin.startswith(check.MAGIC):
         return "queuecheck"
+    if begin.startswith(_AUDIT_BEGIN):
+        return _AUDIT
     if begin.lstrip()[:1] == b"{":
         return _TABLE
     return {wheel.FILE_SIZE: _WHEEL, index_file.FILE_SIZE: _INDEX}.get(source.size, _UNKNOWN)
@@ -88,11 +102,14 @@ def lines(
         yield from islice(databases.lines(path), limit if limit is None else limit + 1)
         return
     if databases.is_database(os.path.dirname(os.path.abspath(path))):
-        yield f"{path}: a file of a RocksDB database; only its directory as a whole can be shown"
+        yield f"{shown_path(path)}: a file of a RocksDB database; only its directory as a whole can be shown"
         return
     with Source(path) as source:
         kind = kind_of(source)
-        yield f"{path}: {kind}, {source.size} bytes"
+        yield f"{shown_path(path)}: {kind}, {source.size} bytes"
+        if not source.size and kind in _OF_ANY_SIZE:
+            yield from islice(["empty"], limit)
+            return
         rows = (
             logs.commitlog(source, start, end, with_bodies=with_bodies)
             if kind == _COMMITLOG

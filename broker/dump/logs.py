@@ -1,8 +1,10 @@
 """Lines of the files that are named by offsets: commitlog, consume queue, its extension, timer log.
 
 `start`, `end`: the first position and the one to stop before, as physical offsets, queue offsets, offsets in the
-extension or positions in the timer log. Damage is reported, and the readable data behind it is shown. Raises
-OSError."""
+extension or positions in the timer log. Damage is reported, and the readable data behind it is shown.
+
+The functions raise OSError.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from duemq.broker.dump.source import WINDOW, Source
-from duemq.protocol.dump import MAGIC_AT, MAGICS, fields, record, when
+from duemq.broker.dump.source import Source
+from duemq.protocol.dump import MAGIC_AT, MAGIC_SIZE, DamageLine, fields, prefixed, record, when
 from duemq.protocol.errors import RecordError
 from duemq.protocol.records.record import (
     END_MARKER,
@@ -20,7 +22,9 @@ from duemq.protocol.records.record import (
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
+    MAGICS,
     MIN_SIZE,
+    PHYSICAL_OFFSET_AT,
     StoredMessage,
     decode,
 )
@@ -35,7 +39,8 @@ if TYPE_CHECKING:
 
 _UNITS: Final = 16_384
 """Number of units that are read together."""
-_SEARCHED: Final = WINDOW - MAGIC_AT - 4
+_MARKER_SIZE, _MARKER_MAGIC_AT = 16, 12
+"""Size of the marker that ends a file of the timer log, and the position of its magic number, both in bytes."""
 _MAGIC_NAMES: Final = {
     timer_unit.NORMAL: "normal",
     timer_unit.ROLL: "roll",
@@ -57,20 +62,23 @@ def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Ite
         if magic == MAGIC_END:
             yield f"{fields(offset=base + at)} end of the file: {size} bytes are free"
             return
-        if (behind := source.after_zeros(at)) > at + END_MARKER_SIZE:
-            yield f"{fields(offset=base + at)} zeros, {behind - at} bytes"
+        if (behind := source.after_zeros(at)) >= at + END_MARKER_SIZE:
+            zeros = f"zeros, {behind - at} bytes"
+            place = fields(offset=base + at)
+            yield f"{place} {zeros}" if behind == source.size else DamageLine(f"{place} damaged: {zeros}")
             at = behind if behind == source.size else _following(source, max(at, behind - END_MARKER_SIZE))
             if behind < at:
-                yield f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are not a record"
+                yield DamageLine(f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are not a record")
             continue
         found = _record(source, at)
         if isinstance(found, StoredMessage):
+            line = record(found, with_body=with_bodies)
             is_elsewhere = found.physical_offset != base + at
-            yield (f"misplaced: lies at {base + at} " if is_elsewhere else "") + record(found, with_body=with_bodies)
+            yield DamageLine(f"misplaced: lies at {base + at} {line}") if is_elsewhere else line
             at += found.size
         else:
             following = _following(source, at + 1)
-            yield f"{fields(offset=base + at)} damaged: {found}; {following - at} bytes are passed over"
+            yield DamageLine(f"{fields(offset=base + at)} damaged: {found}; {following - at} bytes are passed over")
             at = following
 
 
@@ -88,14 +96,15 @@ def _record(source: Source, at: int) -> StoredMessage | str:
 def _following(source: Source, at: int) -> int:
     """Return the position, from a byte of the file on, of the next record whose own physical offset matches; the file's
     size if there is none."""
-    at = max(0, at)
-    while at < source.size:
-        data = source.read(at, WINDOW)
-        for place in [at + found.start() - MAGIC_AT for found in MAGICS.finditer(data, MAGIC_AT)]:
-            found_there = _record(source, place)
-            if isinstance(found_there, StoredMessage) and found_there.physical_offset == source.base + place:
-                return place
-        at = source.after_zeros(at + _SEARCHED) - MAGIC_AT - 4 if at + WINDOW < source.size else source.size
+    at = max(0, at) + MAGIC_AT
+    while (at_magic := source.find(MAGICS, at, MAGIC_SIZE)) is not None:
+        place = at_magic - MAGIC_AT
+        told = source.read(place + PHYSICAL_OFFSET_AT, 8)  # first, since the size may be wrong, and large
+        if int.from_bytes(told, signed=True) == source.base + place and isinstance(
+            _record(source, place), StoredMessage
+        ):
+            return place
+        at = at_magic + 1
     return source.size
 
 
@@ -108,7 +117,7 @@ def queue(source: Source, start: int, end: int) -> Iterator[str]:
     topic = source.parents[1] if len(source.parents) > 1 else ""
     first = source.base // unit_size
     if source.base % unit_size:
-        yield f"damaged: {source.name} is not a multiple of {unit_size} bytes"
+        yield DamageLine(f"damaged: {source.name} is not a multiple of {unit_size} bytes")
     last = min(end, first + source.size // unit_size)
     number = max(start, first)
     while number < last:
@@ -117,13 +126,15 @@ def queue(source: Source, start: int, end: int) -> Iterator[str]:
         if behind >= at + unit_size:
             empty = min(last, first + behind // unit_size) - number
             is_end = first + behind // unit_size >= last
-            yield f"{fields(queueOffset=number)} {'free' if is_end else 'damaged: zeros'}, {empty} units"
+            place = fields(queueOffset=number)
+            yield f"{place} free, {empty} units" if is_end else DamageLine(f"{place} damaged: zeros, {empty} units")
             number += empty
             continue
-        yield f"{fields(queueOffset=number)} {_unit(topic, *unit.unpack(source.read(at, unit_size)))}"
+        line = _unit(topic, *unit.unpack(source.read(at, unit_size)))
+        yield prefixed(f"{fields(queueOffset=number)} ", line)
         number += 1
     if source.size % unit_size and end > last:
-        yield f"damaged: {source.size % unit_size} bytes behind the last unit"
+        yield DamageLine(f"damaged: {source.size % unit_size} bytes behind the last unit")
 
 
 def _unit(topic: str, physical: int, size: int, code: int) -> str:
@@ -139,7 +150,7 @@ def _unit(topic: str, physical: int, size: int, code: int) -> str:
         address=code if is_extended else None,
     )
     if physical < 0 or (size not in _MARKS and size < MIN_SIZE):
-        return f"damaged: {told}"
+        return DamageLine(f"damaged: {told}")
     return f"{told} {_MARKS[size]}" if size in _MARKS else told
 
 
@@ -147,24 +158,33 @@ def extension(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the units of a file of a consume queue's extension. Behind a wrong size, the next unit is looked for where
     it lies if no unit has a bitmap."""
     topic = source.parents[1] if len(source.parents) > 1 else ""
-    at = 0
-    while at + extended.HEAD_SIZE <= source.size and source.base + at < end:
-        place = fields(address=source.base + at + extended.FIRST_ADDRESS, offset=source.base + at)
-        (unit,) = np.frombuffer(source.read(at, extended.HEAD_SIZE), extended.HEAD)
-        size = int(unit["size"])
-        if size == extended.END_OF_FILE:
-            yield f"{place} end of the file: {source.size - at} bytes are free"
+    at, first = 0, start - source.base
+    while at < source.size and source.base + at < end:
+        head, left = source.read(at, extended.HEAD_SIZE), source.size - at
+        size = int.from_bytes(head[:2], signed=True)
+        if size == extended.END_OF_FILE and len(head) >= extended.END_SIZE:
+            if at >= first:
+                yield f"{_place(source, at)} end of the file: {left} bytes are free"
             return
-        if not size and (behind := source.after_zeros(at)) > at:
+        if not size and (behind := source.after_zeros(at)) >= at + min(left, extended.HEAD_SIZE):
+            begin = max(at, first)
             if behind >= source.size:
-                yield f"{place} free, {behind - at} bytes"
+                if begin < behind:
+                    yield f"{_place(source, begin)} free, {behind - begin} bytes"
                 return
-            zeros = max(1, (behind - at) // extended.HEAD_SIZE) * extended.HEAD_SIZE
-            yield f"{place} damaged: zeros, {zeros} bytes"
-            at += zeros
+            at += (behind - at) // extended.HEAD_SIZE * extended.HEAD_SIZE
+            if begin < at:
+                yield DamageLine(f"{_place(source, begin)} damaged: zeros, {at - begin} bytes")
             continue
-        if not 0 <= size - extended.HEAD_SIZE == int(unit["bitmap_size"]):
-            yield f"{place} damaged: size {size}, and a bitmap of {unit['bitmap_size']} bytes"
+        if left < extended.HEAD_SIZE:
+            if at >= first:
+                yield DamageLine(f"{_place(source, at)} damaged: {left} bytes behind the last unit")
+            return
+        (unit,) = np.frombuffer(head, extended.HEAD)
+        if not 0 <= size - extended.HEAD_SIZE == int(unit["bitmap_size"]) or size > left:
+            if at >= first:
+                what = f"size {size}, and a bitmap of {unit['bitmap_size']} bytes, with {left} bytes left"
+                yield DamageLine(f"{_place(source, at)} damaged: {what}")
             at += extended.HEAD_SIZE
             continue
         code = int(unit["tags_code"])
@@ -175,39 +195,48 @@ def extension(source: Source, start: int, end: int) -> Iterator[str]:
             stored=when(int(unit["store_time"])),
             bitmap=source.read(at + extended.HEAD_SIZE, size - extended.HEAD_SIZE).hex() or None,
         )
-        if source.base + at >= start:
-            yield f"{place} {told}"
+        if at >= first:
+            yield f"{_place(source, at)} {told}"
         at += size
+
+
+def _place(source: Source, at: int) -> str:
+    """Return the address and the offset of a unit of the extension at a byte of the file, as fields."""
+    return fields(address=source.base + at + extended.FIRST_ADDRESS, offset=source.base + at)
 
 
 # --- the timer log
 
 
 def timers(source: Source, start: int, end: int) -> Iterator[str]:
-    """Yield the units of a timer log file, and the marker that ends it."""
+    """Yield the units of a timer log file, and the marker that ends it, whose size may be less than that of a unit."""
     base, unit_size = source.base, timer_unit.UNIT_SIZE
-    at = max(0, start - base) // unit_size * unit_size
+    at = batch_at = -(-max(0, start - base) // unit_size) * unit_size
+    units, superseded = np.empty(0, timer_unit.UNIT), np.empty(0, np.bool_)
     while at < source.size and base + at < end:
-        data = source.read(at, _UNITS * unit_size)[: _UNITS * unit_size]
-        units = np.frombuffer(data.ljust(-(-len(data) // unit_size) * unit_size, b"\0"), timer_unit.UNIT)
-        superseded = is_superseded(units)
-        for number in range(len(units)):
-            position = at + number * unit_size
-            if base + position >= end:
+        place = fields(position=base + at)
+        head = source.read(at, _MARKER_SIZE)
+        if int.from_bytes(head[_MARKER_MAGIC_AT:_MARKER_SIZE]) == MAGIC_END:
+            yield f"{place} end of the file: {int.from_bytes(head[:4], signed=True)} bytes are free"
+            return
+        left = min(unit_size, source.size - at)
+        if not any(head[:4]) and (behind := source.after_zeros(at)) >= at + left:
+            zeros = f"zeros, {behind - at} bytes"
+            yield f"{place} {zeros}" if behind == source.size else DamageLine(f"{place} damaged: {zeros}")
+            at = behind // unit_size * unit_size if behind < source.size else source.size
+            continue
+        if left < unit_size:
+            yield DamageLine(f"{place} damaged: {left} bytes behind the last unit")
+            return
+        if not batch_at <= at < batch_at + len(units) * unit_size:
+            batch_at, data = at, source.read(at, min(_UNITS, (source.size - at) // unit_size) * unit_size)
+            units = np.frombuffer(data[: len(data) // unit_size * unit_size], timer_unit.UNIT)
+            if not len(units):  # the file became shorter
                 return
-            each = units[number]
-            if int(each["magic"]) & 0xFFFFFFFF == MAGIC_END:
-                yield f"{fields(position=base + position)} end of the file: {each['size']} bytes are free"
-                return
-            if not each["size"] and (behind := source.after_zeros(position)) >= position + min(
-                unit_size, source.size - position
-            ):
-                yield f"{fields(position=base + position)} zeros, {behind - position} bytes"
-                at = behind // unit_size * unit_size if behind < source.size else source.size
-                break
-            yield f"{fields(position=base + position)} {_timer(each, is_superseded=bool(superseded[number]))}"
-        else:
-            at += len(units) * unit_size
+            superseded = is_superseded(units)
+        number = (at - batch_at) // unit_size
+        yield prefixed(f"{place} ", _timer(units[number], is_superseded=bool(superseded[number])))
+        at += unit_size
 
 
 def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:
@@ -230,5 +259,5 @@ def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:
         key=due >> timer_unit.DUE_BITS or None,
     )
     if int(unit["size"]) != timer_unit.UNIT_SIZE or not 0 <= magic <= timer_unit.ANY_MAGIC:
-        return f"damaged: unitSize={int(unit['size'])} {told}"
+        return DamageLine(f"damaged: unitSize={int(unit['size'])} {told}")
     return f"{told} superseded" if is_superseded else told

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from types import TracebackType
 from typing import Final
 
 WINDOW: Final = 1 << 20
 MAX_WHOLE: Final = 1 << 28
 """Maximum size, in bytes, of a file that is decoded as a whole."""
-_ZEROS: Final = bytes(WINDOW)
+_NOT_ZERO: Final = re.compile(rb"[^\0]")
 NAME_DIGITS: Final = 20
 """Digits in the name of a file that is named by the offset of its first byte."""
 
@@ -66,8 +67,15 @@ class Source:
         return self._pread(0, self.size)
 
     def after_zeros(self, at: int) -> int:
-        """Return the position of the first non-zero byte from `at` on; the file's size if there is none."""
+        """Return the position of the first non-zero byte from `at` on; the file's size if there is none. Reads no more
+        than `read` does if that byte lies in the window; holes of the file are not read."""
         while at < self.size:
+            start = at - self._window_at
+            if 0 <= start < len(self._window):
+                if found := _NOT_ZERO.search(self._window, start):
+                    return self._window_at + found.start()
+                at = self._window_at + len(self._window)
+                continue
             try:
                 at = os.lseek(self._fd, at, os.SEEK_DATA)
             except OSError as error:
@@ -75,10 +83,18 @@ class Source:
                     return self.size
                 if error.errno != errno.EINVAL:
                     raise
-            data = self.read(at, WINDOW)
-            if not data:
+            if not self.read(at, 1):
                 return self.size
-            if data != _ZEROS[: len(data)]:
-                return at + len(data) - len(data.lstrip(b"\0"))
-            at += len(data)
         return self.size
+
+    def find(self, pattern: re.Pattern[bytes], at: int, size: int) -> int | None:
+        """Return the position of the first match of a pattern from `at` on; None if there is none. `size`: that of all
+        matches, in bytes; none of them may begin with a zero byte."""
+        while (at := self.after_zeros(at)) + size <= self.size:
+            if len(self.read(at, size)) < size:
+                return None
+            found = pattern.search(self._window, at - self._window_at)
+            if found is not None:
+                return self._window_at + found.start()
+            at = self._window_at + len(self._window) - size + 1
+        return None

@@ -1,9 +1,10 @@
-"""Lines of a store's other files: those of fixed layout, and the JSON tables. Damage is reported.
+"""Lines of a store's other files: those of fixed layout, the JSON tables, and the audit log. Damage is reported.
 
 `start`, `end`: seconds since the epoch in the wheel, numbers of items in an index file. Raises OSError."""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from duemq.broker.dump.source import Source
-from duemq.protocol.dump import fields, shown, value, when
+from duemq.protocol.dump import DamageLine, fields, prefixed, shown, value, when
 from duemq.protocol.errors import BodyError
 from duemq.protocol.frames import fastjson
 from duemq.scheduler.levels import runs
@@ -25,6 +26,9 @@ from duemq.storage.queues import check, index_file
 
 _SHOWN: Final = 1024
 """Bytes shown of unknown content."""
+_LINE_END: Final = re.compile(rb"\n")
+_MAX_ENTRY: Final = 1 << 20
+"""Maximum size, in bytes, of an entry of the audit log that is shown."""
 
 
 # --- the wheel and the index
@@ -33,7 +37,7 @@ _SHOWN: Final = 1024
 def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the slots that were ever used, by their seconds."""
     if source.size != wheel.FILE_SIZE:
-        yield f"damaged: {source.size} bytes; a timer wheel has {wheel.FILE_SIZE}"
+        yield DamageLine(f"damaged: {source.size} bytes; a timer wheel has {wheel.FILE_SIZE}")
     data = source.whole()
     slots = np.frombuffer(data, wheel.SLOT, len(data) // wheel.SLOT.itemsize)
     seconds = slots["second"].astype(np.int64)
@@ -51,24 +55,29 @@ def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
             magic=int(slot["magic"]) or None,
         )
         is_elsewhere = second % wheel.SLOTS != number
-        yield f"misplaced: in slot {number} {told}" if is_elsewhere and second else told
+        yield DamageLine(f"misplaced: in slot {number} {told}") if is_elsewhere and second else told
 
 
 def index(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the head of an index file, and its items."""
     header, item = index_file.HEADER, index_file.STORED
     if source.size != index_file.FILE_SIZE:
-        yield f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}"
+        yield DamageLine(f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}")
     if source.size < header.size:
         return
     begin_ms, end_ms, first, last, used, following = header.unpack(source.read(0, header.size))
     yield fields(
-        begin=when(begin_ms), end=when(end_ms), beginOffset=first, endOffset=last, slots=used, items=following - 1
+        begin=when(begin_ms),
+        end=when(end_ms),
+        beginOffset=first,
+        endOffset=last,
+        slots=used,
+        items=max(following, 1) - 1,
     )
     at = index_file.ITEMS_AT
     room = (source.size - at) // item.itemsize
     if not 0 <= following <= room:
-        yield f"damaged: {following - 1} items in a file that has room for {max(0, room - 1)}"
+        yield DamageLine(f"damaged: {following - 1} items in a file that has room for {max(0, room - 1)}")
     for number in range(max(1, start), min(following, room, end)):
         each = np.frombuffer(source.read(at + number * item.itemsize, item.itemsize), item)[0]
         yield fields(
@@ -86,6 +95,11 @@ def index(source: Source, start: int, end: int) -> Iterator[str]:
 def checkpoint_file(source: Source) -> Iterator[str]:
     """Yield the times of a checkpoint, and the content of its notes."""
     data = source.whole()
+    fault = checkpoint.fault_in(data)
+    if fault:
+        yield DamageLine(f"damaged: {fault}")
+    if len(data) < checkpoint.THEIR_SIZE:
+        return
     found = checkpoint.decode(data)
     yield fields(
         physic=when(found.physic_timestamp),
@@ -93,14 +107,14 @@ def checkpoint_file(source: Source) -> Iterator[str]:
         index=when(found.index_timestamp),
         recoveryOffset=found.recovery_offset,
     )
-    if found.is_foreign:
-        yield "what duemq adds is missing, damaged, or older than what RocketMQ has written"
+    if found.is_foreign and not fault:
+        yield "what duemq adds is missing, or older than what RocketMQ has written"
     for name, note in found.notes.items():
         yield f"note {name}, {len(note)} bytes"
         try:
-            yield from (f"  {line}" for line in _note(name, note))
+            yield from (prefixed("  ", line) for line in _note(name, note))
         except (ValueError, LookupError, struct.error) as error:
-            yield f"  damaged: {error}"
+            yield DamageLine(f"  damaged: {error}")
 
 
 def _note(name: str, note: bytes) -> Iterator[str]:
@@ -152,9 +166,10 @@ def _timers(note: TimerNote) -> Iterator[str]:
 
 def timer_check(source: Source) -> Iterator[str]:
     """Yield the content of timercheck."""
-    found = small_files.load_check(OsFiles(), source.path)
+    if source.size != small_files.CHECK_SIZE:
+        yield DamageLine(f"damaged: {source.size} bytes instead of {small_files.CHECK_SIZE}")
+    found = small_files.decode_check(source.read(0, small_files.CHECK_SIZE))
     if found is None:
-        yield f"damaged: {source.size} bytes are too few"
         return
     yield fields(read=when(found.read_ms), versionAt=when(found.version_ms), **_numbers(found))
 
@@ -172,14 +187,19 @@ def _numbers(found: TimerCheck) -> dict[str, int]:
 def queue_check(source: Source) -> Iterator[str]:
     """Yield the blocks of queuecheck, and the content of each."""
     data = source.whole()
-    segment_size = check.HEAD.unpack(data[: check.HEAD.size])[1] if len(data) >= check.HEAD.size else 0
+    if len(data) < check.HEAD.size or not data.startswith(check.MAGIC):
+        yield DamageLine(
+            f"damaged: it does not begin with {check.MAGIC.decode()} and the size of a consume queue's file"
+        )
+        return
+    segment_size = check.HEAD.unpack_from(data)[1]
     yield fields(queueFileSize=segment_size)
     try:
         for offset, items in check.blocks(data, segment_size):
             yield f"block {fields(recoveryOffset=offset, size=len(items))}"
-            yield from (f"  {line}" for line in _describe_items(items, segment_size))
+            yield from (prefixed("  ", line) for line in _describe_items(items, segment_size))
     except QueueCheckDamaged as error:
-        yield f"damaged: {error}"
+        yield DamageLine(f"damaged: {error}")
 
 
 def _describe_items(items: bytes, segment_size: int) -> Iterator[str]:
@@ -205,7 +225,7 @@ def _describe_items(items: bytes, segment_size: int) -> Iterator[str]:
                 sizes=each.sizes or None,
             )
     if why is not None:
-        yield f"damaged: {why}"
+        yield DamageLine(f"damaged: {why}")
 
 
 # --- text
@@ -217,7 +237,7 @@ def table(source: Source) -> Iterator[str]:
     try:
         found: Any = decode_table(data, source.path)
     except BodyError as error:
-        yield f"damaged: {error}"
+        yield DamageLine(f"damaged: {error}")
         try:
             found = fastjson.loads(data)
         except BodyError:
@@ -232,6 +252,27 @@ def table(source: Source) -> Iterator[str]:
                 yield f"{fields(table=name, name=key)} {_entry(entry)}"
         else:
             yield f"{fields(table=name)} {_entry(content)}"
+
+
+def audit(source: Source) -> Iterator[str]:
+    """Yield the entries of a file of the audit log, one per line. Memory: that of one entry."""
+    at = 0
+    while at < source.size:
+        end = source.find(_LINE_END, at, 1)
+        stop = source.size if end is None else end
+        try:
+            if stop - at > _MAX_ENTRY:
+                raise BodyError(f"a line of {stop - at} bytes; entries are shown up to {_MAX_ENTRY} bytes")
+            if end is None:
+                raise BodyError("the last line has no end")
+            entry: Any = fastjson.loads(source.read(at, stop - at))
+            if not isinstance(entry, dict):
+                raise BodyError("this is no JSON object")
+            yield " ".join(f"{value(key)}={value(each)}" for key, each in entry.items())
+        except BodyError as error:
+            part = shown(source.read(at, min(stop - at, _SHOWN)))
+            yield DamageLine(f"damaged at byte {at}: {error}: {part}")
+        at = stop + 1
 
 
 def _entry(entry: object) -> str:

@@ -1,1 +1,1 @@
-"""How a consumer belongs to its group and reads its queues."""
+"""The parts of a consumer: its membership of a group, the readers of its queues, and the calls of its handler."""

@@ -1,7 +1,7 @@
-"""Which queues a member of a consumer group reads: each member works that out for itself, so all must agree.
+"""Which queues a member of a consumer group reads. Each member computes this for itself, so the results must agree.
 
-Mirrors AllocateMessageQueueAveragely.java (4.9.7) and the sorting before it in RebalanceImpl.java, exactly: members of
-one group may be written in Java and in Python.
+Mirrors exactly AllocateMessageQueueAveragely.java (4.9.7), and the sorting before it in RebalanceImpl.java: a group may
+have both Java and Python members.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from duemq.messages import MessageQueue
 
 
 def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str], me: str) -> list[MessageQueue]:
-    """The queues of one topic that the member `me` reads: a run of neighbours, the first members getting one more.
+    """Return the queues of one topic that the member `me` reads: consecutive queues, as many for each member, except
+    that the first members get one more if the queues do not divide evenly.
 
-    `members` are client ids. Empty where `me` is not among them: to the others it does not exist.
+    `members` are client ids. Empty if `me` is not among them: the other members then leave no queues to it.
     """
     ordered = sorted(queues, key=_queue_order)
     ids = sorted(members, key=java_order)
@@ -27,7 +28,7 @@ def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str], m
 
 
 def java_order(text: str) -> bytes:
-    """A key that sorts texts as Java does: by their UTF-16 units."""
+    """Return a key that sorts strings as Java does: by their UTF-16 code units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""The requests of a consumer group's member to brokers, typed."""
+"""The typed requests of a consumer group's member to brokers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from duemq.protocol.requests.headers import (
 from duemq.protocol.topics import RETRY_PREFIX
 
 PULL_MESSAGES = 32
-"""Messages asked for in one pull: RocketMQ's default, and its brokers' limit."""
+"""The number of messages requested in one pull: RocketMQ's default, and its brokers' limit."""
 
 _PULL_ANSWERS = (
     ResponseCode.SUCCESS,
@@ -59,15 +59,16 @@ class Pulled(msgspec.Struct, frozen=True):
 
     messages: list[StoredMessage]
     next_offset: int
-    """Where to read on."""
+    """The queue offset at which to continue."""
     end_offset: int
-    """Where the queue ended at that time."""
+    """The end of the queue when the broker answered: the offset that its next message will get."""
     moved: bool
-    """The offset asked for will never hold a message: `next_offset` is the nearest offset that does."""
+    """Whether there will never be a message at the requested offset; `next_offset` is the nearest offset that may have
+    one."""
 
 
 class GroupApi:
-    """Requests of one member of a consumer group. All raise what `Client.call` raises, and NoRouteError."""
+    """The requests of one member of a consumer group. All raise what `Client.call` raises, and NoRouteError."""
 
     def __init__(self, client: Client, group: str, max_reconsume_times: int) -> None:
         self._client = client
@@ -75,10 +76,10 @@ class GroupApi:
         self._max_reconsume_times = max_reconsume_times
         self._delays = DelayTables(client)
         self._pull_from: dict[MessageQueue, int] = {}
-        """Broker id to pull a queue from, where the broker suggested a replica."""
+        """The broker id to pull from, for each queue, as the last answer suggested it: the primary's or a replica's."""
 
     async def members(self, route: Route) -> list[str]:
-        """Client ids of the group's members, as one of the topic's brokers knows them."""
+        """Return the client ids of the group's members that one of the topic's brokers knows."""
         broker = random.choice(list(route.brokers))
         address = route.address(broker)
         if address is None:
@@ -88,7 +89,8 @@ class GroupApi:
         return typed_body(answer, ConsumerIdList, address).consumer_id_list
 
     async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> Pulled:
-        """Messages from an offset on. `hold`: where there is none yet, let the broker answer when one comes."""
+        """Return messages from an offset on. `hold`: if there is none yet, the broker answers when one arrives, or
+        after `Intervals.suspend`."""
         intervals = self._client.intervals
         address = await self._address(queue, self._pull_from.get(queue, PRIMARY))
         header = PullMessage(
@@ -113,15 +115,15 @@ class GroupApi:
         messages: list[StoredMessage] = []
         moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
         if next_offset < (0 if moved else offset):
-            raise PeerError(address, f"asked for {queue} from offset {offset} on, it sent this member to {next_offset}")
+            raise PeerError(address, f"its answer to a pull of {queue} from offset {offset} continues at {next_offset}")
         if answer.code == ResponseCode.SUCCESS:
             messages, next_offset = _read_records(bytes(answer.body), queue, offset, next_offset, address)
         return Pulled(messages, next_offset, fields.max_offset, moved)
 
     async def stored_offset(self, queue: MessageQueue) -> int | None:
-        """The group's consumer offset, or None if it has none yet. RocketMQ 4.9 says 0 for a queue whose first messages
-        are still in memory, whether or not the group has an offset there; from 5.0 on and with duemq that is switched
-        off."""
+        """Return the group's consumer offset, or None if it has none yet. RocketMQ 4.9's brokers return 0 to a group
+        without an offset if the queue's first messages are still in memory; the request switches that off for RocketMQ
+        5.0 and later and for duemq."""
         header = QueryConsumerOffset(
             consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
         )
@@ -138,17 +140,17 @@ class GroupApi:
         await self._client.call(await self._address(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """Offset of the oldest message there is."""
+        """Return the offset of the oldest message in a queue."""
         header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
         return await self._offset(queue, RequestCode.GET_MIN_OFFSET, header)
 
     async def end_offset(self, queue: MessageQueue) -> int:
-        """Offset that the next message will get."""
+        """Return the offset that the next message of a queue will get."""
         header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
         return await self._offset(queue, RequestCode.GET_MAX_OFFSET, header)
 
     async def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
-        """Offset of about the first message stored at a time (ms since the epoch) or later."""
+        """Return the approximate offset of the first message stored at a time (ms since the epoch) or later."""
         header = SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms)
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
@@ -166,25 +168,25 @@ class GroupApi:
         await self._client.call(await self._address(message.queue), RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
     async def retry_level(self, queue: MessageQueue, delay_ms: int) -> int:
-        """The shortest level that delays a retry by `delay_ms` or longer at the queue's broker. Raises DelayError where
-        none does: the broker would take the longest one."""
+        """Return the level with the shortest delay of at least `delay_ms` at the queue's broker. Raises DelayError if
+        there is none: the broker would use its longest level."""
         address = await self._address(queue)
-        # Asked as for a level, since a retry can have no timer. The retry topic may have levels of its own.
+        # The spec asks for a level, since a retry can have no timer. The retry topic may have levels of its own.
         delays = await self._delays.find(address, RETRY_PREFIX + self._group, DelaySpec(level=1))
         levels = delays.valid_levels_ms
         long_enough = [(level_ms, number) for number, level_ms in enumerate(levels, 1) if level_ms >= delay_ms]
         if long_enough:
             return min(long_enough)[1]
         if not levels:
-            raise DelayError(f"the broker {address} does not tell its delay levels: give one with level=", levels)
+            raise DelayError(f"the broker {address} does not report its delay levels: give one with level=", levels)
         raise DelayError(
             f"the broker {address} cannot delay a retry by {format_duration(delay_ms)}: its longest delay level is "
-            f"{format_duration(max(levels))}. Give a shorter delay, or send the message anew with the delay",
+            f"{format_duration(max(levels))}. Give a shorter delay, or send a new message with that delay",
             levels,
         )
 
     async def lock(self, broker: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues of one broker for this member, or renew their locks. Gives those that it holds now."""
+        """Lock queues of one broker for this member, or renew their locks. Return the queues whose locks it holds."""
         address, body = await self._lock_request(broker, queues)
         answer = await self._client.call(address, RequestCode.LOCK_BATCH_MQ, None, body)
         held = typed_body(answer, LockedQueues, address).queues or ()
@@ -201,7 +203,8 @@ class GroupApi:
         return await self._address(wanted[0]), fastjson.dumps(LockBatch(self._group, self._client.client_id, listed))
 
     async def leave(self) -> None:
-        """Tell all brokers that this member is gone, so that the others take over its queues at once."""
+        """Notify all brokers that this member leaves, so that other members take over its queues immediately. Errors
+        are only logged."""
         header = UnregisterClient(client_id=self._client.client_id, consumer_group=self._group)
         leaving = (
             self._client.call(address, RequestCode.UNREGISTER_CLIENT, header)
@@ -209,12 +212,12 @@ class GroupApi:
         )
         for error in await asyncio.gather(*leaving, return_exceptions=True):
             if isinstance(error, DueMQError):
-                log.debug("no goodbye: %s", error)
+                log.debug("cannot notify a broker that this member leaves: %s", error)
 
     async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
         address = await self._address(queue)
         answer = await self._client.call(address, code, header)
-        # Apache's broker says -1 of a queue that has no file yet.
+        # RocketMQ's broker returns -1 for a queue that has no file yet.
         return max(0, typed_header(answer, OffsetResponse, address).offset)
 
     async def _address(self, queue: MessageQueue, broker_id: int = PRIMARY) -> str:
@@ -228,10 +231,12 @@ class GroupApi:
 def _read_records(
     body: bytes, queue: MessageQueue, offset: int, next_offset: int, address: str
 ) -> tuple[list[StoredMessage], int]:
-    """The messages in a pull's answer and where to read on: behind the last sound one, if one is broken.
+    """Return the messages in the answer to a pull, and the offset at which to continue. If a record is broken, these
+    are the messages before it, and reading continues after the last of them.
 
-    A broken record in front is passed over, with an error in the log: it would otherwise stop the queue for good.
-    Raises PeerError where the messages are none, or from elsewhere: reading on behind them would pass over sound ones.
+    A broken record at the beginning is skipped and an error is logged, since it would otherwise block the queue for
+    good. Raises PeerError if there are no messages, or messages of other offsets: continuing after them could skip
+    sound ones.
     """
     messages: list[StoredMessage] = []
     position = 0
@@ -241,27 +246,29 @@ def _read_records(
             messages.append(message)
             position += message.size
     except RecordError as error:
-        log.error("%s gave a broken record of %s, read from offset %d: %s", address, queue, offset, error)
+        log.error("%s returned a broken record to a pull of %s from offset %d: %s", address, queue, offset, error)
         return messages, (messages[-1].queue_offset if messages else offset) + 1
     if not messages:
-        raise PeerError(address, f"asked for {queue} from offset {offset} on, it found messages and gave none")
+        raise PeerError(
+            address, f"its answer to a pull of {queue} from offset {offset} should have messages, and has none"
+        )
     if not offset <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
-        raise PeerError(address, f"asked for {queue} from offset {offset} on, it gave others")
+        raise PeerError(address, f"its answer to a pull of {queue} from offset {offset} has messages of other offsets")
     return messages, next_offset
 
 
 class BrokerOffsets:
-    """Consumer offsets of a clustering group: the brokers keep them."""
+    """The consumer offsets of a clustering group, which the brokers keep."""
 
     def __init__(self, api: GroupApi) -> None:
         self._api = api
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The group's offset, or None if it has none yet."""
+        """Return the group's offset in a queue, or None if it has none yet."""
         return await self._api.stored_offset(queue)
 
     async def save(self, offsets: dict[MessageQueue, int]) -> None:
-        """Store offsets. Raises the first error; the others are stored all the same."""
+        """Store offsets. Raises the first error, after an attempt to store every offset."""
         commits = (self._api.commit(queue, offset) for queue, offset in offsets.items())
         for error in await asyncio.gather(*commits, return_exceptions=True):
             if error is not None:

@@ -1,7 +1,7 @@
-"""The bounded buffer between the readers of the queues and the handlers: messages that are read and not finished.
+"""The bounded buffer between the readers of the queues and the handlers: messages that are read and unfinished.
 
 When it is full, readers stop pulling until a message is finished. A reader puts in everything that a pull returned, so
-the bounds may be exceeded by one pull of each queue: at most 32 messages, 256 KiB with RocketMQ's defaults.
+the bounds may be exceeded by one pull for each queue: at most 32 messages, 256 KiB with RocketMQ's defaults.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from duemq.messages import MessageQueue, ReceivedMessage
 
 
 class Inbox:
-    """Messages to be handled, in no certain order, bounded by their number and by the bytes of their records.
+    """Messages to be handled, in no particular order, bounded by their number and by the bytes of their records.
 
-    Messages of a paused queue are set aside and do not count: they must not take the room of the other queues.
+    Messages of a paused queue are set aside and not counted: they must not take the room of other queues.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -29,13 +29,13 @@ class Inbox:
         self._room.set()
         self._closed = False
         self.messages = 0
-        """Put in and not released yet, without those of paused queues."""
+        """The number of messages that were put in and are not released yet, without those of paused queues."""
         self.bytes = 0
-        """Of their records."""
+        """The size of the records of these messages."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is handed out any more."""
+        """Whether messages are no longer handed out."""
         return self._closed
 
     async def wait_for_room(self, queue: MessageQueue) -> None:
@@ -43,7 +43,7 @@ class Inbox:
         await self._room.wait()
 
     def put(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages of one queue that were just read."""
+        """Put in messages of one queue that were just read."""
         if self._closed or not messages:
             return
         aside = self._paused.get(messages[0].queue)
@@ -55,7 +55,7 @@ class Inbox:
             self._waiting.put_nowait(message)
 
     def put_again(self, message: ReceivedMessage, again: ReceivedMessage, seconds: float) -> None:
-        """A message that was handed out and is not released is to be handed out as `again`, after a pause."""
+        """Hand out a message that was handed out and is not released once more, as `again`, after `seconds`."""
         if not self._closed:
             asyncio.get_running_loop().call_later(seconds, self._put_again, again)
 
@@ -71,10 +71,10 @@ class Inbox:
             self._waiting.put_nowait(message)
 
     async def get(self) -> ReceivedMessage | None:
-        """The next message that is still this member's; None when closed."""
+        """Wait for the next message that is still this member's; return None once the inbox is closed."""
         waiting = self._waiting
         while True:
-            # Most messages are there already, and take no coroutine of their own.
+            # Most messages have already arrived; for these, the cost of another coroutine is saved.
             message = await waiting.get() if waiting.empty() else waiting.get_nowait()
             if message is None:
                 self._waiting.put_nowait(None)  # wake the next waiter
@@ -84,7 +84,7 @@ class Inbox:
             self.release(message)
 
     def get_more(self, most: int) -> list[ReceivedMessage]:
-        """Up to `most` messages that have arrived and are still this member's. Does not wait."""
+        """Return up to `most` messages that have arrived and are still this member's. Does not wait."""
         found: list[ReceivedMessage] = []
         while len(found) < most and not self._waiting.empty():
             message = self._waiting.get_nowait()
@@ -98,7 +98,7 @@ class Inbox:
         return found
 
     def release(self, message: ReceivedMessage) -> None:
-        """A message is finished, one way or another."""
+        """Count a message as finished, whatever its result: its room is free."""
         self.messages -= 1
         self.bytes -= message.stored_size
         if not self._room.is_set() and self.messages < self.max_messages and self.bytes < self.max_bytes:
@@ -111,17 +111,18 @@ class Inbox:
         self._paused[queue] = self._take_out(queue)
 
     def resume(self, queue: MessageQueue) -> None:
-        """Hand out the messages of a queue again. Nothing changes where it is not paused."""
+        """Hand out the messages of a queue again. Does nothing if the queue is not paused."""
         aside = self._paused.pop(queue, None)
         if aside:
             self.put(aside)
 
     def set_aside(self, queue: MessageQueue) -> int:
-        """Number of messages of a paused queue that are set aside."""
+        """Return the number of messages that are set aside for a paused queue."""
         return len(self._paused.get(queue, ()))
 
     def discard(self, queue: MessageQueue) -> None:
-        """Drop what waits of a queue whose messages are lost; it is not paused any more."""
+        """Drop the messages of a queue that are not handed out yet: they are no longer this member's. The queue is no
+        longer paused."""
         if self._paused.pop(queue, None) is None and not self._closed:
             self._take_out(queue)
 
@@ -134,7 +135,7 @@ class Inbox:
         self._waiting.put_nowait(None)
 
     def _take_out(self, queue: MessageQueue) -> deque[ReceivedMessage]:
-        """Return what waits of a queue, which is not counted any more."""
+        """Remove and return the messages of a queue that are not handed out yet, and no longer count them."""
         found, others = deque[ReceivedMessage](), list[ReceivedMessage]()
         while not self._waiting.empty():
             message = self._waiting.get_nowait()

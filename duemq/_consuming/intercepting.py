@@ -34,12 +34,12 @@ class ReceiveHooks:
     def of(
         cls, interceptors: Iterable[object], group: str, client_id: str, model: Literal["clustering", "broadcasting"]
     ) -> Self | None:
-        """Return the hooks of these interceptors, None where there are none. Raises ArgumentError."""
+        """Return the hooks of these interceptors, or None if there are no interceptors. Raises ArgumentError."""
         checked = check_interceptors(interceptors, ConsumerInterceptor)
         return cls(checked, group, client_id, model) if checked else None
 
     def around(self, on_message: Handler) -> Handler:
-        """A handler that calls `on_message` with all that is before and after it."""
+        """Return a handler that calls the interceptors before and after `on_message`."""
         if not self._before_handling and not self._after_handling:
             return on_message
 
@@ -59,7 +59,7 @@ class ReceiveHooks:
     async def receive(
         self, receive: Callable[[], Awaitable[list[ReceivedMessage]]], *, single: bool
     ) -> list[ReceivedMessage]:
-        """Wait for the messages that `receive` gives, and call `after_receive`. Raises what `receive` raises."""
+        """Wait for the messages that `receive` returns, and call `after_receive`. Raises what `receive` raises."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         messages = await receive()

@@ -1,6 +1,6 @@
-"""The buffer between readers and handlers of an ordered consumer: of each queue, one message is handed out at a time.
+"""The buffer between readers and handlers of an ordered consumer: it hands out one message of each queue at a time.
 
-The bounds are shared out among the queues, so that a queue whose message fails again and again takes no room of the
+The bounds are divided among the queues, so that a queue whose message fails again and again takes no room from the
 others. A reader puts in everything that a pull returned, so a queue may exceed its share by one pull.
 """
 
@@ -20,28 +20,28 @@ class _Lane:
     def __init__(self) -> None:
         self.messages: deque[ReceivedMessage] = deque()
         self.bytes = 0
-        """Of the records of `messages`."""
+        """The size of the records of `messages`."""
         self.current: ReceivedMessage | None = None
-        """The one that is handed out."""
+        """The message that is handed out and unfinished."""
         self.rest: asyncio.TimerHandle | None = None
-        """The pause before the first message is handed out once more."""
+        """The timer of the pause before the first message is handed out once more."""
         self.is_paused = False
         self.is_offered = False
-        """Whether the lane is among those that have something to hand out."""
+        """Whether the lane is in the inbox's queue of lanes that have a message to hand out."""
         self.idle = asyncio.Event()
         self.idle.set()
         self.room = asyncio.Event()
         self.room.set()
 
     def end_rest(self) -> None:
-        """Make the first message available."""
+        """End the pause of the first message, without handing it out."""
         if self.rest is not None:
             self.rest.cancel()
             self.rest = None
 
 
 class OrderedInbox(Inbox):
-    """Messages to be handled: those of a queue one after the other, in their order."""
+    """Messages to be handled, those of a queue one at a time and in their order."""
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         super().__init__(max_messages, max_bytes)
@@ -49,13 +49,13 @@ class OrderedInbox(Inbox):
         self._ready: asyncio.Queue[_Lane | None] = asyncio.Queue()
 
     async def wait_for_room(self, queue: MessageQueue) -> None:
-        """Wait until the queue has less than its share."""
+        """Wait until a queue holds less than its share."""
         while not self._has_room(lane := self._lane(queue)):
             lane.room.clear()
             await lane.room.wait()
 
     def put(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages of one queue that were just read, in their order."""
+        """Put in messages of one queue that were just read, in their order."""
         if self._closed or not messages:
             return
         lane = self._lane(messages[0].queue)
@@ -65,8 +65,8 @@ class OrderedInbox(Inbox):
         self._offer(lane)
 
     def put_again(self, message: ReceivedMessage, again: ReceivedMessage, seconds: float) -> None:
-        """The message that was handed out is to be handed out as `again`, after a pause, in which nothing of its queue
-        is."""
+        """Hand out the queue's current message once more, as `again`, after `seconds`. Until then, no message of its
+        queue is handed out."""
         lane = self._lane(message.queue)
         if lane.current is not message:
             return
@@ -79,7 +79,7 @@ class OrderedInbox(Inbox):
         lane.rest = asyncio.get_running_loop().call_later(seconds, self._end_rest, lane)
 
     async def get(self) -> ReceivedMessage | None:
-        """The next message of a queue of which none is handed out; None when closed."""
+        """Wait for the next message of a queue that has no message handed out; return None once the inbox is closed."""
         while True:
             lane = await self._ready.get()
             if lane is None:
@@ -90,7 +90,7 @@ class OrderedInbox(Inbox):
                 return message
 
     def get_more(self, most: int) -> list[ReceivedMessage]:
-        """Up to `most` messages, each of another queue, that can be handed out now. Does not wait."""
+        """Return up to `most` messages that can be handed out now, each of a different queue. Does not wait."""
         found: list[ReceivedMessage] = []
         while len(found) < most and not self._ready.empty():
             lane = self._ready.get_nowait()
@@ -103,7 +103,7 @@ class OrderedInbox(Inbox):
         return found
 
     def release(self, message: ReceivedMessage) -> None:
-        """A message that was handed out is finished: the next one of its queue may follow."""
+        """Count a message as finished: the next message of its queue may be handed out."""
         self._count((message,), -1)
         lane = self._lanes.get(message.queue)
         if lane is not None and lane.current is message:
@@ -113,11 +113,11 @@ class OrderedInbox(Inbox):
             self._offer(lane)
 
     def is_idle(self, queue: MessageQueue) -> bool:
-        """Whether no message of a queue is handed out."""
+        """Whether no message of a queue is handed out and unfinished."""
         return queue not in self._lanes or self._lanes[queue].current is None
 
     async def idle(self, queue: MessageQueue) -> None:
-        """Wait until no message of a queue is handed out."""
+        """Wait until no message of a queue is handed out and unfinished."""
         if queue in self._lanes:
             await self._lanes[queue].idle.wait()
 
@@ -126,15 +126,15 @@ class OrderedInbox(Inbox):
         self._lane(queue).is_paused = True
 
     def resume(self, queue: MessageQueue) -> None:
-        """Hand out the messages of a queue again. Nothing changes where it is not paused."""
+        """Hand out the messages of a queue again. Does nothing if the queue is not paused."""
         if queue in self._lanes:
             lane = self._lanes[queue]
             lane.is_paused = False
             self._offer(lane)
 
     def discard(self, queue: MessageQueue) -> None:
-        """Drop what waits of a queue whose messages are lost; it is not paused any more. One that is handed out stays
-        so until it is finished: until then no other one of the queue is."""
+        """Drop the messages of a queue that are not handed out yet: they are no longer this member's. The queue is no
+        longer paused. Until the message that is handed out is finished, no other message of the queue is handed out."""
         lane = self._lanes.get(queue)
         if lane is None:
             return

@@ -1,9 +1,9 @@
 """The locks on the queues of an ordered consumer: while a member holds one, no other member gets the queue.
 
-The broker keeps them: 60 s from the last renewal on, for one member of a group. As RocketMQ's clients do (ProcessQueue
-.java, RebalanceImpl.java at 4.9.7), a member renews them every 20 s, and trusts one for 30 s from the time at which it
-asked for it: a process may stop for minutes, and others have its queues then. An exclusive member trusts one for 55 s:
-to lose a queue for nothing costs it more.
+The broker keeps a lock for one member of a group, for 60 s from its last renewal. Like RocketMQ's clients
+(ProcessQueue.java, RebalanceImpl.java at 4.9.7), a member renews its locks every 20 s, and trusts each for 30 s from
+the time when it requested it: if the process stops for minutes, other members get its queues. An exclusive member
+trusts a lock for 55 s, since losing a queue needlessly costs it more.
 """
 
 from __future__ import annotations
@@ -22,50 +22,51 @@ log = logging.getLogger("duemq.consumer")
 
 
 class QueueLocks:
-    """The locks that this member holds. `monotonic` is in seconds."""
+    """The locks that this member holds."""
 
     def __init__(self, api: GroupApi, life: float, monotonic: Callable[[], float], complaints: Complaints) -> None:
-        """`life`: time in seconds after its renewal for which a lock counts."""
+        """`life`: how long this member trusts a lock after its last request, in seconds. `monotonic`: a clock in
+        seconds that cannot be set."""
         self._api = api
         self._life = life
         self._monotonic = monotonic
         self._complaints = complaints
         self._since: dict[MessageQueue, float] = {}
-        """When the present locks were asked for."""
+        """When this member last requested each lock that it has, by `monotonic`."""
         self._failing: set[str] = set()
-        """Brokers that did not answer last time."""
+        """The names of the brokers that did not answer the last request."""
 
     @property
     def is_failing(self) -> bool:
-        """Whether a broker did not answer when it was last asked, so that locks soon count no more."""
+        """Whether a broker did not answer the last request, so that the locks there will soon expire."""
         return bool(self._failing)
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether no other member can have the queue now."""
+        """Whether this member holds the lock of a queue, so that no other member can have the queue now."""
         since = self._since.get(queue)
         return since is not None and self._monotonic() - since < self._life
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues, or renew their locks; return those that this member holds. What goes wrong is logged: the locks
-        at that broker stay as they were, until they have expired."""
+        """Lock queues, or renew their locks; return the queues whose locks this member holds. Errors of a broker are
+        logged; the locks there stay as they were until they expire."""
         wanted = _by_broker(queues)
         await asyncio.gather(*(self._lock(broker, each) for broker, each in wanted.items()))
         return {queue for each in wanted.values() for queue in each if self.holds(queue)}
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Give locks back, so that another member gets the queues at once. Does not raise: they expire by themselves
-        otherwise."""
+        """Release locks, so that other members get the queues immediately. Errors of brokers are logged, not raised:
+        the locks then expire by themselves."""
         wanted = _by_broker(queues)
         self.forget(queue for each in wanted.values() for queue in each)
         unlocking = (self._api.unlock(broker, each) for broker, each in wanted.items())
         for error in await asyncio.gather(*unlocking, return_exceptions=True):
             if isinstance(error, DueMQError):
-                log.warning("cannot unlock queues, which other members get when the lock expires: %s", error)
+                log.warning("cannot unlock queues; other members get them when the locks expire: %s", error)
             elif error is not None:
                 raise error
 
     def forget(self, queues: Iterable[MessageQueue]) -> None:
-        """Renew the locks no longer."""
+        """Count these locks as not held. The broker is not notified."""
         for queue in queues:
             self._since.pop(queue, None)
 

@@ -1,8 +1,8 @@
 """A member of a consumer group: its queues and its offsets in them.
 
-Each member computes the allocation of queues to members itself (`_consuming.allocation`), whenever the broker reports
-that a member joined or left, and periodically. Between the computations of two members a queue may be read by both, or
-by neither, as with RocketMQ's clients.
+Each member computes the allocation of queues to members itself (`_consuming.allocation`), periodically and whenever a
+broker reports that a member joined or left. Until all members have done so, a queue may be read by two members or by
+none, as with RocketMQ's clients.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _FROM_WHERE: Final = {FIRST: "CONSUME_FROM_FIRST_OFFSET", LAST: "CONSUME_FROM_LA
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
 
 Listener = Callable[[frozenset[MessageQueue]], Awaitable[object]]
-"""Is told of queues that a member gets, or gives away."""
+"""A function that is called with the queues that a member gets, or gives up."""
 
 Target = MessageQueue | str
-"""A queue, or a topic: all its queues."""
+"""A queue, or a topic, which stands for all its queues."""
 
 log = logging.getLogger("duemq.consumer")
 
@@ -64,14 +64,14 @@ class MemberConfig(ReaderConfig, frozen=True, kw_only=True):
     max_cached_messages: int
     max_cached_bytes: int
     exclusive: bool
-    """Whether no other member gets a queue before all is finished that was handed out of it, under the locks of an
-    ordered consumer. All members of the group have to do so."""
+    """Whether a queue moves to another member only when all its messages that were handed out are finished, by means of
+    the locks of an ordered consumer. This must be the same for all members of the group."""
     client_id: str | None
-    """As whom the brokers know the member, and whose its locks are; None: a new id. With an id that stays the same, a
-    process that was killed and comes back has its locks at once."""
+    """The id under which the brokers know the member and its locks; None: a new id. With a constant id, a process that
+    was killed and started again has its locks immediately."""
     in_hand: Mapping[MessageQueue, int]
-    """Of an exclusive member: the offsets before which a former process may have had messages of queues in hand. No
-    other member gets such a queue before this one has finished those."""
+    """For an exclusive member: the offsets of queues before which a former process may have had messages in hand. No
+    other member gets such a queue before this member has finished those messages."""
     close_timeout: float
     on_assigned: Listener | None
     on_revoked: Listener | None
@@ -80,11 +80,11 @@ class MemberConfig(ReaderConfig, frozen=True, kw_only=True):
 
 
 class Starts:
-    """Where a group begins with a queue in which it has no offset yet.
+    """Where a group begins to read a queue for which it has no offset yet.
 
-    `start` holds for the queues that a topic has when a group that is new to it begins. A queue that is newer than that
-    is read from its beginning, since its first messages are new to the group: a queue of a topic that was created after
-    the start, or was given more queues, while this member ran or before (the group then has offsets in other queues).
+    `start` applies to the queues that a topic has when a new group begins with it. Newer queues are read from their
+    beginning, since their first messages are new to the group: those of a topic that was created after the start, and
+    those that were added to a topic, while this member ran or before (the group then has offsets in other queues).
     """
 
     def __init__(self, start: Start, routes: Routes, offsets: OffsetStore, api: GroupApi) -> None:
@@ -93,7 +93,7 @@ class Starts:
         self._offsets = offsets
         self._api = api
         self._begins: dict[str, dict[MessageQueue, int]] = {}
-        """By topic: the offset that `start` meant when this member began with the topic, in each queue of that time."""
+        """By topic: for each queue that the topic had when this member began with it, the offset that `start` meant."""
         self._looks = SingleFlight[dict[MessageQueue, int]]()
 
     def begin_without(self, topic: str) -> None:
@@ -101,13 +101,13 @@ class Starts:
         self._begins.setdefault(topic, {})
 
     async def begin_with(self, topic: str) -> None:
-        """Find where to begin with a topic's queues, so that all that is sent from now on is read. Raises what the
-        requests for offsets raise."""
+        """Determine where to begin with a topic's queues now, so that all messages sent from now on are read. Raises
+        what the requests for offsets raise."""
         if self._start != FIRST and not topic.startswith(RETRY_PREFIX) and topic not in self._begins:
             self._begins[topic] = await self._looks.get(topic, lambda: self._look(topic))
 
     async def find(self, queue: MessageQueue) -> int:
-        """Return the offset at which to begin with a queue. Raises what the requests for offsets raise."""
+        """Return the offset at which to begin to read a queue. Raises what the requests for offsets raise."""
         await self.begin_with(queue.topic)
         begin = self._begins.get(queue.topic, {}).get(queue)
         # A retry is never too old: it waited for this group.
@@ -122,7 +122,7 @@ class Starts:
         return dict(zip(queues, begins, strict=True))
 
     async def position(self, queue: MessageQueue, start: Start) -> int:
-        """Return the offset that a start means in a queue now. Raises what the requests for offsets raise."""
+        """Return the offset that a `Start` means in a queue now. Raises what the requests for offsets raise."""
         if isinstance(start, int):
             return await self._api.offset_at(queue, start)
         return await (self._api.first_offset(queue) if start == FIRST else self._api.end_offset(queue))
@@ -131,7 +131,7 @@ class Starts:
 class Member:
     """Reads this member's share of the queues into its inbox.
 
-    Which queues it has is changed by one task only, the rebalance; what replaces a queue's reader leaves that alone.
+    Only one task, the rebalance, changes which queues the member has; other tasks only replace the reader of a queue.
     """
 
     def __init__(self, config: MemberConfig) -> None:
@@ -140,7 +140,7 @@ class Member:
         if config.ordered:
             self._ordered_inbox = OrderedInbox(config.max_cached_messages, config.max_cached_bytes)
         self.inbox: Inbox = self._ordered_inbox or Inbox(config.max_cached_messages, config.max_cached_bytes)
-        """The messages that were read and are not finished."""
+        """The messages that were read and are unfinished."""
         self._client = Client(
             config.nameserver,
             codec=config.codec,
@@ -164,27 +164,28 @@ class Member:
             life = config.intervals.exclusive_lock_life if config.exclusive else config.intervals.lock_life
             self._locks = QueueLocks(self._api, life, config.monotonic, self._complaints)
         self._paused: set[Target] = set()
-        """Queues and topics that the caller paused."""
+        """Queues and topics that the application paused."""
         self._resumed: set[MessageQueue] = set()
-        """Queues that the caller resumed, of topics that were paused as a whole and otherwise still are."""
+        """Queues that the application resumed although their topics were paused as a whole."""
         self._held_back: set[MessageQueue] = set()
-        """Queues that are about to be taken or given away: nothing of them is handed out. An exclusive member may have
-        some for as long as it takes to finish what was handed out."""
+        """Queues that are being taken or given up: their messages are not handed out. An exclusive member holds a queue
+        back until the messages that were handed out are finished."""
         self._revoked = frozenset[MessageQueue]()
-        """Queues that are being given away, of which `on_revoked` is told already."""
+        """Queues that are being given up, and with which `on_revoked` was already called."""
         self._reclaimed: set[str] = set()
-        """Topics whose queues were asked for once, whoever is to have them."""
+        """Topics all of whose queues this member has once tried to lock, including those of other members."""
         self._reconnected_at: dict[str, float] = {}
-        """When the connection to a broker was last opened anew, by `monotonic`, by address."""
+        """By a broker's address: when a connection to it was last reopened, by `monotonic`."""
         self._awaits_retries = False
-        """Whether a message was sent back, so that the retry topic must come into being."""
+        """Whether a message was sent back, so that the retry topic must exist soon."""
         self._tasks = Tasks()
         self._lock_tasks = Tasks()
         self._stopped = False
         self._announce = False
         self._change = asyncio.Event()
         self._moving = asyncio.Lock()
-        """Held while queues change or offsets are stored, so that only offsets of current queues are stored."""
+        """Held while the readers of queues change and while offsets are stored, so that only offsets of this member's
+        queues are stored."""
         self._progress = asyncio.Event()
         if not config.broadcasting:
             self.subscribe(RETRY_PREFIX + config.group, ALL_TAGS)
@@ -192,9 +193,9 @@ class Member:
     # --- called by the consumer -----------------------------------------------------------------------------
 
     def subscribe(self, topic: str, tags: str) -> None:
-        """Read a topic. Raises ArgumentError."""
+        """Subscribe to a topic, or replace its tags. Raises ArgumentError."""
         known = self._subscriptions.get(topic)
-        # Brokers keep the newest subscription of the group: a clock that was set back must not make this one older.
+        # Brokers keep the newest subscription of the group; a clock that was set back must not make this one older.
         version = max(self._config.clock(), known.version + 1 if known is not None else 0)
         self._subscriptions[topic] = make_subscription(topic, tags, version)
         self._allocated.discard(topic)
@@ -202,8 +203,8 @@ class Member:
         self._change.set()
 
     async def start(self) -> None:
-        """Join the group. Raises the errors of a failing name server, and can be tried again then; waits for a topic
-        that does not exist."""
+        """Join the group. Raises the error of a failing name server; `start` can then be called again. A topic that
+        does not exist is not an error: the member waits for it."""
         try:
             await self._client.start()
             await self._look_up_topics()
@@ -217,13 +218,14 @@ class Member:
             self._lock_tasks.supervise(self._renew_locks_forever, "duemq locks", intervals)
 
     async def stop_reading(self) -> None:
-        """Keep the queues, but read nothing more of them."""
+        """Keep the queues, but read no more messages."""
         self._stopped = True
         self._progress.set()
         await self._tasks.close()
 
     async def leave(self) -> None:
-        """Give the queues away: store the offsets, tell the brokers, and end all connections. Does not raise."""
+        """Give the queues up: store the offsets, notify the brokers, and close all connections. Never raises errors of
+        brokers or listeners."""
         queues = frozenset(self._readers)
         try:
             await self._tell(self._config.on_revoked, "on_revoked", queues - self._revoked)
@@ -270,17 +272,17 @@ class Member:
         self._check_running()
         queues = [queue for queue in self._readers if target in (queue, queue.topic)]
         if not queues and isinstance(target, MessageQueue):
-            raise ArgumentError(f"{target} is another member's now, or does not exist: see `assignment`")
+            raise ArgumentError(f"{target} belongs to another member now, or does not exist: see `assignment`")
         if offset is not None:
             found = [offset] * len(queues)
         else:
             assert position is not None
             found = list(await asyncio.gather(*(self._starts.position(queue, position) for queue in queues)))
-        await self._go_elsewhere(dict(zip(queues, found, strict=True)), "as this consumer's seek says")
+        await self._go_elsewhere(dict(zip(queues, found, strict=True)), "as requested by seek")
 
     @property
     def client_id(self) -> str:
-        """As whom the brokers know this member."""
+        """The id under which the brokers know this member."""
         return self._client.client_id
 
     @property
@@ -290,7 +292,7 @@ class Member:
 
     @property
     def committed(self) -> dict[MessageQueue, int]:
-        """The group's offsets in this member's queues, as far as it knows that they are stored."""
+        """The group's offsets in this member's queues that are known to be stored."""
         found = {queue: reader.stored_offset for queue, (reader, _) in self._readers.items()}
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
@@ -302,7 +304,7 @@ class Member:
             await self._progress.wait()
 
     async def commit(self, *, even_unchanged: bool = False) -> None:
-        """Store the offsets; what goes wrong is logged."""
+        """Store the offsets; errors are logged. `even_unchanged`: store also those that were already stored."""
         async with self._moving:
             await self._catch_up_with_group()
             offsets = {}
@@ -315,20 +317,21 @@ class Member:
     # --- called by the readers ------------------------------------------------------------------------------------
 
     def subscription(self, queue: MessageQueue) -> Subscription:
-        """The present subscription to the topic of a queue."""
+        """Return the present subscription to the topic of a queue."""
         return self._subscriptions[queue.topic]
 
     async def start_of(self, queue: MessageQueue) -> int:
-        """The offset at which to begin with a queue in which the group has none yet. Raises what the requests for
-        offsets raise."""
+        """Return the offset at which to begin with a queue in which the group has no offset yet. Raises what the
+        requests for offsets raise."""
         return await self._starts.find(queue)
 
     def overtaken(self, reader: QueueReader) -> None:
-        """A reader has ended because the group has gone on without it."""
+        """Replace a reader that has ended because the group has continued without it."""
         self._tasks.start(self._begin_anew_in_turn(reader), f"duemq reader {reader.queue} anew")
 
     def sent_back(self) -> None:
-        """A message was sent back: its retry comes through a topic which may have been made for it just now."""
+        """Look for the retry topic if it is not read yet: the broker may just have created it for the message that was
+        sent back."""
         if not self._awaits_retries:
             self._awaits_retries = True
             self._change.set()
@@ -343,11 +346,11 @@ class Member:
             try:
                 complete = await self._rebalance()
             except Exception:
-                # Whatever it is, the member goes on with the queues it has and looks again.
+                # Whatever failed, the member keeps the queues that it has, and tries again later.
                 log.exception("cannot rebalance %s", self._config.group)
             if self._stopped:
                 return  # a listener closed the consumer, within this task
-            # A topic that is about to be created by its first message is found soon.
+            # After an incomplete rebalance the pause is short: a topic may be created by its first message any time.
             incomplete = 0 if complete else incomplete + 1
             pause = intervals.rebalance if complete else min(intervals.pause(incomplete), intervals.missing_topic)
             with suppress(TimeoutError):
@@ -355,7 +358,8 @@ class Member:
                     await self._change.wait()
 
     async def _rebalance(self) -> bool:
-        """Look once at every topic. Gives whether all is settled, so that the next look may take its time."""
+        """Update the queues of every topic once. Return whether this is complete, so that there is no hurry to do it
+        again."""
         if self._announce:
             self._announce = False
             await self._client.beat(self._client.broker_addresses)
@@ -368,7 +372,8 @@ class Member:
                 mine = await self._allocate(route)
             except NoRouteError as error:
                 if topic.startswith(RETRY_PREFIX):
-                    self._allocated.add(topic)  # nothing was ever retried, or the name servers do not know of it yet
+                    # No message was ever retried, or the name servers do not know the new topic yet.
+                    self._allocated.add(topic)
                     complete = complete and not self._awaits_retries
                     continue
                 self._starts.begin_without(topic)
@@ -385,8 +390,8 @@ class Member:
         return complete
 
     async def _allocate(self, route: Route) -> list[MessageQueue]:
-        """The queues of a topic that are this member's."""
-        # Every broker of the topic has to know this member, since any of them may be asked who is in the group.
+        """Return the queues of a topic that are allocated to this member."""
+        # All brokers of the topic must know this member, since a member may ask any of them for the group's members.
         await self._client.beat(route.addresses - set(self._client.broker_addresses))
         if self._config.broadcasting:
             return list(route.read_queues)
@@ -394,8 +399,9 @@ class Member:
         return allocate_averagely(route.read_queues, members, self._client.client_id)
 
     async def _update(self, topic: str, mine: Iterable[MessageQueue], route: Route) -> bool:
-        """Give away and take queues of a topic. Gives whether this member has just those that are its own now: another
-        one may still hold the lock of one, or this one."""
+        """Give up and take queues of a topic. `mine`: the queues that are allocated to this member. Return whether it
+        has exactly these now. It has not if another member still holds the lock of one, or if this member keeps one
+        whose messages are not finished."""
         wanted = set(mine)
         had = {queue for queue in self._readers if queue.topic == topic}
         lost = {queue for queue in had - wanted if self._has_finished_former(queue)}
@@ -412,8 +418,9 @@ class Member:
         if self._config.exclusive:
             news = {queue for queue in news if queue in had or not self._is_new(route.address(queue.broker))}
             if topic not in self._reclaimed:
-                # A former process with this client id may have been killed with their locks: others get them when what
-                # it had in hand is finished, and not when the locks have expired.
+                # A former process with this client id may have been killed while it held locks of these queues. This
+                # member takes them, so that another member gets them only when the messages in hand are finished,
+                # rather than when the locks expire.
                 news |= set(route.read_queues) - had
                 self._reclaimed.add(topic)
         if news and self._locks is not None:
@@ -422,16 +429,16 @@ class Member:
             await self._take(frozenset(news))
         has = (had - lost) | news
         if has != had:
-            log.info("%s now reads %d queues of %s, before %d", self._config.group, len(has), topic, len(had))
+            log.info("%s now reads %d queues of %s; before: %d", self._config.group, len(has), topic, len(had))
         return has == wanted
 
     def _has_finished_former(self, queue: MessageQueue) -> bool:
-        """Whether all is finished that a former process may have had in hand of a queue."""
+        """Whether all messages of a queue are finished that a former process may have had in hand."""
         return self._readers[queue][0].has_finished(self._config.in_hand.get(queue, 0))
 
     async def _give_away(self, queues: frozenset[MessageQueue]) -> set[MessageQueue]:
-        """Give queues away. Gives those that are no longer this member's: an exclusive one keeps those of which
-        something is handed out and not finished within `close_timeout`."""
+        """Give queues up. Return the queues that are no longer this member's: an exclusive member keeps those whose
+        handed-out messages are not finished within `close_timeout`."""
         self._held_back |= queues
         self._apply_pauses(queues)
         try:
@@ -441,7 +448,7 @@ class Member:
             self._revoked = queues
             await self._tell(self._config.on_revoked, "on_revoked", queues)
             if self._stopped:
-                return set()  # the listener closed the consumer, which has given all queues away
+                return set()  # the listener closed the consumer, which has given up all queues
             async with self._moving:
                 await self._catch_up_with_group()
                 for queue in queues:
@@ -451,15 +458,16 @@ class Member:
             self._revoked = frozenset()
         if self._locks is not None:
             if busy:
-                # The next member would overtake the handler: it gets the queue when the lock has expired.
-                log.warning("handlers of %s have not ended: its lock is left to expire", ", ".join(map(str, busy)))
+                # Another member must not handle later messages while the handler runs: it gets the queue only when the
+                # lock has expired.
+                log.warning("handlers of %s have not ended: the lock is left to expire", ", ".join(map(str, busy)))
             self._locks.forget(busy)
             await self._locks.unlock(queues - busy)
         return set(queues)
 
     async def _wait_until_idle(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Wait until all is finished that an ordered or an exclusive consumer has handed out of queues, of which
-        nothing more is handed out. Gives the queues for which that takes longer than `close_timeout`."""
+        """Wait until all handed-out messages of queues that are held back are finished, for an ordered or exclusive
+        consumer; others do not wait. Return the queues for which this takes longer than `close_timeout`."""
         inbox = self._ordered_inbox
         if inbox is None and not self._config.exclusive:
             return set()
@@ -476,7 +484,7 @@ class Member:
         return set()
 
     def _is_idle(self, queue: MessageQueue) -> bool:
-        """Whether nothing is handed out of a queue that is held back."""
+        """Whether no message of a queue that is held back is handed out and unfinished."""
         if self._ordered_inbox is not None:
             return self._ordered_inbox.is_idle(queue)
         return queue not in self._readers or self._readers[queue][0].unfinished <= self.inbox.set_aside(queue)
@@ -494,8 +502,8 @@ class Member:
             self._apply_pauses(queues)
 
     async def _tell(self, listener: Listener | None, name: str, queues: frozenset[MessageQueue]) -> None:
-        """Tell a listener of queues. It must not hold up the group: what it raises, or takes too long for, is
-        logged."""
+        """Call a listener with queues, without those of the retry topic. A listener must not hold up the group: if it
+        raises, or exceeds `close_timeout`, this is logged."""
         queues = frozenset(queue for queue in queues if not queue.topic.startswith(RETRY_PREFIX))
         if listener is None or not queues:
             return
@@ -507,24 +515,26 @@ class Member:
         except BaseException as error:
             if is_passed_on(error):
                 raise
-            # The caller's own affair, whatever it is: the queues go where they belong.
+            # Whatever the listener raises must not keep the queues from moving.
             log.exception("%s failed", name)
 
     def _reconnected(self, address: str) -> None:
-        """A connection to a broker was opened anew: the broker may have been started again."""
+        """Claim the queues of an exclusive member after a connection to a broker was reopened, since the broker may
+        have been restarted."""
         if self._config.exclusive and not self._stopped:
             self._reconnected_at[address] = self._config.monotonic()
             self._tasks.start(self._claim(), "duemq claims queues")
 
     def _is_new(self, address: str | None) -> bool:
-        """Whether a broker was connected anew a short time ago, so that others may not have claimed their queues."""
+        """Whether the connection to a broker was reopened so recently that other members may not have claimed their
+        queues yet."""
         since = self._reconnected_at.get(address or "", -math.inf)
         return self._config.monotonic() < since + self._config.intervals.claims
 
     async def _claim(self) -> None:
-        """Claim the present queues. A broker that was killed knows neither locks nor members any more, and has offsets
-        that are seconds old: before other members may take a queue, the one that had it locks it and stores its
-        offset, so that nothing is handed out again by another one."""
+        """Claim the present queues. A broker that was killed no longer knows locks and members, and its offsets are
+        seconds old. Before another member may take a queue, the member that had it locks it and stores its offset, so
+        that no message is handed out again by the other member."""
         assert self._locks is not None
         await self._locks.lock(list(self._readers))
         await self.commit(even_unchanged=True)
@@ -535,7 +545,7 @@ class Member:
             await asyncio.sleep(self._config.intervals.lock / (4 if self._locks.is_failing else 1))
             await self._locks.lock(list(self._readers))
             if any(reader.dropped for reader, _ in self._readers.values()):
-                self._change.set()  # the rebalance gives these queues away, and asks for their locks again
+                self._change.set()  # the rebalance gives these queues up, and requests their locks again
 
     def _apply_pauses(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
@@ -577,10 +587,10 @@ class Member:
             await self._save({queue: offset})
 
     async def _catch_up_with_group(self) -> None:
-        """Before offsets are stored: where nothing was heard for long, and others have gone on meanwhile, read on from
-        where the group is now; `_moving` is held."""
+        """Before offsets are stored: find queues whose broker was silent for long and in which other members have
+        continued in the meantime, and read them from the group's offset on. The caller holds `_moving`."""
         readers = [reader for reader, _ in self._readers.values() if reader.has_to_check]
-        who = "asking for the group's offsets"
+        who = "requesting the group's offsets"
         try:
             for error in await asyncio.gather(*(reader.check() for reader in readers), return_exceptions=True):
                 if error is not None:
@@ -598,17 +608,17 @@ class Member:
             self._begin_anew(reader)
 
     def _begin_anew(self, reader: QueueReader) -> None:
-        """Read a queue from the group's offset on; `_moving` is held. Nothing changes where the queue has another
-        reader by now, or none."""
+        """Read a queue from the group's offset on. Does nothing if the queue now has another reader or none. The caller
+        holds `_moving`."""
         queue = reader.queue
         if queue not in self._readers or self._readers[queue][0] is not reader:
             return
         if self._locks is not None and not self._locks.holds(queue):
-            self._change.set()  # the rebalance asks for its lock before it is read again
+            self._change.set()  # the rebalance requests its lock before it is read again
             return
         log.warning(
-            "%s had heard nothing of %s for over %g s, and the group has gone on without it: reading on from the "
-            "group's offset",
+            "%s had no answer about %s for over %g s, and the group has continued without this member: reading "
+            "continues at the group's offset",
             self._config.group,
             queue,
             self._config.intervals.expiry,
@@ -620,22 +630,22 @@ class Member:
         self._add(queue)
 
     async def _look_up_topics(self) -> None:
-        """Look once at all topics: a wrong address of the name server fails the start, and messages that are sent from
-        now on are not older than where the group begins."""
+        """Find the routes of all topics and the offsets at which a new group begins: a wrong address of the name server
+        makes the start fail, and all messages sent after the start are read."""
         await asyncio.gather(*(self._look_up(topic) for topic in self._subscriptions))
 
     async def _look_up(self, topic: str) -> None:
         try:
             await self._client.routes.find(topic)
         except NoRouteError:
-            # Made after this start: its first messages are new even to those who want only new ones.
+            # A topic that is created after this start is read from its beginning, even if `start` is "last".
             self._starts.begin_without(topic)
             return
         try:
             await self._starts.begin_with(topic)
         except DueMQError as error:
-            # A broker that cannot be asked now is asked again when its queues are read.
-            log.debug("where to begin with %s is not known yet: %s", topic, error)
+            # If a broker does not answer now, the request is repeated when its queues are read.
+            log.debug("the offsets at which to begin with %s are not known yet: %s", topic, error)
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -669,8 +679,7 @@ class Member:
                 self._readers[queue][0].committed(offset)
 
     async def _go_elsewhere(self, offsets: dict[MessageQueue, int], why: str) -> None:
-        """Continue at other offsets in the queues of this member. Messages that are read and not finished are
-        dropped."""
+        """Continue at other offsets in this member's queues. Messages that were read and are unfinished are dropped."""
         async with self._moving:
             mine = {queue: offset for queue, offset in offsets.items() if queue in self._readers}
             for queue in mine:
@@ -707,12 +716,12 @@ class Member:
             header = decode_ext(ResetOffset, command.ext)
             table = bodies.read_reset_offset_body(command.body)
         except ProtocolError as error:
-            log.error("cannot read where to go on: %s", error)
+            log.error("cannot read a broker's request to reset offsets: %s", error)
             return
         if header.group != self._config.group or self._stopped:
             return
         offsets = {MessageQueue(at.topic, at.broker_name, at.queue_id): offset for at, offset in table.items()}
-        self._tasks.start(self._go_elsewhere(offsets, "as an administrator said"), "duemq reset of offsets")
+        self._tasks.start(self._go_elsewhere(offsets, "as requested by an administrator"), "duemq reset of offsets")
 
 
 def _topic_of(target: Target) -> str:

@@ -1,4 +1,4 @@
-"""The offsets of a consumer in each queue, and where they are stored between runs."""
+"""The offsets of a consumer in its queues, and their storage from run to run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from duemq.errors import ArgumentError
 from duemq.messages import MessageQueue
 
 _MOST_QUEUE_ID: Final = 2**31 - 1
+"""The largest number that the protocol's field can hold."""
 _MOST_OFFSET: Final = 2**63 - 1
-"""The largest numbers that the fields of the protocol can hold."""
+"""The largest number that the protocol's field can hold."""
 
 
 class OffsetTracker:
     """The unfinished messages of one queue, and the offset that may be committed.
 
-    Invariant: `committable` never passes an unfinished message, so that a crash loses nothing; messages finished beyond
-    it are delivered once more. Their number, `ahead`, is bounded by the reader.
+    Invariant: `committable` never passes an unfinished message, so that a crash loses no message. Messages that are
+    finished beyond it are delivered again after a crash; the reader limits their number, `ahead`.
     """
 
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset
-        """Where to read on."""
+        """The queue offset at which reading continues."""
         self._order: deque[int] = deque()
-        """Queue offsets as they were read, ascending; a finished one stays until all before it are finished."""
+        """Queue offsets in the order in which they were read, ascending. That of a finished message stays until all
+        messages before it are finished."""
         self._unfinished: set[int] = set()
 
     def __len__(self) -> int:
@@ -39,48 +41,48 @@ class OffsetTracker:
 
     @property
     def ahead(self) -> int:
-        """Number of messages that are finished behind an unfinished one."""
+        """Number of finished messages beyond the first unfinished one."""
         return len(self._order) - len(self._unfinished)
 
     @property
     def committable(self) -> int:
-        """The lowest unfinished offset, or where to read on if there is none."""
+        """The offset of the first unfinished message, or `next_offset` if all messages are finished."""
         return self._order[0] if self._order else self.next_offset
 
     def read(self, offsets: Sequence[int], next_offset: int) -> None:
-        """Messages at `offsets`, ascending, were read, and reading goes on at `next_offset`."""
+        """Note that the messages at `offsets`, ascending, were read, and that reading continues at `next_offset`."""
         self._order.extend(offsets)
         self._unfinished.update(offsets)
         self.next_offset = next_offset
 
     def finish(self, offset: int) -> None:
-        """A message is consumed. One that was not read, or was finished before, changes nothing."""
+        """Note that a message is finished. Does nothing if it was not read or is already finished."""
         self._unfinished.discard(offset)
         while self._order and self._order[0] not in self._unfinished:
             self._order.popleft()
 
     def reset(self, next_offset: int) -> None:
-        """Drop everything and continue at another offset, as the broker has no message at the present one."""
+        """Forget all messages and continue at another offset, as the broker has no message at the present one."""
         self._order.clear()
         self._unfinished.clear()
         self.next_offset = next_offset
 
 
 class OffsetStore(Protocol):
-    """Where consumer offsets are kept between runs."""
+    """Storage that keeps consumer offsets from run to run."""
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The stored offset, or None."""
+        """Return the stored offset of a queue, or None if it has none."""
 
     async def save(self, offsets: dict[MessageQueue, int]) -> None:
-        """Store offsets. Raises DueMQError or OSError; they are then stored with the next ones."""
+        """Store offsets. Raises DueMQError or OSError; the caller then stores them with the next ones."""
 
 
 class LocalOffsets:
-    """Offsets of a broadcasting consumer, each of whose members reads everything: in memory, or in a file.
+    """The offsets of a broadcasting consumer, which reads all messages: in memory, or in a file.
 
     The file is JSON, {"topic": {"broker:queue id": offset}}, replaced as a whole. It belongs to one consumer. Raises
-    ArgumentError for a path at which there is something else, or which cannot be read.
+    ArgumentError if the file cannot be read or is something else.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -90,39 +92,39 @@ class LocalOffsets:
             self._offsets = _read_offsets(path)
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The offset of a queue, or None."""
+        """Return the offset of a queue, or None if it has none."""
         return self._offsets.get(queue)
 
     async def save(self, offsets: dict[MessageQueue, int]) -> None:
-        """Keep offsets, and write the file. Raises OSError."""
+        """Keep offsets, and write the file if there is one. Raises OSError."""
         self._offsets.update(offsets)
         if self._path is not None:
             await asyncio.to_thread(_replace, self._path, _format_offsets(self._offsets))
 
 
 def _read_offsets(path: Path) -> dict[MessageQueue, int]:
-    """The offsets in a file; none where there is no file yet. Raises ArgumentError."""
+    """Return the offsets in a file; none if the file does not exist yet. Raises ArgumentError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         if not path.parent.is_dir():
-            raise ArgumentError(f"no file of offsets can be made at {path}: {path.parent} is no directory") from None
+            raise ArgumentError(f"cannot create the offset file {path}: {path.parent} is not a directory") from None
         return {}
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ArgumentError(f"the file of offsets {str(path)!r} cannot be read: {reason}") from None
+        raise ArgumentError(f"cannot read the offset file {str(path)!r}: {reason}") from None
     try:
         tables = msgspec.json.decode(data, type=dict[str, dict[str, int]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} is no file of offsets: {error}") from None
+        raise ArgumentError(f"{path} is not an offset file: {error}") from None
     offsets = {}
     for topic, table in tables.items():
         for name, offset in table.items():
             broker, _, queue_id = name.rpartition(":")
             if not broker or not _is_number(queue_id, _MOST_QUEUE_ID):
-                raise ArgumentError(f"{path} is no file of offsets: {name!r} is no broker:queue")
+                raise ArgumentError(f"{path} is not an offset file: {name!r} is not BROKER:QUEUE-ID")
             if not 0 <= offset <= _MOST_OFFSET:
-                raise ArgumentError(f"{path} is no file of offsets: {offset} of {name!r} is no offset")
+                raise ArgumentError(f"{path} is not an offset file: {offset}, of {name!r}, is not an offset")
             offsets[MessageQueue(topic, broker, int(queue_id))] = offset
     return offsets
 
@@ -139,7 +141,7 @@ def _format_offsets(offsets: dict[MessageQueue, int]) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    # Written to a second file and renamed: a crash leaves the old file or the new one, never half of one.
+    # Written to a second file and renamed: a crash leaves either the old file or the new one, never a part of one.
     temporary = path.with_name(f"{path.name}.new")
     with temporary.open("wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Reads one queue: from where the group stands, as long as this member has the queue."""
+"""The reader of one queue: it reads from the group's offset on, as long as this member has the queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from duemq.messages import MessageQueue, ReceivedMessage, next_try
 log = logging.getLogger("duemq.consumer")
 
 Start = Literal["first", "last"] | int
-"""Where a group begins that has no offset yet: at the oldest message, behind the newest, or at a time in ms."""
+"""Where a group without an offset begins: at the oldest message, after the newest, or at a time, ms since the epoch."""
 
 FIRST: Final = "first"
 LAST: Final = "last"
@@ -32,21 +32,21 @@ LAST: Final = "last"
 _CANCELLED: Final = "the call was cancelled"
 
 DEAD_LETTER: Final = -1
-"""The delay level that has a message moved to the dead letters."""
+"""The delay level with which a broker moves a message to the dead-letter topic instead of retrying it."""
 
 
 class ReaderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a consumer that the readers of its queues follow. See `Consumer`."""
+    """The settings of a consumer that the readers of its queues use. See `Consumer`."""
 
     ordered: bool
     max_reconsume_times: int
     max_ahead: int
     local_offsets: OffsetStore | None
-    """Where a broadcasting member keeps its offsets; None for a clustering one."""
+    """Where a broadcasting member keeps its offsets; None for a clustering member."""
     intervals: Intervals = Intervals()
     clock: Clock = now_ms
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds, by a clock that cannot be set."""
+    """A clock in seconds that cannot be set."""
 
     @property
     def broadcasting(self) -> bool:
@@ -58,25 +58,25 @@ class Owner(Protocol):
     """The member that a reader reads for."""
 
     def subscription(self, queue: MessageQueue) -> Subscription:
-        """Return what is to be read of a queue now; asked for before each pull, since it may change."""
+        """Return the present subscription to the topic of a queue. Called before each pull, since it may change."""
 
     async def start_of(self, queue: MessageQueue) -> int:
         """Return the offset at which to begin with a queue in which the group has no offset yet. Raises what the
         requests for offsets raise."""
 
     def overtaken(self, reader: QueueReader) -> None:
-        """A reader has ended because the group has gone on without it."""
+        """Called when a reader ends because the group has continued without it."""
 
     def sent_back(self) -> None:
-        """The broker was given a message for a retry."""
+        """Called when a message was sent back to the broker, for a retry or as a dead letter."""
 
 
 class QueueReader:
     """Pulls a queue and puts the messages into the inbox.
 
-    A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
-    gives its queues to other members, and perhaps back later. So a reader that has not heard from the broker for long
-    asks for the group's offset before it handles or stores anything else."""
+    A process may stop for minutes: it or its machine is suspended, or a handler blocks the event loop. The broker then
+    gives its queues to other members, and perhaps back later. Therefore a reader that has not heard from the broker for
+    longer than `Intervals.expiry` requests the group's offset before it hands out messages or stores an offset."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class QueueReader:
         progress: asyncio.Event,
         begin: int | None,
     ) -> None:
-        """`locks`: the member's, where a queue is read only while no other member can have it; otherwise None.
-        `progress` is set when something was read or finished. `begin`: the offset at which to begin, whatever the group
-        has; None to go on where the group is."""
+        """`locks`: the member's locks, if it reads queues only while no other member can have them; otherwise None.
+        `progress`: set whenever messages were read or finished. `begin`: the offset at which to begin, whatever the
+        group's offset is; None to continue at the group's offset."""
         self.queue = queue
         self._owner = owner
         self._api = api
@@ -118,14 +118,14 @@ class QueueReader:
         self._tracker: OffsetTracker | None = None
         self._committed = -1
         self._heard_at = config.monotonic()
-        """When the broker last told something of this queue."""
+        """When the broker last answered about this queue, by `monotonic`."""
         self._end: int | None = None
         self._hold = False
 
     @property
     def dropped(self) -> bool:
-        """Whether another member has the queue now, or had it meanwhile: its messages are neither handled nor committed
-        any more."""
+        """Whether this reader no longer has the queue, since another member has or had it or another reader replaced
+        this one: its messages are no longer handled, nor their offsets committed."""
         if self._locks is not None and not self._dropped and not self._locks.holds(self.queue):
             self._dropped = True
         return self._dropped
@@ -135,27 +135,27 @@ class QueueReader:
         self._dropped = dropped
 
     def pause(self) -> None:
-        """Read nothing more until `resume`."""
+        """Stop reading and handing out messages until `resume`."""
         self._may_read.clear()
         self._inbox.pause(self.queue)
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue to read and to hand out messages."""
         self._may_read.set()
         self._inbox.resume(self.queue)
 
     @property
     def caught_up(self) -> bool:
-        """Whether all is finished that was in the queue when this member got it."""
+        """Whether all messages are finished that were in the queue when this member got it."""
         return self._end is not None and self._tracker is not None and self._tracker.committable >= self._end
 
     def has_finished(self, offset: int) -> bool:
-        """Whether all is finished before an offset, as far as the queue had that when this member got it."""
+        """Whether all messages before an offset are finished that were in the queue when this member got it."""
         return not offset or self.caught_up or (self._tracker is not None and self._tracker.committable >= offset)
 
     @property
     def unfinished(self) -> int:
-        """Number of messages that were read and are not finished; 0 if they are no longer this member's."""
+        """The number of messages that were read and are unfinished; 0 if they are no longer this member's."""
         return 0 if self.dropped or self._tracker is None else len(self._tracker)
 
     @property
@@ -165,12 +165,12 @@ class QueueReader:
 
     @property
     def has_to_check(self) -> bool:
-        """Whether there is an offset to be stored, but others may have stored a newer one."""
+        """Whether there is an offset to be stored, but other members may have stored a newer one."""
         return self._tracker is not None and self._tracker.committable != self._committed and self.is_silent
 
     async def check(self) -> None:
-        """Where nothing was heard for long, look whether the group has gone on without this member, or was sent back:
-        then this reader is `dropped`. Raises what the request for the group's offset raises."""
+        """If the broker was silent for long, find out whether the group has continued without this member or was reset
+        to an earlier offset; this reader is then `dropped`. Raises what the request for the group's offset raises."""
         if self._tracker is None or not self.is_silent:
             return
         stored = await self._offsets.load(self.queue)
@@ -179,8 +179,8 @@ class QueueReader:
         self._heard_at = self._monotonic()
 
     def offset_to_commit(self, *, even_unchanged: bool) -> int | None:
-        """The offset to be stored, or None where there is none, it is stored already, or others may have stored a newer
-        one."""
+        """Return the offset to be stored, or None if there is none, if it is already stored (unless `even_unchanged`),
+        or if other members may have stored a newer one."""
         if self.dropped or self.is_silent:
             return None
         if self._tracker is None or (self._tracker.committable == self._committed and not even_unchanged):
@@ -188,12 +188,12 @@ class QueueReader:
         return self._tracker.committable
 
     def committed(self, offset: int) -> None:
-        """An offset was stored."""
+        """Note that an offset was stored."""
         self._committed = offset
 
     @property
     def stored_offset(self) -> int | None:
-        """The offset that this reader found or had stored last; None where there is none yet."""
+        """The offset that this reader last found or stored; None if there is none yet."""
         return self._committed if self._committed >= 0 else None
 
     def ack(self, message: ReceivedMessage) -> None:
@@ -241,7 +241,7 @@ class QueueReader:
 
     async def _retry_in_place(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
         if level:
-            raise ArgumentError("an ordered consumer tries a message again in its place: give delay=, and no level")
+            raise ArgumentError("an ordered consumer retries a message in place: give delay=, not level=")
         if 0 <= self._max_reconsume_times <= message.reconsume_times:
             await self.dead_letter(message)
             return
@@ -260,17 +260,17 @@ class QueueReader:
                 self._keep(message, str(error), delay_ms)
                 return
             except asyncio.CancelledError:
-                # Whether the broker has it is not known; twice is better than never.
+                # Nobody knows whether the broker has the message; twice is better than never.
                 self._keep(message, _CANCELLED, delay_ms)
                 raise
             self._owner.sent_back()
         self._finish(message)
 
     def _keep(self, message: ReceivedMessage, why: str, delay_ms: int) -> None:
-        """Have a message that cannot be sent back handled again here, after `delay_ms` at least."""
+        """Have this member handle a message again that cannot be sent back, after at least `delay_ms`."""
         pause = max(self._intervals.retry_here, delay_ms / 1000)
         log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, why)
-        # A new object: the present one is settled for those who have it.
+        # A new object, since code that holds the present one must continue to see it as settled.
         self._inbox.put_again(message, next_try(message, counts=False), pause)
 
     def _finish(self, message: ReceivedMessage) -> None:
@@ -282,7 +282,8 @@ class QueueReader:
             self._progressed()
 
     async def run(self) -> None:
-        """Read until cancelled or overtaken. What goes wrong is logged once and tried again, with growing pauses."""
+        """Read until cancelled, or until the group has continued without this reader. A failure is logged once; reading
+        is retried with growing pauses."""
         failures, who = 0, f"reading {self.queue}"
         while True:
             try:
@@ -294,7 +295,7 @@ class QueueReader:
                 self._complaints.forget(f"waiting for a message of {self.queue}")
                 raise
             except Exception:
-                # Whatever it is, the other queues go on, and this one tries again.
+                # Whatever failed, the other queues are not affected, and this one is retried.
                 log.exception("cannot read %s", self.queue)
             else:
                 self._complaints.resolve(who)
@@ -317,18 +318,18 @@ class QueueReader:
         await self._inbox.wait_for_room(self.queue)
         while not self._may_read.is_set():
             await self._may_read.wait()
-            # What was set aside has come back meanwhile, and others may have taken the room.
+            # `resume` has put back the messages that were set aside, so the inbox may be full now.
             await self._inbox.wait_for_room(self.queue)
         await self._pull(self._tracker)
 
     async def _wait_for_the_slowest(self, tracker: OffsetTracker) -> None:
-        """Wait while too much is finished beyond a message that is not."""
+        """Wait while too many messages are finished beyond an unfinished one."""
         who = f"waiting for a message of {self.queue}"
         while tracker.ahead >= self._max_ahead:
             self._complaints.raise_(
                 who,
-                f"the one at offset {tracker.committable} is not finished, but {tracker.ahead} behind it are. Nothing "
-                "more of that queue is read until it is",
+                f"the message at offset {tracker.committable} is unfinished, but {tracker.ahead} after it are "
+                "finished. Reading of this queue pauses until it is finished",
             )
             self._not_too_far_ahead.clear()
             await self._not_too_far_ahead.wait()
@@ -337,8 +338,8 @@ class QueueReader:
     async def _pull(self, tracker: OffsetTracker) -> None:
         loop = asyncio.get_running_loop()
         begin, asked = loop.time(), tracker.next_offset
-        # The first pull is not held, since its answer tells where the queue ends; nor is the first after a failure,
-        # whose answer tells that it is over.
+        # The broker does not hold the first pull, so that its answer reports the end of the queue immediately; nor the
+        # first pull after a failure, so that its answer shows immediately that the failure is over.
         hold, self._hold = self._hold, True
         pulled = await self._api.pull(self.queue, asked, self._owner.subscription(self.queue), hold=hold)
         await self.check()
@@ -348,18 +349,21 @@ class QueueReader:
         if self._end is None:
             self._end = pulled.end_offset
         if pulled.moved:
-            log.warning("%s has nothing at offset %d any more, reading on at %d", self.queue, asked, pulled.next_offset)
+            log.warning(
+                "%s no longer has a message at offset %d, continuing at %d", self.queue, asked, pulled.next_offset
+            )
             tracker.reset(pulled.next_offset)
             self._end = min(self._end, pulled.end_offset)
         else:
             self._take(tracker, pulled)
         self._progressed()
         if hold and tracker.next_offset == asked:
-            # A broker that does not hold a pull must not be asked in a tight loop.
+            # If a broker does not hold pulls, do not pull in a tight loop.
             await asyncio.sleep(max(0.0, self._intervals.first_pause - (loop.time() - begin)))
 
     def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
-        """Note the messages and hand them over, without an await between, so that no commit sees half of it."""
+        """Note the messages and put them into the inbox, without an await in between, so that no commit sees a state in
+        which only one of the two is done."""
         subscription, now = self._owner.subscription(self.queue), self._clock()
         received = [ReceivedMessage(stored, self.queue, now, self) for stored in pulled.messages]
         wanted = received

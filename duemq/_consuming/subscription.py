@@ -13,25 +13,26 @@ ALL_TAGS = "*"
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """A topic, and the tags of the messages wanted."""
+    """A topic, and the tags of the messages that the consumer wants."""
 
     topic: str
     tags: frozenset[str]
-    """Empty: all messages, also those without a tag."""
+    """Empty: all messages, including those without a tag."""
     version: int
-    """Grows with each change; ms since the epoch when it was made."""
+    """The time when the subscription was made, ms since the epoch; larger than that of the one it replaces."""
 
     @property
     def text(self) -> str:
-        """As the wire says it: tags joined by ||, or *."""
+        """The subscription as requests have it: tags joined by ||, or *."""
         return " || ".join(sorted(self.tags)) or ALL_TAGS
 
     def wants(self, tags: str | None) -> bool:
-        """Whether a message with this tag is wanted: brokers compare only the hashes of tags."""
+        """Whether the consumer wants a message with this tag. Brokers compare only the hashes of tags, so the consumer
+        compares the tags."""
         return not self.tags or tags in self.tags
 
     def to_data(self) -> SubscriptionData:
-        """As a heartbeat carries it."""
+        """Return the subscription in the form of a heartbeat."""
         tags = sorted(self.tags)
         return SubscriptionData(
             topic=self.topic,
@@ -43,11 +44,11 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 def make_subscription(topic: str, tags: str, version: int) -> Subscription:
-    """`tags`: "*" for all, or tags joined by ||. Raises ArgumentError."""
+    """Return a subscription. `tags`: "*" for all, or tags joined by ||. Raises ArgumentError."""
     check_topic(topic)
     if not isinstance(tags, str):
-        raise ArgumentError(f"tags are a text, such as 'a || b', not {tags!r}")
+        raise ArgumentError(f"tags must be a string, such as 'a || b', not {tags!r}")
     wanted = frozenset(tag.strip() for tag in tags.split("||")) - {""}
     if not wanted or (ALL_TAGS in wanted and len(wanted) > 1):
-        raise ArgumentError(f"the tags {tags!r}; write * for all, or tags joined by ||")
+        raise ArgumentError(f"invalid tags {tags!r}: write * for all, or tags joined by ||")
     return Subscription(topic, wanted - {ALL_TAGS}, version)

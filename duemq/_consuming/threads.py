@@ -18,11 +18,11 @@ log = logging.getLogger("duemq.consumer")
 
 
 class ThreadedHandler(Generic[T]):
-    """A consumer's handler that calls `function` with each message, as `wrap` shows it, in one of `most` threads.
+    """A consumer's handler that calls `function` with each message, after `wrap`, in one of `most` threads.
 
-    A thread cannot be ended: when the time of a call is over, its message is tried again, but the thread is busy until
-    the function returns. Each task of the consumer therefore waits, by `ready`, until the function that it called last
-    has returned. So there is always a thread for the next call, and no call waits for one while its time runs.
+    A thread cannot be ended. If a call exceeds its time limit, its message is retried, but the thread is busy until the
+    function returns. Therefore each task of the consumer waits in `ready` until the function that it called last has
+    returned. So there is always a free thread for the next call, and no call's time runs while it waits for one.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class ThreadedHandler(Generic[T]):
         self._wrap = wrap
         self._pool = ThreadPoolExecutor(most, f"duemq {group}")
         self._calls: dict[asyncio.Task[object], Future[None]] = {}
-        """The call that each task made last."""
+        """The last call of each task."""
         self._local = threading.local()
 
     async def __call__(self, message: ReceivedMessage) -> None:
-        """Call the function, and wait until it returns. Raises what it raises."""
+        """Call the function, and wait until it returns. Raises what the function raises."""
         task = asyncio.current_task()
         assert task is not None
-        # With the context variables of interceptors, as `asyncio.to_thread` does it.
+        # As `asyncio.to_thread` does: the function sees the context variables that interceptors have set.
         run = contextvars.copy_context().run
         call = self._calls[task] = self._pool.submit(run, self._call, task, self._wrap(message))
         await asyncio.wrap_future(call)
@@ -53,16 +53,16 @@ class ThreadedHandler(Generic[T]):
         returned = asyncio.wrap_future(call)
         await asyncio.wait((returned,))
         if not returned.cancelled() and (error := returned.exception()) is not None:
-            log.warning("a handler failed after its time was over", exc_info=error)
+            log.warning("a handler failed after its time limit", exc_info=error)
 
     @property
     def caller(self) -> asyncio.Task[object] | None:
-        """The task for which the present thread calls the function now, if it does."""
+        """The task for which the current thread calls the function now; None if it calls no function."""
         task: asyncio.Task[object] | None = getattr(self._local, "task", None)
         return task
 
     def close(self) -> None:
-        """Call the function no more. Waits for no thread."""
+        """Make no further calls. Does not wait for the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, task: asyncio.Task[object], message: T) -> None:
@@ -74,9 +74,10 @@ class ThreadedHandler(Generic[T]):
 
 
 def returning(function: Callable[[T], object], argument: T) -> None:
-    """Call a function in a thread. Raises what it raises, as an exception that an event loop can pass on."""
+    """Call a function in a thread. Raises what the function raises, except that StopIteration and GeneratorExit become
+    RuntimeError."""
     try:
         function(argument)
     except (StopIteration, GeneratorExit) as error:
-        # They have another meaning in the coroutine that waits for the thread.
+        # These two would have another meaning in the coroutine that waits for the thread.
         raise RuntimeError(f"{function!r} raised {error!r}") from error

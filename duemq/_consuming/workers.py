@@ -1,4 +1,4 @@
-"""The tasks that call a consumer's handler: up to `concurrency` at once, each with the next message."""
+"""The tasks that call a consumer's handler: `concurrency` tasks, each of which takes one message at a time."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ log = logging.getLogger("duemq.consumer")
 
 
 class _Worker:
-    """One task and the message that it handles now."""
+    """A task, and the message that it is handling."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.message: ReceivedMessage | None = None
         self.since = 0.0
-        """When its time began, in seconds of the loop's clock."""
+        """When the time limit of the handler began to run, in seconds of the loop's clock."""
         self.times_late = 0
-        """How often it was cancelled, since the time of its handler was over."""
+        """How many times the task was cancelled because its handler exceeded the time limit."""
         self.is_waiting = False
-        """Whether it must not take a message yet, see `HandlerWorkers`."""
+        """Whether the task waits in `ready` before it takes a message, see `HandlerWorkers`."""
 
 
 class HandlerWorkers:
-    """Calls `on_message` with the messages of `inbox`, `concurrency` at once.
+    """Calls `on_message` with the messages of `inbox`, for up to `concurrency` messages at a time.
 
-    A handler that has not returned after `timeout` seconds is cancelled, and its message is tried again. None: it may
-    take any time. One timer watches all handlers. `ready`, if given, is awaited by each task before it takes a message.
+    A handler that has not returned after `timeout` seconds is cancelled, and its message is retried; None: no limit.
+    One timer watches all handlers. `ready`, if given, is awaited by each task before it takes a message.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class HandlerWorkers:
             self._watch()
 
     def has(self, task: asyncio.Task[object] | None) -> bool:
-        """Whether a task is one of those that call the handler."""
+        """Whether a task is one of the tasks that call the handler."""
         return task is not None and any(worker.task is task for worker in self._workers)
 
     async def end(self, timeout: float, caller: asyncio.Task[object] | None) -> None:
-        """Wait until the handlers have returned, whose inbox is closed; cancel those that have not within `timeout`
-        seconds, and leave alone those that even then do not end. `caller`: the task whose handler waits for this call,
-        so that it cannot be waited for."""
+        """Wait until the handlers have returned; the inbox is already closed. Handlers that do not return within
+        `timeout` seconds are cancelled, and those that still do not end are abandoned. `caller`: a task whose handler
+        waits for this call, which therefore must not wait for that task."""
         running = {
             worker.task
             for worker in self._workers
@@ -96,12 +96,12 @@ class HandlerWorkers:
             self.cancel(caller)
             late = await _wait(late, self._intervals.cancelled_handlers)
         if late:
-            log.error("%d handlers do not end although they are cancelled; they are left alone", len(late))
+            log.error("%d handlers did not end although they were cancelled; they are abandoned", len(late))
         if self._timer is not None:
             self._timer.cancel()
 
     def cancel(self, caller: asyncio.Task[object] | None) -> None:
-        """Cancel the handlers, except the one of `caller`, and wait for none."""
+        """Cancel the handlers, except that of `caller`, without waiting for them."""
         if self._timer is not None:
             self._timer.cancel()
         for worker in self._workers:
@@ -135,24 +135,24 @@ class HandlerWorkers:
         try:
             await call_handler(self._on_message, message)
         except asyncio.CancelledError:
-            # Of this worker, by `close`; or by `_watch`; or only of something that the handler waited for.
+            # `close` or `_watch` cancelled this worker, or something that the handler waited for was cancelled.
             was_late = _forget_cancelling(worker) > 0
             if is_cancelled():
                 raise
             if not was_late:
-                log.warning("the handler failed at %r: something that it waited for was cancelled", message)
+                log.warning("the handler failed for %r: something that it waited for was cancelled", message)
         except BaseException as error:
             if is_passed_on(error):
                 raise
-            # The handler's own affair, whatever it is: the message is tried again.
-            log.warning("the handler failed at %r", message, exc_info=True)
+            # Whatever the handler raises concerns only its message, which is retried.
+            log.warning("the handler failed for %r", message, exc_info=True)
         else:
             succeeded = True
         _forget_cancelling(worker)
         return succeeded
 
     def _watch(self) -> None:
-        """Cancel the handlers whose time is over, and look again when that of the next one may be."""
+        """Cancel the handlers that exceed the time limit, and schedule the next check for when another one may."""
         assert self._timeout is not None
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -168,27 +168,27 @@ class HandlerWorkers:
 
     def _end_late(self, worker: _Worker, message: ReceivedMessage) -> None:
         if not worker.times_late:
-            log.warning("the handler did not end within %g s at %r: cancelling it", self._timeout, message)
+            log.warning("the handler did not end within %g s for %r: cancelling it", self._timeout, message)
         worker.times_late += 1
         if worker.task is not None:
             worker.task.cancel()
 
 
 def call_handler(on_message: Handler, message: ReceivedMessage) -> Awaitable[object]:
-    """Call a handler; return what it is to be awaited by. Raises TypeError if that is nothing to await."""
+    """Call a handler; return its awaitable. Raises TypeError if the handler returned something else."""
     result = on_message(message)
     if type(result) is not CoroutineType and not inspect.isawaitable(result):
-        raise TypeError(f"the handler {on_message!r} returned {result!r} in place of something to await")
+        raise TypeError(f"the handler {on_message!r} returned {result!r}, which is not awaitable")
     return result
 
 
 async def _wait(tasks: set[asyncio.Task[None]], timeout: float) -> set[asyncio.Task[None]]:
-    """Wait for tasks, `timeout` seconds at most; return those that have not ended."""
+    """Wait for tasks, for at most `timeout` seconds; return the tasks that have not ended."""
     return (await asyncio.wait(tasks, timeout=timeout))[1] if tasks else set()
 
 
 def _forget_cancelling(worker: _Worker) -> int:
-    """Take back what `HandlerWorkers._watch` did to the current task; return how often that was."""
+    """Undo the cancellations of the current task by `HandlerWorkers._watch`; return their number."""
     if not worker.times_late:
         return 0
     times, worker.times_late = worker.times_late, 0

@@ -1,1 +1,1 @@
-"""Connections of the client: requests, routes, pools."""
+"""The client's network layer: connections, pools, requests and routes."""

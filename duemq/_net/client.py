@@ -1,7 +1,7 @@
 """The part that producers and consumers share: connections, routes, heartbeats, requests and their answers.
 
-Each producer and each consumer has a client of its own, with its own client id and connections: members of one group
-in one process need different ids, and a slow reader must not hold up a sender.
+Each producer and each consumer has its own client, with its own client id and connections: members of one group in one
+process need different ids, and a slow reader must not hold up a sender.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ log = logging.getLogger("duemq.client")
 class Client:
     """Talks to name servers and brokers on behalf of one producer or consumer.
 
-    `heartbeat` gives what brokers are to be told of it; it is sent as the first request on each connection to a
-    broker, so that the broker knows the client before it is asked anything else.
+    `heartbeat` returns the heartbeat for a client id. It is sent as the first request on each connection to a broker,
+    so that the broker knows the client before it gets other requests.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Client:
         client_id: str | None = None,
         on_reconnected: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """`signer`: signs each request, those to name servers too. `tls`: for all connections; None: without TLS.
-        `client_id`: None: a new one. `on_reconnected`: called with the address of a broker that was connected before
-        and is so again, and knows this client."""
+        """`signer`: signs each request, also those to name servers. `tls`: for all connections; None: no TLS.
+        `client_id`: None: a new id. `on_reconnected`: called with the address of a broker after a connection to it was
+        opened that is not the first, and after the heartbeat over it."""
         check_codec(codec)
         self._tls = tls
         self._signer = signer
         self.client_id = client_id or f"{socket.gethostname()}@{os.getpid()}#{os.urandom(5).hex()}"
-        """Tells this client from all others, among the members of a group above all."""
+        """The id that distinguishes this client from all others, above all from the other members of its group."""
         self.intervals = intervals or Intervals()
         self._codec = codec
         self._heartbeat = heartbeat
@@ -76,50 +76,51 @@ class Client:
         self._nameserver_pool = Pool(self._connect)
         self._brokers = Pool(self._open_broker)
         self._known: set[str] = set()
-        """Addresses of brokers that were connected at some time."""
+        """The addresses of brokers to which there has been a connection."""
         self._nameservers = NameServers(nameserver, self._nameserver_pool)
         self.routes = Routes(self._nameservers, self.intervals.request_timeout)
         self.tasks = Tasks()
         self._complaints = Complaints(log)
 
     async def start(self) -> None:
-        """Make sure that a name server answers, and begin to send heartbeats. Raises what `NameServers.ask` does."""
+        """Connect to a name server, and begin to send heartbeats. Raises ConnectError."""
         await self._nameservers.check(timeout=self.intervals.connect_timeout)
         self.tasks.supervise(self._keep_up, "duemq heartbeats", self.intervals)
         self.tasks.supervise(self._look_for_silence, "duemq looks for silent brokers", self.intervals)
 
     async def stop(self) -> None:
-        """End the background tasks and all connections; the client can be started again."""
+        """End the background tasks and close all connections; the client can be started again."""
         await self.tasks.close()
         for pool in (self._brokers, self._nameserver_pool):
             for address in pool.addresses:
                 pool.drop(address)
 
     async def close(self) -> None:
-        """End the background tasks and all connections."""
+        """End the background tasks and close all connections, for good."""
         await self.tasks.close()
         await self._brokers.close()
         await self._nameserver_pool.close()
 
     async def broker(self, address: str) -> Connection:
-        """The connection to a broker. Raises ConnectError, and the errors of the heartbeat that opens it."""
+        """Return the connection to a broker; open it if necessary. Raises ConnectError, ClosedError, and the errors of
+        the first heartbeat."""
         return await self._brokers.get(address)
 
     def open_connection(self, address: str) -> Connection | None:
-        """The connection to a broker, if it is open."""
+        """Return the connection to a broker, or None if it is not open."""
         return self._brokers.open_one(address)
 
     async def all_brokers(self) -> list[str]:
-        """The addresses of all brokers that the name servers know. Raises what `NameServers.brokers` does."""
+        """Return the addresses of all brokers that the name servers know. Raises what `NameServers.brokers` raises."""
         return await self._nameservers.brokers(timeout=self.intervals.request_timeout)
 
     async def brokers_by_name(self) -> dict[str, dict[int, str]]:
-        """All brokers that the name servers know, see `NameServers.brokers_by_name`."""
+        """Return all brokers that the name servers know, see `NameServers.brokers_by_name`."""
         return await self._nameservers.brokers_by_name(timeout=self.intervals.request_timeout)
 
     @property
     def broker_addresses(self) -> list[str]:
-        """Brokers with an open connection."""
+        """The addresses of the brokers with an open connection."""
         return self._brokers.addresses
 
     async def call(
@@ -132,7 +133,8 @@ class Client:
         timeout: float | None = None,
         expected: Iterable[int] = SUCCESS,
     ) -> Command:
-        """Ask a broker and give its answer, whose code is one of `expected`. `timeout` in seconds.
+        """Send a request to a broker and return its answer, whose code is one of `expected`. `timeout`: in seconds, by
+        default `Intervals.request_timeout`.
 
         Raises a BrokerError for any other code, and what `broker` and `Connection.request` raise.
         """
@@ -143,8 +145,8 @@ class Client:
         return answer
 
     async def beat(self, addresses: Iterable[str]) -> None:
-        """Send a heartbeat to brokers; what goes wrong is logged once, until it is over. A broker that does not answer
-        is disconnected."""
+        """Send a heartbeat to brokers. A failure is logged once until it is over. If a broker does not answer, the
+        connection to it is dropped."""
         connected = set(self._brokers.addresses)
         await asyncio.gather(*(self._beat_one(address, address in connected) for address in set(addresses)))
 
@@ -154,7 +156,7 @@ class Client:
             if connected:
                 await self._send_heartbeat(connection)
         except RequestTimeoutError as error:
-            log.warning("%s; connecting anew", error)
+            log.warning("%s; dropping the connection", error)
             self._brokers.drop(address)
         except DueMQError as error:
             self._complaints.raise_(f"heartbeats to {address}", str(error))
@@ -174,8 +176,8 @@ class Client:
             await self.beat(self._brokers.addresses)
 
     async def _look_for_silence(self) -> None:
-        """Ask brokers for a sign of life that have told nothing for some time though something is asked of them: a
-        machine that is gone, or a process that hangs, closes no connection."""
+        """Send heartbeats to brokers that have been silent for `Intervals.silence` while requests to them are pending.
+        A machine that has failed, or a process that hangs, does not close its connections."""
         while True:
             await asyncio.sleep(self.intervals.silence / 2)
             await self.beat(self._brokers.silent(self.intervals.silence))
@@ -204,7 +206,7 @@ class Client:
 
 
 class Tasks:
-    """Background tasks, ended together. One that fails is logged: nobody waits for it."""
+    """Background tasks, which are ended together. If a task fails, this is logged, since no code waits for it."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -219,12 +221,12 @@ class Tasks:
     def supervise(
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, intervals: Intervals
     ) -> asyncio.Task[None]:
-        """Run `work` until it returns or `close` is called. Whatever it fails with is logged, and it begins anew after
-        a pause."""
+        """Run `work` until it returns or `close` is called. If it fails, this is logged, and `work` is called again
+        after a pause."""
         return self.start(_insist(work, name, intervals), name)
 
     async def close(self) -> None:
-        """Cancel all and wait until they have ended."""
+        """Cancel all tasks, except the current one, and wait until they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -245,13 +247,13 @@ async def _insist(work: Callable[[], Coroutine[Any, Any, None]], name: str, inte
         except BaseException as error:
             if is_passed_on(error):
                 raise
-            log.exception("the task %s failed, and begins anew", name)
+            log.exception("the task %s failed, and is restarted", name)
         failures = failures + 1 if loop.time() - begin < intervals.longest_pause else 1
         await asyncio.sleep(intervals.pause(failures))
 
 
 def typed_header(answer: Command, header_type: type[H], address: str) -> H:
-    """The typed header of an answer. Raises PeerError."""
+    """Return the typed header of an answer. Raises PeerError."""
     try:
         return decode_ext(header_type, answer.ext)
     except FieldError as error:
@@ -259,7 +261,7 @@ def typed_header(answer: Command, header_type: type[H], address: str) -> H:
 
 
 def typed_body(answer: Command, body_type: type[T], address: str) -> T:
-    """The typed body of an answer. Raises PeerError."""
+    """Return the typed body of an answer. Raises PeerError."""
     try:
         return bodies.decode(answer.body, body_type)
     except BodyError as error:

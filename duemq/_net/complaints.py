@@ -1,6 +1,6 @@
-"""Warnings about failures that occur again and again: each is logged once, and once when it is over.
+"""Warnings about repeated failures: each is logged once when it begins, and the end of all failures is logged once.
 
-Every queue's reader notices a broker that is gone, at each of its tries; the log needs one line for that.
+When a broker is down, the reader of every queue fails at each attempt; the log needs only one line about that.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import logging
 
 
 class Complaints:
-    """Present failures, by the name of the activity that each one holds up."""
+    """The present failures, by the name of the activity that each one holds up."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._reasons: dict[str, str] = {}
 
     def raise_(self, who: str, reason: str) -> None:
-        """Note that activity `who` cannot go on, and why. Logged unless another activity has the same reason."""
+        """Note that activity `who` is failing, and why. Logged unless an activity is failing for the same reason."""
         if reason not in self._reasons.values():
             self._log.warning("%s: %s", who, reason)
         self._reasons[who] = reason
 
     def resolve(self, who: str) -> None:
-        """Note that activity `who` can go on. Logged if all activities can go on now."""
+        """Note that activity `who` is no longer failing. Logged if it was the last that was."""
         if self._reasons.pop(who, None) is not None and not self._reasons:
-            self._log.warning("%s: going on", who)
+            self._log.warning("%s: resolved", who)
 
     def forget(self, who: str) -> None:
-        """Forget activity `who`, which no longer exists."""
+        """Forget activity `who`, which has ended, without logging it."""
         self._reasons.pop(who, None)

@@ -1,4 +1,4 @@
-"""Compressed bodies. Bit 0 of a message's sysflag says that the body is compressed, bits 8-10 give the format: 0 zlib
+"""Compressed bodies. Bit 0 of a message's sysflag says that the body is compressed, bits 8-10 are the format: 0 zlib
 (before RocketMQ 5), 1 LZ4 frames, 2 Zstandard, 3 zlib. Mirrors common/sysflag/MessageSysFlag.java (5.3.3)."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from duemq.protocol.records.record import FLAG_COMPRESSED
 from duemq.protocol.requests import bodies
 
 MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
-"""Most bytes of an unpacked body. Far above any limit for bodies, this only keeps a few bytes from filling the
-memory."""
+"""Maximum size of a decompressed body, in bytes. It is far above any limit for bodies, and only prevents a few bytes
+from being decompressed until they fill the memory."""
 
 _TYPE_SHIFT: Final = 8
 _LZ4: Final = 1
@@ -24,7 +24,7 @@ _ZLIB_LEVEL: Final = 5  # RocketMQ's
 
 
 def compress(body: bytes) -> bytes:
-    """Return the body as a zlib stream, which every RocketMQ client reads."""
+    """Return the body as a zlib stream, which every RocketMQ client can read."""
     packed: bytes = zlib_ng.compress(body, _ZLIB_LEVEL)
     return packed
 
@@ -50,9 +50,9 @@ def _unpack_lz4(body: bytes) -> bytes:
         unpacker = frame.LZ4FrameDecompressor()
         data: bytes = unpacker.decompress(body, MAX_UNPACKED_BYTES)
     except RuntimeError as error:
-        raise BodyError(f"an LZ4 body that does not unpack: {error}") from None
+        raise BodyError(f"the LZ4 body cannot be decompressed: {error}") from None
     if not unpacker.eof:
-        raise BodyError(f"an LZ4 body that is torn or has more than {MAX_UNPACKED_BYTES} bytes unpacked")
+        raise BodyError(f"the LZ4 body is incomplete, or has more than {MAX_UNPACKED_BYTES} bytes decompressed")
     return data
 
 
@@ -63,9 +63,9 @@ def _unpack_zstd(body: bytes) -> bytes:
             data: bytes = reader.read(MAX_UNPACKED_BYTES)
             rest: bytes = reader.read(1)
     except zstandard.ZstdError as error:
-        raise BodyError(f"a Zstandard body that does not unpack: {error}") from None
+        raise BodyError(f"the Zstandard body cannot be decompressed: {error}") from None
     if rest:
-        raise BodyError(f"a Zstandard body of more than {MAX_UNPACKED_BYTES} bytes unpacked")
+        raise BodyError(f"the Zstandard body has more than {MAX_UNPACKED_BYTES} bytes decompressed")
     return data
 
 

@@ -1,8 +1,9 @@
-"""One connection to a broker or name server: moves bytes, matches answers to requests, owns timeouts.
+"""A connection to a broker or name server: it sends and receives frames, matches answers to requests, and enforces
+time-outs.
 
-The codec of the headers, with "auto": the first request goes out in JSON, which every peer reads. The header of a duemq
-broker's answer names Python as its language, and from then on requests go out in MessagePack; Apache's brokers name
-Java, and would close the connection on an unknown codec.
+The codec "auto" of the headers: the first request is sent in JSON, which every peer reads. The header of a duemq
+broker's answer names Python as its language, and from then on requests are sent in MessagePack. RocketMQ's brokers name
+Java, and would close the connection at an unknown codec.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 Codec = Literal["auto", "json", "msgpack"]
 
 MAX_IN_FLIGHT: Final = 16_384
-"""Most requests of one connection that wait for their answers; a further one waits for its turn."""
+"""Maximum number of requests in flight on one connection; further requests wait for their turn."""
 
 WRITE_BYTES: Final = 64 * 1024
-"""Frames of one turn of the event loop are written together, and at the latest when they have this size."""
+"""The frames of one turn of the event loop are written together, but as soon as they reach this size."""
 
 DEFAULT_PORT: Final = 9876
 
@@ -45,7 +46,8 @@ _KEEP_ALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""An idle connection to a machine that is gone ends after 25 s; while something is asked, `Client` looks itself."""
+"""An idle connection to a machine that has failed ends after 25 s. While requests are pending, `Client` looks for
+silent brokers itself."""
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
@@ -53,14 +55,14 @@ log = logging.getLogger("duemq.connection")
 
 
 class Connection(asyncio.Protocol):
-    """A connection, made by `connect`."""
+    """A connection; `connect` opens one."""
 
     def __init__(self, address: str, codec: Codec, on_request: OnRequest, signer: Signer | None) -> None:
         self.address = address
         """The address of the peer, "host:port"."""
         self._signer = signer
         self.codec = MSGPACK if codec == "msgpack" else JSON
-        """The codec in which requests go out now."""
+        """The codec in which requests are sent now."""
         self._choice = codec
         self._on_request = on_request
         self._has_answered = False
@@ -73,11 +75,11 @@ class Connection(asyncio.Protocol):
         self._end_reason: tuple[type[ConnectionLostError | PeerError], str] | None = None
         self._lost = asyncio.Event()
         self._heard_at = asyncio.get_running_loop().time()
-        """When the peer last sent something, in seconds of the loop's clock."""
+        """When data last arrived from the peer, in seconds of the loop's clock."""
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        """Fires when the first pending request is too late, or before that."""
+        """Fires at the deadline of the first pending request, or earlier."""
 
     @property
     def is_open(self) -> bool:
@@ -86,15 +88,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def silence(self) -> float:
-        """How long ago the peer sent something, in seconds, while a request waits for an answer; 0 where none does."""
+        """The seconds since data last arrived from the peer, while requests are pending; 0 if no request is."""
         return asyncio.get_running_loop().time() - self._heard_at if self._in_flight else 0.0
 
     async def request(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> Command:
-        """Send a request and wait for the answer, whatever its code. `timeout` in seconds.
+        """Send a request and wait for the answer, whatever its code. `timeout` is in seconds.
 
-        Raises RequestTimeoutError, ConnectionLostError, PeerError; ArgumentError if the request exceeds a frame.
+        Raises RequestTimeoutError, ConnectionLostError and PeerError, and ArgumentError if the request is too large for
+        a frame.
         """
-        # No asyncio.timeout for a request: one timer of the connection serves all.
+        # One timer of the connection serves all requests, which is cheaper than an asyncio.timeout for each.
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:
@@ -119,7 +122,7 @@ class Connection(asyncio.Protocol):
             raise RequestTimeoutError(self.address, _name(code), timeout) from None
 
     async def send_oneway(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> None:
-        """Send a request that has no answer; return when it is on its way. Raises the errors of `request`."""
+        """Send a request that has no answer; return when it is queued for writing. Raises the errors of `request`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._writable.wait()
@@ -128,12 +131,12 @@ class Connection(asyncio.Protocol):
         self._write(self._command(code, self._in_flight.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
 
     def close(self) -> None:
-        """Close the connection once written data is sent; pending requests fail with ConnectionLostError."""
+        """Close the connection after the written data is sent. Pending requests fail with ConnectionLostError."""
         self._end(ConnectionLostError, "closed by this client")
 
     async def wait_closed(self, timeout: float = 1.0) -> None:
-        """Wait until the connection is closed; abort it if the peer does not take the written data within `timeout`
-        s."""
+        """Wait until the connection is closed. Abort it if the peer does not accept the written data within `timeout`
+        seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._lost.wait()
@@ -156,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_at(deadline, self._expire, loop)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail the requests whose time is over."""
+        """Let the requests fail whose deadline has passed."""
         self._timer = None
         for answer in self._in_flight.expire(loop.time()):
             if not answer.done():
@@ -186,7 +189,7 @@ class Connection(asyncio.Protocol):
             self._write_out()
 
     def _write_out(self) -> None:
-        """Write the frames of this turn of the event loop: one call of the system for all."""
+        """Write the frames of this turn of the event loop, with one system call for all."""
         if self._unwritten:
             frames, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
             assert self._transport is not None
@@ -197,7 +200,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        # The cast is needed since uvloop's transports are not of asyncio's classes.
+        # A cast, since uvloop's transports are not instances of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         connected = transport.get_extra_info("socket")
         if connected is not None:
@@ -205,7 +208,7 @@ class Connection(asyncio.Protocol):
                 connected.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
-        """Cut the data into frames, and pass on the responses and requests in them."""
+        """Split the data into frames, and handle the responses and requests in them."""
         self._heard_at = asyncio.get_running_loop().time()
         for frame in self._frames.receive_data(data):
             try:
@@ -221,19 +224,19 @@ class Connection(asyncio.Protocol):
             self._end(PeerError, str(self._frames.error))
 
     def eof_received(self) -> None:
-        """Note that the peer closed."""
+        """Note that the peer closed the connection."""
         self._frames.receive_eof()
 
     def pause_writing(self) -> None:
-        """Let requests wait, because the peer reads more slowly than this client writes."""
+        """Make requests wait, because the peer reads more slowly than this client writes."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let requests go on."""
+        """Stop making requests wait."""
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake all waiters."""
+        """Let all pending requests fail, and wake `wait_closed`."""
         self._end(ConnectionLostError, self._why_closed(exc))
         self._lost.set()
 
@@ -260,13 +263,15 @@ class Connection(asyncio.Protocol):
         try:
             answer = self._on_request(command)
         except Exception as error:
-            # Only this place can log the error, which must not end the connection for all other requests.
+            # The error is logged here, since it must not end the connection for all other requests.
             log.exception("cannot handle a request of %s, code %d", self.address, command.code)
             answer = response(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if command.is_oneway or not self.is_open:
             return
         if answer is None:
-            answer = response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"this client has no request {command.code}")
+            answer = response(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"this client does not support request {command.code}"
+            )
         answer.opaque = command.opaque
         answer.flag = FLAG_RESPONSE
         self._write(answer, codec)
@@ -287,14 +292,15 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _error(self) -> DueMQError:
-        # Each waiter needs a new exception: one that is raised in several tasks would collect all their tracebacks.
+        # Each waiter gets a new exception: one that is raised in several tasks would collect all their tracebacks.
         assert self._end_reason is not None
         kind, why = self._end_reason
         return kind(self.address, why)
 
 
 OnRequest = Callable[[Command], Command | None]
-"""Handles a request of the broker: returns the answer, or None if the request is unknown or needs no answer."""
+"""A function that handles a request from the broker. It returns the answer, or None if the request is unknown or needs
+no answer."""
 
 
 async def connect(
@@ -306,8 +312,8 @@ async def connect(
     signer: Signer | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Connection:
-    """Open a connection to "host:port". `timeout` in seconds. `signer`: signs each request. `tls`: None: without TLS.
-    Raises ConnectError."""
+    """Open a connection to "host:port". `timeout` is in seconds. `signer` signs each request. `tls`: None for no TLS.
+    Raises ConnectError, and ArgumentError for an invalid address."""
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     try:
@@ -317,7 +323,7 @@ async def connect(
             )
     except TimeoutError:
         raise ConnectError(address, f"no answer within {timeout:g} s") from None
-    except (OSError, ValueError) as error:  # ValueError: a host that is no name
+    except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
         reason = _reason(error)
         if tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
             reason = f"it closed the connection during the TLS handshake; does it have TLS? ({reason})"
@@ -331,19 +337,19 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or port.endswith("]"):
         host, port = address.strip(), str(DEFAULT_PORT)
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ArgumentError(f"{address!r} is no address; write it as host:port")
+        raise ArgumentError(f"{address!r} is not an address; write it as host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def check_codec(codec: Codec) -> None:
     """Raise ArgumentError unless the value is one of the codecs."""
     if codec not in get_args(Codec):
-        raise ArgumentError(f"the codec {codec!r}; there are {', '.join(get_args(Codec))}")
+        raise ArgumentError(f"codec={codec!r}: give one of {', '.join(get_args(Codec))}")
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's own words: asyncio puts addresses and numbers around them, and joins the errors of a host's
-    several addresses into a text."""
+    """Return the operating system's text for an error: asyncio adds addresses and numbers to it, and joins the errors
+    of a host's several addresses into one text."""
     if isinstance(error, ssl.SSLError):
         return reason_of(error)
     number = error.errno if isinstance(error, OSError) else None

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def signer_of(access_key: str | None, secret_key: str | None) -> Signer | None:
-    """The signer for these keys, None without keys. Raises ArgumentError where one of them is missing; no error has
-    the secret key in it."""
+    """Return the signer for these keys, or None without keys. Raises ArgumentError if only one key is given. No error
+    contains the secret key."""
     if not access_key and not secret_key:
         return None
     if not access_key or not secret_key:

@@ -1,4 +1,4 @@
-"""Connections by address, each opened once and shared, opened anew after it was lost."""
+"""Connections by address: each is opened once, shared, and reopened after it was lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Open = Callable[[str], Awaitable[Connection]]
 
 
 class Pool:
-    """At most one connection per address. `open_` makes it ready for use."""
+    """Connections, at most one per address. `open_` opens a connection to an address and makes it ready for use."""
 
     def __init__(self, open_: Open) -> None:
         self._open = open_
@@ -21,7 +21,7 @@ class Pool:
         self._closed = False
 
     async def get(self, address: str) -> Connection:
-        """Return the connection to an address. Raises ConnectError, ClosedError, and the errors of `open_`."""
+        """Return the connection to an address; open it if necessary. Raises ClosedError, and the errors of `open_`."""
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
             return connection
@@ -37,17 +37,18 @@ class Pool:
         return connection
 
     def open_one(self, address: str) -> Connection | None:
-        """Return the connection to an address, if there is one."""
+        """Return the connection to an address, or None if none is open."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses to which there is a connection now."""
+        """The addresses of the open connections."""
         return [address for address, connection in self._connections.items() if connection.is_open]
 
     def silent(self, seconds: float) -> list[str]:
-        """Addresses of open connections over which nothing has come for some time, though something is asked."""
+        """Return the addresses of open connections with unanswered requests over which nothing was received for more
+        than `seconds`."""
         return [
             address
             for address, connection in self._connections.items()
@@ -65,7 +66,7 @@ class Pool:
             raise ClosedError("the client is closed")
 
     async def close(self) -> None:
-        """Close all connections; none is opened afterwards."""
+        """Close all connections; no further connection is opened."""
         self._closed = True
         connections = list(self._connections.values())
         self._connections.clear()

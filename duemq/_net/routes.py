@@ -33,12 +33,12 @@ from duemq.protocol.requests.bodies import ClusterInfo, TopicRoute
 from duemq.protocol.requests.headers import GetRouteInfo, Header
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""The topic of brokers that create topics by themselves: a send names it as the model of the new topic."""
+"""A topic of brokers that create topics automatically: a send names it as the template of the new topic."""
 
 _MAX_QUEUES: Final = 65_536
-"""Most queues of a topic at one broker: each becomes an object of a route."""
+"""Maximum number of queues of a topic at one broker, since each becomes an object of the route."""
 AUTO_CREATE_QUEUES: Final = 4
-"""Most queues of a topic that is created by a send."""
+"""Maximum number of queues per broker of a topic that a send creates."""
 
 PERM_WRITE: Final = 2
 PERM_READ: Final = 4
@@ -52,7 +52,7 @@ class Route(msgspec.Struct, frozen=True):
 
     topic: str
     write_queues: tuple[MessageQueue, ...]
-    """Queues to which messages may be sent, at brokers that have their primary."""
+    """Queues to which messages may be sent, at brokers whose primary is known."""
     read_queues: tuple[MessageQueue, ...]
     """Queues from which messages may be read, sorted."""
     brokers: Mapping[str, Mapping[int, str]]
@@ -60,13 +60,13 @@ class Route(msgspec.Struct, frozen=True):
     replicas."""
 
     def address(self, broker: str, broker_id: int = PRIMARY) -> str | None:
-        """Return the address of one of a broker's members; if there is no such member, of the primary, else of any;
-        None without members."""
+        """Return the address of the member of a broker with this id; if it does not exist, that of the primary, or else
+        of any member; None if the broker has no members."""
         members = self.brokers.get(broker, {})
         return members.get(broker_id) or members.get(PRIMARY) or next(iter(members.values()), None)
 
     def primary(self, broker: str) -> str | None:
-        """Return the address of a broker's primary, or None where it has none now."""
+        """Return the address of a broker's primary, or None if it has no primary now."""
         return self.brokers.get(broker, {}).get(PRIMARY)
 
     @property
@@ -76,14 +76,14 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def build_route(topic: str, answer: TopicRoute, *, most_queues: int | None = None) -> Route:
-    """Make a route from a name server's answer. `most_queues` per broker: for a topic that a send is going to
-    create."""
+    """Return the route in a name server's answer. `most_queues`: for a topic that a send is going to create, the
+    maximum number of queues per broker."""
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in answer.broker_datas}
     write, read = [], []
     for queues in sorted(answer.queue_datas, key=lambda queues: queues.broker_name):
         count = queues.write_queue_nums
         if most_queues is not None:
-            # RocketMQ uses the number of read queues of the model topic for both.
+            # For a new topic RocketMQ derives both numbers from the read queues of the template topic.
             count = min(most_queues, queues.read_queue_nums)
         name = queues.broker_name
         if queues.perm & PERM_WRITE and PRIMARY in brokers.get(name, {}):
@@ -94,9 +94,9 @@ def build_route(topic: str, answer: TopicRoute, *, most_queues: int | None = Non
 
 
 class NameServers:
-    """The name servers, of which any will do: the one that answered last is tried first.
+    """The name servers, one of which is enough: the one that answered last is tried first.
 
-    `addresses`: "host:port", several joined by ; as in RocketMQ.
+    `addresses`: "host:port"; several are joined by semicolons, as in RocketMQ.
     """
 
     def __init__(self, addresses: str, pool: Pool) -> None:
@@ -106,10 +106,10 @@ class NameServers:
 
     async def ask(self, code: int, header: Header | None, *, timeout: float) -> tuple[Command, str]:
         """Send a request to one name server; return the answer, whatever its code, and the address of that server.
-        `timeout` in seconds for all servers together.
+        `timeout` is in seconds, for all servers together.
 
-        Raises the last one's ConnectError, ConnectionLostError, RequestTimeoutError, or PeerError (it speaks another
-        protocol) where none answers.
+        If none answers, raises the last server's ConnectError, ConnectionLostError, RequestTimeoutError, or PeerError
+        (it speaks another protocol).
         """
         count = len(self.addresses)
         start, share = self._preferred, timeout / count
@@ -119,11 +119,11 @@ class NameServers:
                 answer = await (await self._connection(address, share)).request(code, header, timeout=share)
             except (ConnectError, ConnectionLostError, RequestTimeoutError, PeerError) as error:
                 if isinstance(error, RequestTimeoutError):
-                    # It may be gone without having closed the connection.
+                    # Its machine may have failed, which does not close the connection.
                     self._pool.drop(address)
                 if attempt == count - 1:
                     raise
-                log.warning("%s; asking the next name server", error)
+                log.warning("%s; trying the next name server", error)
             else:
                 self._preferred = (start + attempt) % count
                 return answer, address
@@ -175,7 +175,7 @@ def parse_nameservers(text: str) -> list[str]:
     """Return the addresses in "a:9876;b:9876". Raises ArgumentError."""
     addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
     if not addresses:
-        raise ArgumentError("no address of a name server")
+        raise ArgumentError("nameserver= has no address: give host:port")
     return ["{}:{}".format(*_bracketed(*split_address(address))) for address in addresses]
 
 
@@ -184,7 +184,7 @@ def _bracketed(host: str, port: int) -> tuple[str, int]:
 
 
 class Routes:
-    """The routes of the topics in use, kept until `refresh` finds others."""
+    """The routes of the topics in use, cached until `refresh` finds new ones. `timeout`: of a look-up, in seconds."""
 
     def __init__(self, nameservers: NameServers, timeout: float) -> None:
         self._nameservers = nameservers
@@ -216,21 +216,21 @@ class Routes:
         return route
 
     def known_to_send(self, topic: str) -> Route | None:
-        """Return what `find_to_send` would return, if it needs no question for that."""
+        """Return what `find_to_send` would return, or None if it would have to ask a name server."""
         route = self._routes.get(topic) or self._fallbacks.get(topic)
         return route if route is not None and route.write_queues else None
 
     def was_found(self, topic: str) -> bool:
-        """Return whether the topic has had a route since the start."""
+        """Return whether a route of the topic was ever found."""
         return topic in self._found
 
     def known(self) -> list[Route]:
-        """Return the routes that were looked up."""
+        """Return the cached routes, also those of brokers that would create a topic."""
         return [*self._routes.values(), *self._fallbacks.values()]
 
     async def refresh(self) -> None:
-        """Look up all routes again. A route that is not available now stays as it is; the route of a topic that no
-        longer exists is dropped."""
+        """Look up all routes again. If a look-up fails, the route stays as it is. The route of a topic that no longer
+        exists is dropped."""
         for topic in {*self._routes, *self._fallbacks}:
             try:
                 self._routes[topic] = await self._look_up(topic)
@@ -244,7 +244,7 @@ class Routes:
         try:
             answer = await self._ask(AUTO_CREATE_TOPIC)
         except NoRouteError:
-            raise NoRouteError(topic, "it does not exist, and no broker creates topics by itself") from None
+            raise NoRouteError(topic, "it does not exist, and no broker creates topics automatically") from None
         route = self._fallbacks[topic] = build_route(topic, answer, most_queues=AUTO_CREATE_QUEUES)
         return route
 
@@ -272,14 +272,14 @@ class Routes:
 
 
 class RoundRobin:
-    """Takes queues in turn, skipping queues of the broker that just failed as long as there is another."""
+    """Chooses queues in turn, and skips the queues of the broker that just failed if another broker has queues."""
 
     def __init__(self, choose_start: Callable[[int], int] = random.randrange) -> None:
-        # The start is random: many short-lived producers must not all begin with the first queue.
+        # The start is random, so that many short-lived producers do not all begin with the first queue.
         self._next = choose_start(1 << 16)
 
     def choose(self, queues: tuple[MessageQueue, ...], failed_broker: str | None = None) -> MessageQueue:
-        """Return the next of `queues`, of which there is at least one."""
+        """Return the next of `queues`, which is not empty."""
         for _ in queues:
             queue = queues[self._next % len(queues)]
             self._next += 1

@@ -1,4 +1,4 @@
-"""Questions that many tasks ask at once: one request is sent, and all get its answer."""
+"""Requests that several tasks make at the same time: one request is sent, and all tasks get its answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """At most one call under way per key. A caller that is cancelled does not end the call of the others."""
+    """Calls, at most one at a time per key. A caller that is cancelled does not end the call, since others may wait."""
 
     def __init__(self) -> None:
         self._calls: dict[object, asyncio.Task[T]] = {}
 
     async def get(self, key: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what the call under way for `key` returns, or a new call of `ask`. Raises what that call raises."""
+        """Wait for the call in progress for `key`, or for a new call of `ask`, and return its result. Raises what that
+        call raises."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = asyncio.create_task(ask(), name=f"duemq asks for {key}")
@@ -26,4 +27,4 @@ class SingleFlight(Generic[T]):
     def _end(self, key: object, call: asyncio.Task[T]) -> None:
         del self._calls[key]
         if not call.cancelled():
-            call.exception()  # looked at, also where all callers were cancelled
+            call.exception()  # marks it as retrieved: if all callers were cancelled, asyncio would log it otherwise

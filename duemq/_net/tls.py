@@ -1,4 +1,4 @@
-"""TLS of a client's connections."""
+"""TLS for a client's connections."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import ssl
 from duemq.errors import ArgumentError
 
 Tls = bool | ssl.SSLContext
-"""True: with certificates that the machine trusts; a context of Python's: as that says; False: without TLS."""
+"""True: TLS with the certificates that the machine trusts; an SSLContext: TLS with that context; False: no TLS."""
 
 
 def context_of(tls: Tls) -> ssl.SSLContext | None:
-    """Return the context for connections, None without TLS. Raises ArgumentError for any other value."""
+    """Return the context for connections, or None for no TLS. Raises ArgumentError for any other value."""
     if isinstance(tls, ssl.SSLContext):
         return tls
     if not isinstance(tls, bool):
         raise ArgumentError(
-            f"tls={tls!r}; give True, or an ssl.SSLContext: ssl.create_default_context(cafile='ca.pem')"
+            f"tls={tls!r}: give True, or an ssl.SSLContext such as ssl.create_default_context(cafile='ca.pem')"
         )
     if not tls:
         return None
@@ -26,7 +26,7 @@ def context_of(tls: Tls) -> ssl.SSLContext | None:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Return why a handshake or a record was refused, in words."""
+    """Return the reason why a handshake or a TLS record failed, as text for a message."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
+        return f"its certificate was refused: {error.verify_message}"
     return "TLS failed: " + (error.reason or str(error)).lower().replace("_", " ")

@@ -1,1 +1,1 @@
-"""How a producer sends: delays, batches, compression."""
+"""The parts of a producer: single sends, batches, delays, compression, and changes of waiting messages."""

@@ -1,4 +1,4 @@
-"""Changes of messages that wait, by handle, id, key, topic and time: what `Producer` and `Admin` share.
+"""Changes of waiting messages, by handle, id, key, topic and time, which `Producer` and `Admin` share.
 
 A duemq broker carries out all of them: CHANGE_BY_HANDLE, and CHANGE_PENDING for what has no handle. RocketMQ's brokers
 from 5.3 on cancel a message with a timer by its recall handle (RECALL_MESSAGE), and nothing else.
@@ -26,29 +26,29 @@ from duemq.protocol.requests import bodies, headers
 T = TypeVar("T")
 
 Which = MessageHandle | str
-"""Names a message that waits: its handle, the text of its handle, or the id that its broker gave it
+"""Identifies a waiting message: its handle, the text of its handle, or the id that its broker gave it
 (`SendResult.offset_message_id`)."""
 
 MOST_IDS: Final = 1000
-"""Most message ids that a broker takes in one request."""
+"""Maximum number of message ids that a broker accepts in one request."""
 MOST_HANDLES: Final = 500
-"""Most handles that are sent in one request."""
+"""Maximum number of handles that are sent in one request."""
 MOST_RECALLS: Final = 64
-"""Most recalls under way at one broker."""
+"""Maximum number of recalls in flight at one broker."""
 
 _CANCEL: Final = "cancel"
 _NOT_RECALLED: Final = {
     "recall failed, the message is already delivered": ChangeResult.ALREADY_DELIVERED,
     "recall failed, it was delivered or cancelled, or the store was compacted since": ChangeResult.NO_LONGER_WAITS,
     "recall failed, no such message": ChangeResult.NEVER_EXISTED,
-    # RocketMQ's broker: the time in the handle is over. It cannot know whether the message was cancelled before that.
+    # RocketMQ's broker: the time in the handle has passed. The broker cannot know whether the message was cancelled.
     "recall failed, timestamp invalid": ChangeResult.NO_LONGER_WAITS,
 }
-"""Remarks of brokers with the code 604, without "." at their ends, and what they tell of the message."""
+"""The remarks of brokers with the code 604, without the final ".", and the result that each means for the message."""
 
 
 def range_ms(topic: str | None, key: str | None, begin: Time | None, end: Time | None) -> tuple[int | None, int | None]:
-    """The times of a selection, in ms since the epoch. Raises ArgumentError, also for what is no topic or no key."""
+    """Return the times of a selection, ms since the epoch. Raises ArgumentError, also for an invalid topic or key."""
     if key is not None:
         checks.check_property_text(key, "a key")
     if topic is not None:
@@ -57,14 +57,14 @@ def range_ms(topic: str | None, key: str | None, begin: Time | None, end: Time |
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first of some errors, if there is one."""
+    """Raise the first of some errors; do nothing if there is none."""
     if errors:
         raise errors[0]
 
 
 async def of_all(ask: Callable[[str], Awaitable[T]], addresses: Iterable[str]) -> tuple[list[T], list[BaseException]]:
-    """Return the answers of all duemq brokers, of which there is at least one, and the errors of others. Raises the
-    first error if no broker answers."""
+    """Return the answers of all duemq brokers, at least one, and the errors of other brokers, except that they do not
+    support the request. Raises the first error if no broker answers."""
     found = await asyncio.gather(*map(ask, addresses), return_exceptions=True)
     answers = [each for each in found if not isinstance(each, BaseException)]
     errors = [each for each in found if isinstance(each, BaseException)]
@@ -75,7 +75,8 @@ async def of_all(ask: Callable[[str], Awaitable[T]], addresses: Iterable[str]) -
 
 
 class PendingChanges:
-    """Changes messages that wait at the brokers of one client. `group`: the producer group that recalls."""
+    """Changes messages that wait at the brokers. `client`: the client that sends the requests; `group`: the producer
+    group in recalls."""
 
     def __init__(self, client: Client, group: str, timeout: float) -> None:
         self._client = client
@@ -149,12 +150,12 @@ class PendingChanges:
             header.topic, header.key, header.begin_ms, header.end_ms = topic, key, begin_ms, end_ms
             return await change.selected()
         if topic is not None or is_selection:
-            raise ArgumentError("give message ids or handles, or a topic and what else is to be right, not both")
+            raise ArgumentError("give message ids or handles, or a topic with key, begin and end, not both")
         return await change.named(_read(which))
 
 
 def _read(which: Which | Iterable[Which]) -> list[MessageHandle | str]:
-    """Return handles and ids, each message once. Raises ArgumentError."""
+    """Return handles and ids, only one for each message. Raises ArgumentError."""
     given: Iterable[Which] = which if isinstance(which, Iterable) and not isinstance(which, str) else [which]
     found: dict[str, MessageHandle | str] = {}
     for named in given:
@@ -163,18 +164,18 @@ def _read(which: Which | Iterable[Which]) -> list[MessageHandle | str]:
         checks.check_offset_message_id(message_id)
         if not isinstance(each, MessageHandle) and not has_broker(message_id):
             raise ArgumentError(
-                f"{message_id!r} is the sender's id of a message (its unique key), which does not say where it waits; "
-                f"give its handle, or its offset message id, which `duemq pending list --topic TOPIC --key "
-                f"{message_id}` prints, or its topic and this id as the key"
+                f"{message_id!r} is the id that a sender gave a message (its unique key), which does not say where the "
+                f"message waits; give its handle, or its offset message id, which `duemq pending list --topic TOPIC "
+                f"--key {message_id}` prints, or its topic and this id as the key"
             )
-        # A handle tells more than the id of the same message.
+        # A handle is preferred to the id of the same message, since it has more information.
         if message_id not in found or isinstance(each, MessageHandle):
             found[message_id] = each
     return list(found.values())
 
 
 class _Change:
-    """One request of a caller. `header` has the action, and the selection if there is one."""
+    """One change that a caller requested. `header` has the action, and the selection if there is one."""
 
     def __init__(self, client: Client, group: str, header: headers.ChangePending, timeout: float) -> None:
         self._client = client
@@ -195,7 +196,7 @@ class _Change:
         return Changes({ChangeResult(name): count for name, count in counts.items()}, told)
 
     async def named(self, which: list[MessageHandle | str]) -> Changes:
-        """Change the messages that are named: those with handles at their brokers, ids at all brokers."""
+        """Change the messages of handles, at the brokers in the handles, and of ids, at all brokers."""
         if not which:
             return Changes({}, ())
         brokers = await self._client.brokers_by_name()
@@ -206,7 +207,7 @@ class _Change:
             if isinstance(each, MessageHandle) and address is not None:
                 at.setdefault(address, []).append(each)
             else:
-                # A broker may have another name now.
+                # The id of a handle whose broker is not known: the broker may have another name now.
                 ids.append(each.offset_message_id if isinstance(each, MessageHandle) else each)
         addresses = sorted({address for members in brokers.values() for address in members.values()})
         work = [self._handles_at(address, handles) for address, handles in at.items()]
@@ -233,7 +234,7 @@ class _Change:
             results |= {name: result for name, result in each.items() if result is not ChangeResult.NEVER_EXISTED}
         nowhere = [name for name, result in results.items() if result is ChangeResult.NEVER_EXISTED]
         if nowhere:
-            # One that cannot be asked may have those that no other broker has.
+            # A broker that did not answer may have the messages that no other broker has.
             raise_first(errors)
         results |= {name: ChangeResult.BROKER_UNKNOWN for name in nowhere if is_of_none(name, addresses)}
         return results
@@ -256,18 +257,18 @@ class _Change:
             return await self._by_handle(address, handles)
         except NotSupportedError:
             if self._header.action != _CANCEL:
-                raise self._not_supported(address, "a message that waits") from None
+                raise self._not_supported(address, "a waiting message") from None
             if any(handle.recall_handle is None for handle in handles):
                 raise self._not_supported(
                     address,
-                    "a message without a recall handle, which it gives from 5.3 on for a timer, not for a level",
+                    "a message without a recall handle, which RocketMQ gives from 5.3 on for a timer, not for a level",
                 ) from None
         turns = asyncio.Semaphore(MOST_RECALLS)
         results = await asyncio.gather(*(self._recall(address, each, turns) for each in handles))
         return dict(zip((handle.offset_message_id for handle in handles), results, strict=True))
 
     async def _by_handle(self, address: str, handles: list[MessageHandle]) -> dict[str, ChangeResult]:
-        """Change messages at a duemq broker. Raises NotSupportedError at any other."""
+        """Change messages by handle at a duemq broker. Raises NotSupportedError if it is another broker."""
         results = {handle.offset_message_id: ChangeResult.NEVER_EXISTED for handle in handles}
         of_topic: dict[str, list[MessageHandle]] = {}
         for handle in handles:
@@ -312,7 +313,7 @@ class _Change:
         verb = {"deliver": "deliver now"}.get(self._header.action, self._header.action)
         return NotSupportedError(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            f"it is no duemq broker, and to {verb} {what} is not supported there",
+            f"it is not a duemq broker, and cannot {verb} {what}",
             address,
         )
 
@@ -323,7 +324,7 @@ STORED: Final = (
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE,
 )
-"""Codes with which a broker has carried out a recall, however safely."""
+"""The response codes that mean that a broker has carried out a recall, whether or not it is on the disk."""
 
 
 def _changed(message: bodies.ChangedMessage) -> ChangedMessage:

@@ -1,12 +1,12 @@
-"""How a message is delayed so that the broker at hand delivers it when it is due, and never early.
+"""How a message is delayed so that its broker delivers it when it is due, and never early.
 
-RocketMQ has delay levels, a short table of spans, and since 5.0 timers with any time. An older broker ignores a timer
-and delivers at once, and any broker takes a level beyond its table for the last one. At a duemq broker a topic may
-have a table of its own, by which its levels are read. So the client asks each broker what it has, for each connection
-and again from time to time, and refuses what would be delivered early. A delay is sent with a timer, and as a level
-only where the broker has no timers and a level that equals it.
+RocketMQ has delay levels, a short table of spans, and since 5.0 timers for any time. An older broker ignores a timer
+and delivers the message immediately, and any broker treats a level beyond its table as the last one. At a duemq broker
+a topic may have its own table of levels. Therefore the client asks each broker which delays it has, for each connection
+and again from time to time, and refuses delays with which the message would be delivered early. A delay is sent as a
+timer, or as a level if the broker has no timers but a level with exactly that delay.
 
-A delay is told as a delay, and counts by the broker's clock: this machine's may be slow or fast.
+A delay is sent as a delay, not as a time, so that it counts by the broker's clock: this machine's may be wrong.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from duemq.protocol.records import properties
 from duemq.protocol.requests.bodies import TopicConfig
 
 VERSION_TIMERS: Final = 413
-"""From this broker version on (5.0.0) RocketMQ has timers."""
+"""The number of RocketMQ's version 5.0.0, the first one with timers."""
 
 TOPIC_LEVELS: Final = "delay.levels"
-"""Attribute of a topic, of duemq's: its own table of levels, written as messageDelayLevel."""
+"""An attribute of topics, duemq's own: the topic's table of levels, in the format of messageDelayLevel."""
 
 _TOPIC_LEVEL: Final = re.compile(r"[0-9]{1,9}[smhd]")
-"""The broker's own syntax of a level: it ignores a table with any other part."""
+"""A level as brokers write it; they ignore a table that has anything else."""
 
 
 class TopicLevels(msgspec.Struct, frozen=True):
-    """A topic's own table: its levels in ms, the first being level 1."""
+    """A topic's own table: its levels in ms; the first is level 1."""
 
     topic: str
     levels_ms: tuple[int, ...]
@@ -46,24 +46,24 @@ class TopicLevels(msgspec.Struct, frozen=True):
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """The delays that a broker has: its levels in ms, the first being level 1, and whether it takes any time."""
+    """The delays that a broker has: its levels in ms, the first of which is level 1, and whether it has timers."""
 
     levels_ms: tuple[int, ...] = ()
     timers: bool = False
     topics_have_levels: bool = False
-    """Whether a topic may have a table of its own there: at a duemq broker. RocketMQ's brokers ignore that attribute,
-    also where a topic has it because duemq wrote the store before."""
+    """Whether a topic may have its own table, as at duemq brokers. RocketMQ's brokers ignore that attribute, even if a
+    topic has it because duemq used the store before."""
     replaces: bool = False
-    """Whether a message may take the place of one that waits: at a duemq broker."""
+    """Whether a message may replace a waiting one, as at duemq brokers."""
     own: TopicLevels | None = None
-    """The table of the topic that is sent to; where there is one, it is what counts, not the broker's."""
+    """The own table of the message's topic, which then applies instead of the broker's; None without one."""
 
     def __str__(self) -> str:
         return _format_levels(self.levels_ms)
 
     @property
     def valid_levels_ms(self) -> tuple[int, ...]:
-        """The table by which the broker reads the level of a message at hand, in ms."""
+        """The levels in ms that apply to the message's topic."""
         return self.levels_ms if self.own is None else self.own.levels_ms
 
 
@@ -72,8 +72,8 @@ def _format_levels(levels_ms: tuple[int, ...]) -> str:
 
 
 def read_delays(response: Command) -> Delays:
-    """What the answer to GET_BROKER_CONFIG says: Java properties, one `name=value` a line. A broker of ours counts as
-    having timers by its setting alone, since it shows clients the version number of RocketMQ 4.9."""
+    """Return the delays in an answer to GET_BROKER_CONFIG: Java properties, one `name=value` per line. For a duemq
+    broker only its setting decides whether it has timers, since it shows clients the version number of RocketMQ 4.9."""
     settings = dict[str, str]()
     for line in bytes(response.body).decode(errors="replace").splitlines():
         name, _, value = line.partition("=")
@@ -89,8 +89,8 @@ def read_delays(response: Command) -> Delays:
 
 
 def read_topic_levels(topic: str, config: TopicConfig) -> TopicLevels | None:
-    """The topic's own levels in an answer to GET_TOPIC_CONFIG. None without any, or with wrong ones, which the broker
-    ignores."""
+    """Return the topic's own levels in an answer to GET_TOPIC_CONFIG. None if it has none, or a wrong table, which the
+    broker ignores."""
     levels = (config.attributes or {}).get(TOPIC_LEVELS, "").split()
     if not levels or not all(_TOPIC_LEVEL.fullmatch(level) for level in levels):
         return None
@@ -105,73 +105,74 @@ def _read_levels(text: str) -> tuple[int, ...]:
 
 
 class DelaySpec(msgspec.Struct, frozen=True):
-    """When a caller wants a message delivered. Exactly one of the first three is set, or none: at once."""
+    """When a caller wants a message to be delivered. At most one of `level`, `delay_ms` and `time_ms` is set; if none
+    is, immediately."""
 
     level: int | None = None
     delay_ms: int | None = None
-    """Counted from the call."""
+    """The delay in ms, counted from the call."""
     time_ms: int | None = None
-    """In ms since the epoch."""
+    """The time, ms since the epoch."""
     replaces: bool = False
-    """Whether it is to take the place of the message that waits for its topic and key."""
+    """Whether the message replaces the waiting message with its topic and key."""
 
     @property
     def at_once(self) -> bool:
-        """Whether it is to be delivered without a delay."""
+        """Whether the message is to be delivered without a delay."""
         return self.level is None and self.delay_ms is None and self.time_ms is None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the message is not delayed, so that the broker need not be asked."""
+        """Whether the message neither is delayed nor replaces another, so that the broker need not be asked."""
         return self is AT_ONCE or (self.at_once and not self.replaces)
 
     @property
     def takes_timer(self) -> bool:
-        """Whether a broker with timers fulfils it with one: its levels do not matter then."""
+        """Whether a broker with timers would use a timer, so that its levels do not matter."""
         return self.level is None
 
 
 AT_ONCE: Final = DelaySpec()
-"""Without a delay, and without replacing another."""
+"""The spec of a message without a delay that replaces no other."""
 
 
 def read_delay_spec(
     level: int | None, delay: Span | None, deliver_at: Time | None, *, replaces: bool = False
 ) -> DelaySpec:
-    """Check the arguments of a send. Raises ArgumentError."""
+    """Return the spec for the arguments of a send. Raises ArgumentError."""
     arguments = {"level": level, "delay": delay, "deliver_at": deliver_at}
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) > 1:
         raise ArgumentError(f"{' and '.join(given)} contradict each other; give one of them")
     if level is not None and (not isinstance(level, int) or isinstance(level, bool) or level < 1):
-        raise ArgumentError(f"the delay level {level!r}; the first level is 1")
+        raise ArgumentError(f"level={level!r}: give 1 or more")
     if delay is not None:
         return DelaySpec(delay_ms=span_ms(delay) or None, replaces=replaces)
     return DelaySpec(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
 
 
 class DelayPlan(msgspec.Struct, frozen=True):
-    """The properties that delay a message at one broker, and when it is due, ms since the epoch; where that depends on
-    when the broker gets it, by this machine's clock."""
+    """The properties that delay a message at one broker, and its due time, ms since the epoch. For a delay this is an
+    estimate by this machine's clock, since it depends on when the broker receives the message."""
 
     properties: dict[str, str]
     due_time_ms: int | None = None
     waits: bool = False
-    """Whether the message waits at the broker, so that one may change one's mind."""
+    """Whether the message waits at the broker, so that it can be cancelled or rescheduled."""
 
 
 PLAIN: Final = DelayPlan({})
-"""Without a delay."""
+"""The plan of a message without a delay."""
 
 
 def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> DelayPlan:
-    """How the broker at `address` can delay the message, `elapsed_ms` after the call. Raises DelayError where it
-    cannot, NotSupportedError where it would not replace the waiting message."""
+    """Return how the broker at `address` can delay the message, `elapsed_ms` after the call. Raises DelayError if it
+    cannot, and NotSupportedError if it would not replace the waiting message."""
     if spec.replaces:
         if not delays.replaces:
             raise NotSupportedError(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                "only a duemq broker replaces a message that waits; this one would deliver both",
+                "only a duemq broker replaces a waiting message; this one would deliver both",
                 address,
             )
         plan = make_plan(replace(spec, replaces=False), delays, now_ms, address, elapsed_ms)
@@ -183,7 +184,7 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
     levels = delays.valid_levels_ms
     if spec.delay_ms is not None:
         if delays.timers:
-            # A message that was to wait does so for a moment at least: the broker says then when it was due.
+            # At least 1 ms, so that the message has a timer and the broker reports its due time.
             rest = max(1, spec.delay_ms - elapsed_ms)
             return DelayPlan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest, waits=True)
         if spec.delay_ms in levels:
@@ -197,8 +198,8 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
     has = f"the delay levels {delays}"
     if delays.own is not None:
         has = (
-            f"the delay levels {delays.own} of the topic {delays.own.topic}; the broker's own do not count there: "
-            f"{delays}"
+            f"the delay levels {delays.own} of the topic {delays.own.topic}; the broker's own levels do not apply to "
+            f"it: {delays}"
         )
     raise DelayError(f"the broker {address} cannot keep {what}: it has no timers, only {has}", levels)
 
@@ -206,7 +207,7 @@ def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapse
 def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> DelayPlan:
     levels = delays.valid_levels_ms
     if not levels:
-        # It does not say which levels it has: nothing to check against, and no due time to tell.
+        # The broker did not report its levels: the level cannot be checked, and the due time is not known.
         return DelayPlan({properties.DELAY: str(level)}, waits=True)
     if level > len(levels):
         where = "" if delays.own is None else f" for the topic {delays.own.topic}"

@@ -1,6 +1,6 @@
-"""What brokers say of the delays they have: asked for each connection, kept, and asked again from time to time.
+"""The delays of brokers: requested once for each connection, cached, and requested again from time to time.
 
-A broker is asked for its settings, and a duemq broker for each topic as well, which may have levels of its own.
+A broker is asked for its settings. A duemq broker is also asked for each topic, which may have its own levels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class DelayTables:
-    """The delays of brokers and topics, as a producer needs them. Each is believed for `Intervals.delays` seconds."""
+    """The delays of brokers and topics, as a producer needs them. Each is cached for `Intervals.delays` seconds."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -33,10 +33,11 @@ class DelayTables:
         self._topics = Answers[TopicLevels | None](client.intervals.delays)
 
     async def find(self, address: str, topic: str, spec: DelaySpec) -> Delays:
-        """The delays that the broker at `address` has for a message to `topic`. A broker that does not tell has none;
-        where only a level is wished for, that is no error, since it goes unchecked then.
+        """Return the delays that the broker at `address` has for a message to `topic`. If the broker refuses to report
+        them and `spec` is a level, return no delays: the level is then not checked.
 
-        Raises BrokerError where the broker refuses to tell and has to, and what `Client.call` raises.
+        Raises BrokerError if the broker refuses to report its delays and `spec` is not a level, and what `Client.call`
+        raises.
         """
         connection = await self._client.broker(address)
         try:
@@ -50,12 +51,12 @@ class DelayTables:
             own = await self._own(connection, address, topic)
         except BrokerError as error:
             _raise_unless_a_level(spec, error)
-            # Not kept: the broker's own table must not be taken for the topic's.
+            # Not cached: the broker's own table must not be mistaken for the topic's.
             return Delays()
         return delays if own is None else replace(delays, own=own)
 
     def known(self, connection: Connection, spec: DelaySpec) -> Delays | None:
-        """The delays of a broker, if they are kept and tell all about this wish: as `find`, without a question."""
+        """Return what `find` would return, or None if the broker would have to be asked."""
         delays = self._brokers.kept(connection, "") if spec.takes_timer else None
         return delays if delays is not None and delays.timers else None
 
@@ -63,7 +64,7 @@ class DelayTables:
         try:
             return await self._topics.get(connection, topic, lambda: self._ask_topic(address, topic))
         except TopicNotFoundError:
-            # The send makes it, without levels of its own. This is not kept: the next send asks again.
+            # The send creates the topic, without its own levels. This is not cached: the next send asks again.
             return None
 
     async def _ask_broker(self, address: str) -> Delays:
@@ -79,7 +80,7 @@ class DelayTables:
 
 def _raise_unless_a_level(spec: DelaySpec, error: BrokerError) -> None:
     if spec.level is None:
-        error.add_note("a delay or time of delivery needs to know which delays the broker has")
+        error.add_note("to send a delay or a time of delivery, the client must know which delays the broker has")
         raise error
 
 
@@ -92,7 +93,7 @@ class Answers(Generic[T]):
         self._kept: WeakKeyDictionary[Connection, dict[str, tuple[T, float]]] = WeakKeyDictionary()
 
     async def get(self, connection: Connection, name: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The answer that is kept, or a new one. Raises what `ask` does; nothing is kept of the answer then."""
+        """Return the cached answer, or a new one. Raises what `ask` raises; the cached answer is then dropped."""
         time = asyncio.get_running_loop().time
         kept = self._kept.setdefault(connection, {})
         if name in kept:
@@ -109,12 +110,12 @@ class Answers(Generic[T]):
         return self.keep(connection, name, answer)
 
     def kept(self, connection: Connection, name: str) -> T | None:
-        """The answer that is kept and still valid, if there is one."""
+        """Return the cached answer if it is still valid, or None."""
         found = self._kept.get(connection, {}).get(name)
         return found[0] if found is not None and asyncio.get_running_loop().time() < found[1] else None
 
     def keep(self, connection: Connection, name: str, answer: T) -> T:
-        """Believe an answer from now on; gives it back."""
+        """Cache an answer from now on, and return it."""
         until = asyncio.get_running_loop().time() + self.lifetime
         self._kept.setdefault(connection, {})[name] = answer, until
         return answer

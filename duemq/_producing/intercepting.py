@@ -36,22 +36,23 @@ class SendHooks:
 
     @classmethod
     def of(cls, interceptors: Iterable[object], group: str, client_id: str, make_id: Callable[[], str]) -> Self | None:
-        """Return the hooks of these interceptors, None where there are none. Raises ArgumentError."""
+        """Return the hooks of these interceptors, or None if there are no interceptors. Raises ArgumentError."""
         checked = check_interceptors(interceptors, ProducerInterceptor)
         return cls(checked, group, client_id, make_id) if checked else None
 
     def sending(self, message: Message, *, batched: bool) -> Sending:
-        """A message that is going to be sent. Raises ClosedError."""
+        """Return the `Sending` of a message that is going to be sent. Raises ClosedError."""
         return Sending(self._identified(message), self._group, self._client_id, batched)
 
     def before(self, sending: Sending) -> Message:
-        """Call `before_send`; return the message to be sent. Raises the DueMQError of one that refuses it."""
+        """Call `before_send`; return the message to be sent. Raises the DueMQError of an interceptor that refuses the
+        message."""
         for method in self._before_send:
             given = sending.message
             try:
                 method(sending)
                 if not isinstance(sending.message, Message):
-                    raise TypeError(f"{sending.message!r} is no Message")
+                    raise TypeError(f"{sending.message!r} is not a Message")
             except DueMQError:
                 raise
             except BaseException as error:
@@ -70,8 +71,8 @@ class SendHooks:
         self._after_send.call(sending)
 
     async def around_send(self, message: Message, send: Callable[[Message], Awaitable[T]]) -> T:
-        """Send one message by itself, with all that is before and after it. Raises ClosedError, and what `send`
-        raises."""
+        """Send one message on its own, and call the interceptors before and after it. Raises ClosedError, and what
+        `send` raises."""
         sending = self.sending(message, batched=False)
         try:
             result = await send(self.before(sending))
@@ -82,8 +83,8 @@ class SendHooks:
         return result
 
     async def around_batch(self, sendings: Sequence[Sending], request: Awaitable[T]) -> T:
-        """Wait for a request that sends several messages, with all that is before and after it. Raises what it
-        raises."""
+        """Wait for a request that sends several messages, and call the interceptors before and after it. Raises what
+        the request raises."""
         batch = SendBatch(sendings)
         self._before_batch.call(batch)
         try:
@@ -95,7 +96,7 @@ class SendHooks:
             self._after_batch.call(batch)
 
     def _identified(self, message: Message) -> Message:
-        """The message with an id, and with keys that can be read more than once."""
+        """Return the message with an id, and with keys that can be iterated over more than once."""
         keys = message.keys if isinstance(message.keys, str | tuple) else tuple(message.keys)
         if message.message_id and keys is message.keys:
             return message

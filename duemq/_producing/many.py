@@ -1,11 +1,11 @@
-"""Sends many messages: as batches where brokers take batches, several on their way, with results in order.
+"""Sends many messages: in batches if possible, with several batches in flight, and with the results in order.
 
 A batch is a request for one queue. A message without a delay goes into the open batch of its lane: that of its topic,
 or, if it is bound to a queue by sharding key or by name, that of its queue. A batch is sent when it is full, or when
-the source has nothing more for the moment and at most one batch of the lane is on its way: so the messages of a slow
-source are sent at once, and those of a fast one fill their batches. The batches of a queue to which messages are bound
-go one after the other, which keeps their order. Delayed messages, and those that are compressed, are single sends:
-brokers take neither in a batch.
+the source has no more messages for the moment and at most one batch of the lane is in flight. So the messages of a slow
+source are sent immediately, and those of a fast source fill their batches. The batches of a queue to which messages are
+bound are sent one after the other, which keeps their order. Delayed messages and compressed messages are sent singly:
+brokers accept neither in a batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 BATCH_MESSAGES: Final = 256
 BATCH_BYTES: Final = 256 * 1024
-"""Most of a batch: more makes neither side faster, and each would be busy for longer at a time. Brokers take 4 MiB by
-default."""
+"""Maximum size of a batch. Larger ones make neither side faster, and would keep each busy for longer at a time. Brokers
+accept 4 MiB by default."""
 _PART_BYTES: Final = 22
-"""What a batch has for each message besides its body and properties."""
+"""The size of a message in a batch besides its body and properties, in bytes."""
 _FEW: Final = 2
-"""A batch that is not full waits while this many batches of its lane are on their way."""
+"""A batch that is not full waits while this many batches of its lane are in flight."""
 
 _OF_THE_MESSAGE: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
-"""Failures that are the message's own: others may be sent all the same."""
+"""Failures that concern only the message itself: other messages may still be sent."""
 
 
 class Job(NamedTuple):
@@ -48,25 +48,26 @@ class Job(NamedTuple):
     spec: DelaySpec
     choose: Choose
     begun: float
-    """When it was taken, by the loop's clock: its delay counts from then."""
+    """When the message was taken from the source, by the loop's clock: its delay counts from then."""
     is_compressed: bool
-    """Whether it is to be compressed."""
+    """Whether the message is to be compressed."""
 
 
 class _Slot:
-    """A message on its way."""
+    """A message that was taken from the source, and the state of its send."""
 
     __slots__ = ("error", "job", "message", "result", "sending", "size", "text")
 
     def __init__(self, message: Message) -> None:
         self.message: Message | None = message
-        """The caller's."""
+        """The caller's message; None once it is no longer needed."""
         self.job: Job | None = None
         self.sending: Sending | None = None
-        """The view of this send that interceptors get, until its end."""
+        """The object that interceptors get for this send, until it ends."""
         self.text = ""
+        """The properties in their wire form, of a message without a delay."""
         self.size = 0
-        """The room that it takes in the window, in bytes; 0 outside."""
+        """The room that the message takes in the window, in bytes; 0 if it is not in the window."""
         self.result: SendResult | None = None
         self.error: DueMQError | None = None
 
@@ -90,9 +91,10 @@ class Many:
     """One call of `Producer.send_many` or `send_each`.
 
     `prepare` checks a message, and raises ArgumentError; `send_one` sends one that is in the window. `timeout`: for
-    each message, in seconds, from when it, or its batch, is sent. `most_bytes`: of a batch. `hooks`: of the producer's
-    interceptors, if it has any. `gives_up`: whether to take no more messages after a failure that is not a message's
-    own.
+    each message, in seconds, from the time when it, or its batch, is sent. `most_bytes`: maximum size of a batch.
+    `most_kept`: maximum number of messages that are taken from the source and not yet passed on. `hooks`: those of the
+    producer's interceptors, if it has any. `gives_up`: whether to take no more messages after a failure that does not
+    concern only one message.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Many:
         self._keeps_messages = False
         self._loop = asyncio.get_running_loop()
         self._slots: deque[_Slot] = deque()
-        """Taken and not passed on yet, in the order of the source."""
+        """The messages that were taken and whose results are not passed on yet, in the order of the source."""
         self._lanes: dict[str | MessageQueue, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: BaseException | None = None
@@ -159,7 +161,7 @@ class Many:
                     yield SendOutcome(slot.message, slot.result, slot.error)
 
     async def _done(self, source: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[list[_Slot], None]:
-        """Yield messages of which it is known what became of them, in order."""
+        """Yield messages that were sent or have failed, in the order of the source."""
         feeding = asyncio.create_task(self._feed(source), name="duemq send_many")
         feeding.add_done_callback(lambda _: self._progress.set())
         try:
@@ -174,13 +176,13 @@ class Many:
                 if self._crash is not None:
                     raise self._crash
                 if feeding.done() and (not self._slots or not self._tasks):
-                    for slot in self._slots:  # a fault kept them from going on their way
+                    for slot in self._slots:  # an error in the source kept them from being sent
                         self._leave(slot)
                     feeding.result()
                     assert not self._slots, "each message that was taken has an outcome"
                     return
                 if self._has_given_up and not self._slots:
-                    # The source may take its time with a message that is not wanted any more.
+                    # Do not wait for the source: its next message is no longer wanted.
                     return
                 self._progress.clear()
                 await self._progress.wait()
@@ -212,9 +214,9 @@ class Many:
                 self._send_open()
 
     def _take(self, message: Message) -> Awaitable[None] | None:
-        """Take a message. Gives what is to be awaited before the next one, if anything."""
+        """Take a message. Return an awaitable that must be awaited before the next one, or None."""
         if not isinstance(message, Message):
-            raise ArgumentError(f"{message!r} is no Message")
+            raise ArgumentError(f"{message!r} is not a Message")
         slot = _Slot(message)
         self._slots.append(slot)
         try:
@@ -236,7 +238,7 @@ class Many:
         return self._put(slot, job)
 
     async def _wait_and_put(self, slot: _Slot, job: Job, size: int) -> None:
-        # What is open holds a part of the window, and goes on its way before anybody waits for that.
+        # Messages in open batches hold room in the window: send them before waiting for room.
         self._send_open()
         try:
             await self._wait_for_room()
@@ -250,7 +252,7 @@ class Many:
             await pause
 
     async def _wait_for_room(self) -> None:
-        """Wait until no more is kept than may be."""
+        """Wait until no more than `most_kept` messages are kept."""
         while len(self._slots) > self._most_kept:
             self._room.clear()
             await self._room.wait()
@@ -315,11 +317,12 @@ class Many:
         if not self._is_idle_set:
             self._is_idle_set = True
             self._loop.call_soon(self._idle)
-        # Everything else has its turn after each batch.
+        # Let other tasks run after each batch.
         return asyncio.sleep(0) if is_full else None
 
     def _idle(self) -> None:
-        """The source has had its turn: what is open goes on its way, unless enough is."""
+        """Send the open batches, except those of lanes with enough batches in flight. Called after the source had its
+        turn in the event loop."""
         self._is_idle_set = False
         if not self._is_over:
             for lane in list(self._lanes.values()):
@@ -334,7 +337,7 @@ class Many:
                 self._close(lane)
 
     def _close(self, lane: _Lane) -> None:
-        """The open batch of a lane is complete."""
+        """Close the open batch of a lane: it gets no more messages, and is sent."""
         lane.ready.append(lane.open)
         lane.open, lane.bytes = [], 0
         self._go_on(lane)
@@ -385,7 +388,7 @@ class Many:
             try:
                 results = await sent
             except MessageRejectedError:
-                # Which of the messages the broker does not take is found out one by one.
+                # Send the messages singly, to find out which of them the broker rejects.
                 await self._send_singly(lane, slots)
             except DueMQError as error:
                 for slot in slots:
@@ -408,7 +411,7 @@ class Many:
             await self._send_single(slot, slot.job._replace(choose=lane.choose))
 
     def _tell(self, slot: _Slot, result: SendResult | None, error: BaseException | None) -> None:
-        """Tell interceptors what became of a message, once."""
+        """Report the result of a message to the interceptors, once."""
         sending, slot.sending = slot.sending, None
         if self._hooks is not None and sending is not None:
             self._hooks.after(sending, result, error)
@@ -419,7 +422,7 @@ class Many:
         slot.result, slot.error, slot.job = result, error, None
         if error is None:
             if not self._keeps_messages:
-                # The caller's messages may be many: those that are stored need not stay.
+                # There may be many messages: those that are stored need not be kept in memory.
                 slot.message = None
         elif self._gives_up and not isinstance(error, _OF_THE_MESSAGE):
             self._has_given_up = True
@@ -431,7 +434,7 @@ class Many:
             slot.size = 0
 
     def _drop_open(self) -> None:
-        """The caller is gone: what is on its way goes on, what is not is not sent any more."""
+        """Drop the messages that are not in flight, since the caller no longer waits. Those in flight continue."""
         for lane in self._lanes.values():
             for slots in (lane.open, *lane.ready):
                 for slot in slots:

@@ -1,4 +1,4 @@
-"""A message on its way out: checked, with its id, in the form that the wire wants."""
+"""A message ready to be sent: checked, with its id, in the form that requests need."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.record import FLAG_COMPRESSED
 
 COMPRESS_IN_THREAD_BYTES: Final = 128 * 1024
-"""Bodies from this size on are compressed in a thread: a millisecond and more that the event loop need not wait."""
+"""Bodies of this size or more are compressed in a thread: it takes a millisecond or more, which would block the event
+loop."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A message ready to be sent, to one broker or another."""
+    """A message ready to be sent, to whichever broker."""
 
     topic: str
     body: bytes
@@ -29,7 +30,8 @@ class Outgoing(msgspec.Struct, frozen=True):
     message_id: str
 
     def property_text(self, more: Mapping[str, str]) -> str:
-        """All properties as the wire wants them, with those that only hold for one attempt."""
+        """Return all properties in their wire form; `more`: those that apply to one attempt only. Raises
+        ArgumentError."""
         text = properties.format_properties({**self.properties, **more})
         checks.check_property_size(text)
         return text
@@ -46,7 +48,7 @@ def prepare(
     max_body_bytes: int,
     sharding_key: str | None = None,
 ) -> Outgoing:
-    """Check a message and give it its system properties. Raises ArgumentError."""
+    """Check a message and add its system properties. Raises ArgumentError."""
     checks.check_topic_to_send(topic)
     data = _as_bytes(body)
     checks.check_body(data, max_body_bytes)
@@ -69,15 +71,16 @@ def prepare(
 
 
 def one_key(keys: str | Iterable[str]) -> str:
-    """The one key of a message that replaces another. Raises ArgumentError."""
+    """Return the only key of a message that replaces another. Raises ArgumentError."""
     found = _join_keys(keys).split()
     if len(found) != 1:
-        raise ArgumentError(f"`replace` goes by the key: give exactly one in `keys`, not {len(found)}")
+        raise ArgumentError(f"`replace` finds the message by its key: give exactly one in `keys`, not {len(found)}")
     return found[0]
 
 
 async def compressed(message: Outgoing, from_bytes: int | None) -> Outgoing:
-    """The message with its body compressed, if it has at least `from_bytes` and gets smaller by it; None: never."""
+    """Return the message with its body compressed, if the body has at least `from_bytes` and gets smaller; otherwise
+    unchanged. `from_bytes`: None for no compression."""
     if from_bytes is None or len(message.body) < from_bytes:
         return message
     if len(message.body) >= COMPRESS_IN_THREAD_BYTES:
@@ -95,7 +98,7 @@ def _as_bytes(body: bytes | str) -> bytes:
     if isinstance(body, str):
         return body.encode()
     if not isinstance(body, bytes | bytearray | memoryview):
-        raise ArgumentError(f"a body is bytes or text, not {type(body).__name__}")
+        raise ArgumentError(f"a body must be bytes or str, not {type(body).__name__}")
     return bytes(body)
 
 
@@ -105,5 +108,5 @@ def _join_keys(keys: str | Iterable[str]) -> str:
         if keys != "":
             checks.check_property_text(key, "a key")
     if not isinstance(keys, str) and any(" " in key for key in parts):
-        raise ArgumentError("a key with a blank in it; RocketMQ takes it for several keys")
+        raise ArgumentError("a key contains a blank; RocketMQ would treat it as several keys")
     return " ".join(parts)

@@ -1,4 +1,5 @@
-"""Sends one message or one batch: chooses the queue, delays it as its broker can, tries again where that may help."""
+"""Sends one message or one batch: chooses the queue, delays the message as its broker can, and retries the send if that
+may help."""
 
 from __future__ import annotations
 
@@ -47,26 +48,26 @@ STATUS: Final = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-"""Codes with which a broker has stored a message."""
+"""The response codes that mean that the broker has stored a message, and the status for each."""
 
 NAME_SERVERS: Final = "the name servers"
 OVERHEAD_BYTES: Final = 256
-"""About what a send needs besides its body."""
+"""The approximate size of a send without its body, in bytes."""
 
 _NOT_STORED: Final = (ConnectError, UnavailableError, BusyError, NoRouteError)
-"""Failures after which a message is certainly not stored, and which may pass."""
+"""Temporary failures after which a message is certainly not stored."""
 _MAYBE_STORED: Final = (ConnectionLostError, RequestTimeoutError, PeerError, BrokerFailureError)
 
 Choose = Callable[[Route, str | None], MessageQueue]
 """Chooses a queue of a route; the second argument is the broker that just failed, if any."""
 Failure = tuple[DueMQError, str, str | None]
-"""The error, and the address and the name of the broker."""
+"""A failed attempt: the error, and the address and the name of the broker."""
 
 log = logging.getLogger("duemq.producer")
 
 
 class _Fields(Header):
-    """A header whose extension fields are made already."""
+    """A header whose extension fields are already built."""
 
     ext: dict[str, str]
 
@@ -83,7 +84,7 @@ _PROPERTIES: Final = _NAMES["properties"]
 
 
 class Sender:
-    """Sends for one producer. `group`: its producer group; `window`: the bound on sends under way."""
+    """Sends for one producer. `group`: its producer group; `window`: the limit of sends in flight."""
 
     def __init__(self, client: Client, group: str, window: Window, retries: Retries, clock: Clock) -> None:
         self._client = client
@@ -95,15 +96,15 @@ class Sender:
         self._round_robin: dict[str, RoundRobin] = {}
         self._fields: dict[tuple[str, bool], dict[str, str]] = {}
         self._failing: set[str] = set()
-        """Addresses to which sends fail now, each of which is logged."""
+        """The addresses to which sends fail now; each was logged when that began."""
 
     def chooser(
         self, topic: str, sharding_key: str | None, queue: MessageQueue | None, replaced_key: str | None = None
     ) -> Choose:
-        """Return how the queue of a message is chosen. Raises ArgumentError."""
+        """Return the function that chooses the queue of a message. Raises ArgumentError."""
         if queue is not None:
             if sharding_key is not None or queue.topic != topic:
-                raise ArgumentError("`queue` has to be of the topic, and goes without a sharding key")
+                raise ArgumentError("`queue` must be of the topic, and cannot be combined with a sharding key")
             return lambda route, failed: queue
         sharding_key = sharding_key if sharding_key is not None else replaced_key
         if sharding_key is not None:
@@ -116,14 +117,14 @@ class Sender:
         return lambda route, failed: choose(route.write_queues, failed)
 
     async def enter(self, size: int, deadline: float, timeout: float) -> None:
-        """Wait until a send of `size` bytes may be under way. Raises RequestTimeoutError."""
+        """Wait until the window has room for a send of `size` bytes. Raises RequestTimeoutError."""
         if self.window.try_enter(size):
             return
         try:
             async with asyncio.timeout_at(deadline):
                 await self.window.enter(size)
         except TimeoutError:
-            raise RequestTimeoutError("the producer's own limit of sends under way", "a send", timeout) from None
+            raise RequestTimeoutError("the producer's own limit of sends in flight", "a send", timeout) from None
 
     async def send(
         self,
@@ -135,12 +136,12 @@ class Sender:
         timeout: float,
         retries: int | None = None,
     ) -> SendResult:
-        """Send a message that is in the window. By the loop's clock: `begun`, from when on its delay counts;
-        `deadline`, when its `timeout` is over. Raises the errors of `Producer.send`."""
+        """Send a message that is in the window. By the loop's clock: `begun`, from which its delay counts, and
+        `deadline`, at which its `timeout` ends. Raises the errors of `Producer.send`."""
         failure: Failure | None = None
         route = self._client.routes.known_to_send(message.topic)
         if route is not None:
-            # The usual case has no timer and no coroutine of its own.
+            # The usual case: this attempt needs no timer and no further coroutine.
             chosen = choose(route, None)
             address = route.primary(chosen.broker)
             connection = self._client.open_connection(address) if address is not None else None
@@ -182,7 +183,7 @@ class Sender:
         timeout: float,
         retries: int | None = None,
     ) -> list[SendResult]:
-        """Send a batch that is in the window: `batch` has the topic and the encoded `messages`."""
+        """Send a batch that is in the window. `batch` has the topic, and the encoded `messages` as its body."""
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> list[SendResult]:
@@ -199,11 +200,12 @@ class Sender:
         return await self.insist(batch.topic, choose, attempt, deadline, timeout, retries)
 
     def known_route(self, topic: str) -> Route | None:
-        """The route of a topic, if it needs no question."""
+        """Return the route of a topic, or None if a name server would have to be asked."""
         return self._client.routes.known_to_send(topic)
 
     async def route(self, topic: str, timeout: float) -> Route:
-        """Return the route of a topic, asked for until the time is up. Raises the errors of `Producer.choose_queue`."""
+        """Return the route of a topic; look it up until `timeout` if necessary. Raises the errors of
+        `Producer.choose_queue`."""
         known = self._client.routes.known_to_send(topic)
         if known is not None:
             return known
@@ -224,8 +226,8 @@ class Sender:
         retries: int | None,
         failure: Failure | None = None,
     ) -> T:
-        """Return the result of an attempt that succeeds; `failure`: of one that was made already. Raises the last
-        error, which knows whether a message may be stored."""
+        """Make attempts until one succeeds, and return its result. `failure`: that of an attempt that was already made.
+        Raises the last error, whose `maybe_stored` says whether the message may be stored."""
         tries = 1 + (self._retries.times if retries is None else retries)
         address, failed_broker = NAME_SERVERS, None
         failures = counted = 0
@@ -262,7 +264,8 @@ class Sender:
                         if failed_broker is not None:
                             failed.add(failed_broker)
                         if failures == 1 and isinstance(error, ConnectionLostError):
-                            # An idle connection that was cut on the way: a new one will do.
+                            # Perhaps the network only dropped an idle connection: retry without a pause, even at the
+                            # same broker.
                             failed.clear()
                             continue
                         if address is not NAME_SERVERS:
@@ -275,7 +278,7 @@ class Sender:
             if last is None:
                 last = RequestTimeoutError(address, "a send", timeout)
             else:
-                last.add_note(f"the send was tried {failures} times within {timeout:g} s")
+                last.add_note(f"the send was attempted {failures} times within {timeout:g} s")
             last.maybe_stored = may_be_stored or is_asking
             raise last from None
 
@@ -309,7 +312,7 @@ class Sender:
         return make_plan(spec, delays, self._clock(), address, elapsed_ms)
 
     def _known_plan(self, connection: Connection | None, spec: DelaySpec, begun: float) -> DelayPlan | None:
-        """The plan, if it needs no question to the broker and the broker can keep it."""
+        """Return the plan, or None if the broker would have to be asked or could not keep the plan."""
         delays = self._delay_tables.known(connection, spec) if connection is not None else None
         if connection is None or delays is None or (spec.replaces and not delays.replaces):
             return None
@@ -346,15 +349,15 @@ class Sender:
     # --- failures
 
     def _may_pass(self, error: DueMQError, topic: str) -> bool:
-        """Whether a send that failed may succeed a little later. A name server that has just started does not know the
-        topics of its brokers yet."""
+        """Whether a failed send may succeed a little later. This includes NoRouteError for a topic that had a route: a
+        name server that has just started does not know the topics of its brokers yet."""
         return error.retriable or (isinstance(error, NoRouteError) and self._client.routes.was_found(topic))
 
     def _complain(self, address: str, error: DueMQError) -> None:
-        """Log that sends to an address fail: once until one succeeds."""
+        """Log that sends to an address fail, but only once until one succeeds."""
         if address not in self._failing:
             self._failing.add(address)
-            log.warning("sends to %s fail and are tried again: %s", address, error)
+            log.warning("sends to %s fail and are retried: %s", address, error)
 
     def _going_on(self, address: str) -> None:
         """Log that sends to an address succeed again."""
@@ -365,12 +368,13 @@ class Sender:
 
 
 _MOST_TOPICS: Final = 1024
-"""Topics whose usual fields are kept."""
+"""Maximum number of topics whose usual header fields are cached."""
 
 
 def shard_number(sharding_key: str) -> int:
-    """Return the number that, divided by the number of queues, leaves that of the queue: as RocketMQ's
-    SelectMessageQueueByHash, the remainder's absolute value, with Java's sign of a remainder."""
+    """Return a number for a sharding key, whose remainder by the number of queues is the index of the queue. RocketMQ's
+    SelectMessageQueueByHash takes the remainder first, which has the sign of the hash in Java, and then its absolute
+    value; the result is the same."""
     return abs(java_hash(sharding_key))
 
 
@@ -400,7 +404,7 @@ def _result(answer: Command, address: str, queue: MessageQueue, message_id: str,
             try:
                 handle = MessageHandle.of_recall_handle(header.recall_handle, header.msg_id)
                 place = recall_handles.decode(header.recall_handle).place
-                # When it is due by the clock of a duemq broker.
+                # The exact due time, by the duemq broker's clock.
                 due_time_ms = place[1] if place is not None else due_time_ms
             except RemoteProtocolError:
                 pass
@@ -408,7 +412,7 @@ def _result(answer: Command, address: str, queue: MessageQueue, message_id: str,
 
 
 def _batch_results(answer: Command, address: str, queue: MessageQueue, sent: Sequence[Outgoing]) -> list[SendResult]:
-    """One result per message: the broker gives all their ids, and the queue offset of the first."""
+    """Return a result for each message. The answer has the ids of all messages, and the queue offset of the first."""
     header = typed_header(answer, SendMessageResponse, address)
     ids = header.msg_id.split(",")
     if len(ids) != len(sent):

@@ -1,4 +1,4 @@
-"""Ids that a client gives to its messages (property UNIQ_KEY). Mirrors apache/rocketmq
+"""The ids that a client gives its messages (property UNIQ_KEY). Mirrors apache/rocketmq
 common/message/MessageClientIDSetter.java (4.9.7)."""
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import time
 
 
 class UniqueKeys:
-    """Makes client message ids (UNIQ_KEY): | ip 4 | process id 2 | random 4 | ms since the month began 4 | counter 2 |.
+    """Makes client message ids (UNIQ_KEY). Their fields, with sizes in bytes: | ip 4 | process id 2 | random 4 |
+    ms since the month began 4 | counter 2 |.
 
-    RocketMQ's third part is the hash of the class loader, whose purpose is to tell apart clients of one process; a
-    random number does that as well.
+    In RocketMQ the third field is the hash of the class loader, which distinguishes clients of one process; a random
+    number does that as well.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class UniqueKeys:
         self._month_start_ms = self._next_month_ms = 0
 
     def make(self) -> str:
-        """A new id of 32 hex digits, upper case."""
+        """Return a new id of 32 hex digits, in upper case."""
         now_ms = int(time.time() * 1000)
         if now_ms >= self._next_month_ms:
             today = time.localtime(now_ms / 1000)

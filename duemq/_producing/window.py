@@ -1,4 +1,4 @@
-"""The bound on sends under way."""
+"""The limit of sends in flight."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections import deque
 
 
 class Window:
-    """Lets sends in, in the order in which they ask, while there are fewer than `most` with fewer than `most_bytes`
-    together. A send that is larger than `most_bytes` by itself goes alone."""
+    """Admits sends, in the order of their calls, as long as at most `most` sends with at most `most_bytes` bytes in
+    total are in flight. A send that is larger than `most_bytes` itself is admitted when no other is in flight."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self.count = 0
-        """Sends under way."""
+        """The number of sends in flight."""
         self.bytes = 0
         self._waiting: deque[tuple[asyncio.Future[None], int, int]] = deque()
         self._empty: list[asyncio.Future[None]] = []
 
     def try_enter(self, size: int, count: int = 1) -> bool:
-        """Let `count` sends of `size` bytes in together, if there is room and nobody waits for it."""
+        """Admit `count` sends of `size` bytes in total, if there is room and no other send waits for it; return whether
+        they were admitted."""
         if self._waiting or not self._has_room(size, count):
             return False
         self.count += count
@@ -28,7 +29,7 @@ class Window:
         return True
 
     async def enter(self, size: int, count: int = 1) -> None:
-        """Wait until there is room for the sends, and let them in."""
+        """Wait until there is room for `count` sends of `size` bytes in total, and admit them."""
         if self.try_enter(size, count):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -44,14 +45,14 @@ class Window:
             raise
 
     def leave(self, size: int, count: int = 1) -> None:
-        """The sends are over."""
+        """Free the room of sends that have ended."""
         self.count -= count
         self.bytes -= size
         if self._waiting or self._empty:
             self._let_in()
 
     async def empty(self) -> None:
-        """Wait until no send is under way or waits."""
+        """Wait until no send is in flight or waits for room."""
         if self.count or self._waiting:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._empty.append(done)

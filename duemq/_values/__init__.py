@@ -1,1 +1,1 @@
-"""Durations, times, intervals, and checks of arguments."""
+"""Values that the client's parts share: durations, times, intervals, keys, and checks of arguments."""

@@ -1,4 +1,4 @@
-"""Checks of arguments before anything is sent. All functions raise ArgumentError.
+"""Checks of arguments before requests are sent. All functions raise ArgumentError.
 
 The limits are RocketMQ's (client/Validators.java and common/topic/TopicValidator.java at 4.9.7).
 """
@@ -16,13 +16,13 @@ from duemq.protocol.topics import NOT_FOR_CLIENTS
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 255
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of a body: RocketMQ's default of maxMessageSize, at producers and at brokers."""
+"""Maximum size of a body, in bytes: RocketMQ's default of maxMessageSize, at producers and at brokers."""
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
-# Names that steer a message on its way. A program that forwards a received message must not send these along: DELAY
-# would delay it again, TIMER_OUT_MS would make a timer ineffective.
+# Properties that control how brokers and clients treat a message. A program that forwards a received message must not
+# copy them: DELAY would delay it again, TIMER_OUT_MS would make a timer ineffective.
 STEERING_PROPERTIES: Final = frozenset(
     """
     KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
@@ -47,11 +47,11 @@ def check_topic_to_send(topic: str) -> None:
     """Check the name of a topic for a send."""
     check_topic(topic)
     if topic in NOT_FOR_CLIENTS:
-        raise ArgumentError(f"the topic {topic} belongs to the broker itself; nothing can be sent to it")
+        raise ArgumentError(f"the topic {topic} belongs to the broker itself; clients cannot send to it")
 
 
 def check_timeout(timeout: float) -> float:
-    """Return a time-out in seconds, if it is one."""
+    """Return a valid time-out, in seconds."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ArgumentError(f"timeout={timeout!r}: give seconds, more than 0")
     return timeout
@@ -66,7 +66,7 @@ def _check_name(kind: str, name: str, max_length: int) -> None:
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"a {kind} needs a name")
     if len(name) > max_length:
-        raise ArgumentError(f"a {kind} of {len(name)} characters; the most is {max_length}")
+        raise ArgumentError(f"the name of a {kind} has {len(name)} characters; the limit is {max_length}")
     if not _NAME.fullmatch(name):
         raise ArgumentError(f"the {kind} {name!r} has characters other than letters, digits and % | _ -")
 
@@ -74,30 +74,33 @@ def _check_name(kind: str, name: str, max_length: int) -> None:
 def check_offset_message_id(message_id: str) -> None:
     """Check the id that a broker gave a message."""
     if not isinstance(message_id, str) or not _OFFSET_MESSAGE_ID.fullmatch(message_id):
-        raise ArgumentError(f"{message_id!r} is no offset message id, which has 32 or 56 hex digits")
+        raise ArgumentError(f"{message_id!r} is not an offset message id, which has 32 or 56 hex digits")
 
 
 def check_body(body: bytes, limit: int) -> None:
     """Check the body of one message, before it is compressed."""
     if not body:
-        raise ArgumentError("an empty body; RocketMQ stores none")
+        raise ArgumentError("the body is empty; RocketMQ does not store empty bodies")
     if len(body) > limit:
-        raise ArgumentError(f"a body of {len(body)} bytes; the most is {limit}")
+        raise ArgumentError(f"the body has {len(body)} bytes; the limit is {limit}")
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Check the user's own properties: names with a meaning for the broker are refused."""
+    """Check the application's properties: names that have a meaning for brokers or clients are refused."""
     for name, value in properties.items():
         if name in STEERING_PROPERTIES:
-            raise ArgumentError(f"the property {name} is not yours to set; there is an argument for what it does")
+            raise ArgumentError(
+                f"the property {name} is reserved; use the arguments of send instead, such as tags= or delay="
+            )
         check_property_text(name, "a property name")
         check_property_text(value, f"the property {name}")
 
 
 def check_property_text(text: str, what: str) -> None:
-    """Check one name or value of the property text, which must neither be empty nor contain a separator."""
+    """Check a name or value of a property, which must neither be empty nor contain a separator. `what`: its name for
+    the error."""
     if not isinstance(text, str) or not text:
-        raise ArgumentError(f"{what} has to be a text and not empty, it is {text!r}")
+        raise ArgumentError(f"{what} must be a non-empty string, not {text!r}")
     if property_text.NAME_END in text or property_text.PROPERTY_END in text:
         raise ArgumentError(f"{what} contains \\x01 or \\x02, which RocketMQ uses as separators")
 
@@ -106,11 +109,13 @@ def check_tags(tags: str) -> None:
     """Check a message's tag. A tag that a subscription could not name is refused."""
     check_property_text(tags, "a tag")
     if "||" in tags or tags != tags.strip() or tags == "*":
-        raise ArgumentError(f"the tag {tags!r} could not be subscribed to: no ||, no * and no blanks around it")
+        raise ArgumentError(
+            f"no consumer could subscribe to the tag {tags!r}: it must not be *, contain || or have blanks around it"
+        )
 
 
 def check_property_size(text: str) -> None:
     """Check the size of all properties of a message in their wire form."""
     size = len(text.encode())
     if size > property_text.MAX_BYTES:
-        raise ArgumentError(f"properties of {size} bytes; the most is {property_text.MAX_BYTES}")
+        raise ArgumentError(f"the properties have {size} bytes; the limit is {property_text.MAX_BYTES}")

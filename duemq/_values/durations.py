@@ -7,15 +7,15 @@ from duemq.protocol import durations
 
 
 def parse_duration(text: str) -> int:
-    """Parse a duration in milliseconds, see `duemq.protocol.durations.parse`. Raises ArgumentError."""
+    """Parse a duration, see `duemq.protocol.durations.parse`; return milliseconds. Raises ArgumentError."""
     found = durations.parse(text)
     if found is None:
-        raise ArgumentError(f"{text[: durations.MAX_LENGTH]!r} is no duration; write it as 250ms, 5s, 1h30m or 2d")
+        raise ArgumentError(f"{text[: durations.MAX_LENGTH]!r} is not a duration; write it as 250ms, 5s, 1h30m or 2d")
     return found
 
 
 def format_duration(milliseconds: int) -> str:
-    """Format a duration of 0 or more milliseconds for `parse_duration`: the shortest text without a fraction."""
+    """Format a duration of 0 or more milliseconds as `parse_duration` reads it: the shortest text without fractions."""
     if milliseconds == 0:
         return "0s"
     parts = []

@@ -1,4 +1,4 @@
-"""Calls one method of several interceptors, whose errors harm nobody."""
+"""Calls a method of several interceptors; their errors are logged and affect no message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("duemq.interceptors")
 
 
 class Hooks(Generic[T]):
-    """The methods `name` of those interceptors that override the one of `base`, to be called in turn with one argument.
+    """The methods `name` of the interceptors that override that of `base`, which are called in turn with one argument.
     Raises ArgumentError for an `async def`."""
 
     def __init__(self, interceptors: Iterable[object], base: type, name: str) -> None:
@@ -37,7 +37,7 @@ class Hooks(Generic[T]):
         return iter(self._methods)
 
     def call(self, argument: T) -> None:
-        """Call all methods. Does not raise what they raise, unless that ends the program."""
+        """Call all methods. Their exceptions are logged, except those that end the program, which are raised."""
         for method in self._methods:
             try:
                 method(argument)
@@ -49,10 +49,10 @@ class Hooks(Generic[T]):
                 self.resolve(method)
 
     def complain(self, method: Callable[[T], None]) -> None:
-        """Log the present exception, which the method raised, unless it has failed since it last succeeded."""
+        """Log the exception that a method raised and that is being handled, but only once until the method succeeds."""
         if method not in self._failing:
             self._failing.add(method)
-            log.exception("%s failed; messages go on without it", getattr(method, "__qualname__", method))
+            log.exception("%s failed; messages are processed without it", getattr(method, "__qualname__", method))
 
     def resolve(self, method: Callable[[T], None]) -> None:
         """Note that the method has succeeded."""
@@ -61,11 +61,11 @@ class Hooks(Generic[T]):
 
 
 def check_interceptors(interceptors: Iterable[object], base: type) -> tuple[object, ...]:
-    """The interceptors as a tuple. Raises ArgumentError for what is no instance of `base`."""
+    """Return the interceptors as a tuple. Raises ArgumentError for objects that are not instances of `base`."""
     if isinstance(interceptors, base):
-        raise ArgumentError(f"interceptors={interceptors!r}: give a list of them")
+        raise ArgumentError(f"interceptors={interceptors!r}: give a list of interceptors")
     given = tuple(interceptors)
     for each in given:
         if not isinstance(each, base):
-            raise ArgumentError(f"the interceptor {each!r} is no {base.__name__}")
+            raise ArgumentError(f"the interceptor {each!r} is not of class {base.__name__}")
     return given

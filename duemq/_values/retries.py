@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a send is tried again."""
+"""How many times, and after which pauses, a send is retried."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from duemq.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How a send that failed is tried again, within its time-out.
+    """How a failed send is retried, within its time-out.
 
-    After the first failure the send is tried at another broker at once, if the topic has one, and over a new connection
-    where the old one was cut. From then on there is a pause before each try, doubled each time.
+    After the first failure the send is retried immediately: at another broker, if the topic has one, and over a new
+    connection if the old one was lost. Later attempts come after pauses, which double each time.
     """
 
     times: int = 2
-    """How often it is tried again after failures at which it may have been stored: more tries, more messages that are
-    stored twice. Failures at which it was certainly not stored are tried again until the time-out. 0: one try only,
-    whatever happens."""
+    """How many times a send is retried after failures at which the message may have been stored: the more attempts, the
+    more messages are stored twice. After failures at which it was certainly not stored, a send is retried until its
+    time-out. 0: only one attempt, after any failure."""
     first_pause: float = 0.1
-    """Seconds."""
+    """The first pause, in seconds."""
     longest_pause: float = 1.0
-    """Seconds."""
+    """The longest pause, in seconds."""
     jitter: float = 0.5
-    """By which part of itself a pause is shortened at random, 0 to 1: many senders must not come back all at once."""
+    """The fraction, 0 to 1, by which a pause is shortened at most, at random, so that many senders do not all retry at
+    the same time."""
 
     def __post_init__(self) -> None:
         if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
@@ -33,7 +34,7 @@ class Retries:
         if not 0 < self.first_pause <= self.longest_pause:
             raise ArgumentError(
                 f"first_pause={self.first_pause!r}, longest_pause={self.longest_pause!r}: give seconds, more than 0, "
-                "the first one being the shorter"
+                "and first_pause not above longest_pause"
             )
         if not 0 <= self.jitter <= 1:
             raise ArgumentError(f"jitter={self.jitter!r}: give a number from 0 to 1")

@@ -1,4 +1,5 @@
-"""Times and spans given by callers, converted to whole milliseconds. They are rounded up: later, never earlier."""
+"""Conversion of callers' times and spans to whole milliseconds. They are rounded up: messages come later, not
+earlier."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ Time = float | datetime
 """Seconds since the epoch as from `time.time()`, or a datetime with a time zone."""
 
 Clock = Callable[[], int]
-"""Returns the time in ms since the epoch."""
+"""A function that returns the time, in ms since the epoch."""
 
 _LATEST: Final = 1e11
-"""Latest time accepted, seconds since the epoch (the year 5138): a larger number must be milliseconds by mistake."""
+"""The latest valid time, in seconds since the epoch (the year 5138): a larger number is milliseconds by mistake."""
 
 
 def now_ms() -> int:
@@ -30,24 +31,25 @@ def now_ms() -> int:
 
 
 def span_ms(span: Span) -> int:
-    """Return a span in milliseconds. Raises ArgumentError if it is negative or no span."""
+    """Return a span in milliseconds. Raises ArgumentError if it is negative or not a span."""
     if isinstance(span, str):
         return parse_duration(span)
     if isinstance(span, timedelta):
         return _checked_span(-(-span // timedelta(milliseconds=1)), span)
     if not isinstance(span, int | float) or isinstance(span, bool) or not math.isfinite(span):
-        raise ArgumentError(f"{span!r} is no span of time; give seconds, a timedelta or text such as '1h30m'")
+        raise ArgumentError(f"{span!r} is not a span of time; give seconds, a timedelta or text such as '1h30m'")
     return _checked_span(_up(span), span)
 
 
 def time_ms(moment: Time) -> int:
-    """Return a time in ms since the epoch. Raises ArgumentError if it is ambiguous or no time."""
+    """Return a time in ms since the epoch. Raises ArgumentError if it has no time zone or is not a time."""
     return _up(_seconds(moment))
 
 
 def begin_ms(moment: Time) -> int:
-    """Return the ms since the epoch in which a time lies, for what is to begin then: stores have whole ms, and what
-    came in the rest of that one must not be missing. Raises ArgumentError as `time_ms`."""
+    """Return a time in ms since the epoch, rounded down, as the beginning of a range. Store times are whole ms, so
+    rounding up would leave out messages that were stored in the rest of that ms. Raises ArgumentError like `time_ms`.
+    """
     return math.floor(round(_seconds(moment) * 1000, 3))
 
 
@@ -57,18 +59,18 @@ def _seconds(moment: Time) -> float:
             raise ArgumentError(f"{moment} has no time zone; use datetime.now(timezone.utc) or .astimezone()")
         return moment.timestamp()
     if not isinstance(moment, int | float) or isinstance(moment, bool) or not math.isfinite(moment) or moment < 0:
-        raise ArgumentError(f"{moment!r} is no time; give seconds since the epoch or a datetime with a time zone")
+        raise ArgumentError(f"{moment!r} is not a time; give seconds since the epoch or a datetime with a time zone")
     if moment > _LATEST:
-        raise ArgumentError(f"{moment!r} looks like milliseconds; a time is given in seconds since the epoch")
+        raise ArgumentError(f"{moment!r} looks like milliseconds; give seconds since the epoch")
     return moment
 
 
 def _up(seconds: float) -> int:
-    # Rounding to the microsecond comes first: 1.1 * 1000 is 1100.0000000000002, which must not become 1101.
+    # Rounded to the microsecond first: 1.1 * 1000 is 1100.0000000000002, which must not become 1101.
     return math.ceil(round(seconds * 1000, 3))
 
 
 def _checked_span(milliseconds: int, span: object) -> int:
     if milliseconds < 0:
-        raise ArgumentError(f"{span!r} is negative; a span of time is 0 or more")
+        raise ArgumentError(f"{span!r} is negative; a span of time must be 0 or more")
     return milliseconds

@@ -3,7 +3,7 @@
 commands of `mqtt_bridge.cli`, `duemq store` with the commands of `broker.repair.cli`, and `duemq spark` with the
 commands of `spark_jobs.cli.commands`.
 
-Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
+An error is one line on stderr, with exit code 1; wrong usage has exit code 2. Ctrl-C is the regular end of `receive`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class _Elsewhere(NamedTuple):
     module: str
     name: str
     short_help: str
-    """The command's own, so that a list of the commands needs none of their modules."""
+    """The short help of the command, repeated here so that listing the commands imports none of their modules."""
     extra: str = ""
-    """The extra of the package with the libraries that it needs; none if those of the client are enough."""
+    """The extra of the package that installs the command's libraries; empty if the client's libraries are enough."""
 
 
 _ELSEWHERE: Final = {
     "send": _Elsewhere("duemq.cli.messages", "send", "Send a message, now or due later."),
     "receive": _Elsewhere("duemq.cli.messages", "receive", "Receive messages and print them."),
-    "cancel": _Elsewhere("duemq.cli.messages", "cancel", "Cancel messages that wait."),
-    "pending": _Elsewhere("duemq.cli.pending", "pending", "Look at messages that wait, and change them."),
-    "schedule": _Elsewhere("duemq.cli.schedule", "schedule", "Messages that are delivered again and again."),
+    "cancel": _Elsewhere("duemq.cli.messages", "cancel", "Cancel waiting messages."),
+    "pending": _Elsewhere("duemq.cli.pending", "pending", "List and change waiting messages."),
+    "schedule": _Elsewhere("duemq.cli.schedule", "schedule", "Manage recurring messages."),
     "clock": _Elsewhere("duemq.cli.clock", "clock", "Move the clock of brokers that run for tests."),
-    "user": _Elsewhere("duemq.cli.users", "user", "Users of brokers with ACL 2.0.", "broker"),
-    "acl": _Elsewhere("duemq.cli.users", "acl", "Policies of users of brokers with ACL 2.0."),
+    "user": _Elsewhere("duemq.cli.users", "user", "Manage the users of brokers with ACL 2.0.", "broker"),
+    "acl": _Elsewhere("duemq.cli.users", "acl", "Manage what the users of brokers with ACL 2.0 may do."),
     "mqtt-bridge": _Elsewhere("duemq.mqtt_bridge.cli", "main", "Connect an MQTT broker.", "mqtt"),
     "doctor": _Elsewhere(
         "duemq.broker.doctor.cli", "doctor", "Check configuration, security and the machine.", "broker"
     ),
     "tls": _Elsewhere("duemq.broker.tls.cli", "main", "Certificates for a broker.", "broker"),
-    "store": _Elsewhere("duemq.broker.repair.cli", "main", "Look after a store that no broker has open.", "broker"),
+    "store": _Elsewhere("duemq.broker.repair.cli", "main", "Maintain a store that no broker has open.", "broker"),
     "spark": _Elsewhere(
         "duemq.spark_jobs.cli.commands", "main", "Audit, analyse and compact a store's files.", "spark"
     ),
@@ -55,7 +55,7 @@ _EXTRAS: Final = {"serve": "broker"} | {name: command.extra for name, command in
 
 
 def _say_what_is_missing(command: str | None, error: ModuleNotFoundError) -> None:
-    """End with one line if a library is missing that the extra of a command installs; else return."""
+    """Exit with one line on stderr if the missing library is one that the command's extra installs; else return."""
     extra = _EXTRAS.get(command or "", "")
     if extra and (error.name or "").partition(".")[0] != "duemq":
         click.echo(f"duemq: {command} needs the package {error.name}: pip install 'duemq[{extra}]'", err=True)
@@ -63,8 +63,8 @@ def _say_what_is_missing(command: str | None, error: ModuleNotFoundError) -> Non
 
 
 class _Commands(click.Group):
-    """A group whose commands are imported at their first use: `duemq serve` needs no client, and `duemq --help` nothing
-    at all."""
+    """A group whose commands are imported when they are first used: `duemq serve` does not import the client, and
+    `duemq --help` imports no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """See click."""
@@ -112,16 +112,16 @@ def main() -> None:
     duemq receive greetings --follow     wait for messages
     duemq send greetings hello --in 5s   send one that is due in 5 seconds
     duemq pending list                   show waiting messages
-    duemq user add orders                let a user in, where brokers have access control
+    duemq user add orders                add a user, for brokers with access control
     duemq mqtt-bridge --config b.toml    connect an MQTT broker
     duemq doctor --config broker.conf    check configuration and machine
-    duemq tls self-signed --host NAME    make a certificate
+    duemq tls self-signed --host NAME    create a certificate
     duemq store repair ./store           rebuild a store's files from its commitlog
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Messages and names may have any characters; one that the output lacks must not end the command.
+        # Messages and names may have any characters. One that the output's encoding lacks must not end the command.
         sys.stdout.reconfigure(errors="replace")
 
 
@@ -129,28 +129,32 @@ def main() -> None:
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="File of settings, NAME=VALUE a line, with RocketMQ's names.",
+    help="File of settings with RocketMQ's names, one NAME=VALUE per line.",
 )
 @click.option("--store", type=click.Path(path_type=Path), help="Directory of the store; ./data by default.")
 @click.option("--host", help="Address to listen on; 127.0.0.1 by default.")
 @click.option(
-    "--insecure", is_flag=True, help="Listen on it without access control: everybody who can connect may do everything."
+    "--insecure",
+    is_flag=True,
+    help="Listen on that address without access control: anyone who can connect may do anything.",
 )
-@click.option("--port", type=int, metavar="PORT", help="Port of the broker, and the VIP port two below; 10911.")
-@click.option("--nameserver-port", type=int, metavar="PORT", help="Port of the name server inside; 9876.")
+@click.option(
+    "--port", type=int, metavar="PORT", help="Port of the broker; the VIP port is two below; 10911 by default."
+)
+@click.option("--nameserver-port", type=int, metavar="PORT", help="Port of the embedded name server; 9876 by default.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="One setting, which counts before the file. May be repeated.",
+    help="One setting, which overrides the file. May be repeated.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
     show_default=True,
-    help="How to log, on standard error.",
+    help="Format of the log, on standard error.",
 )
 def serve(
     config: Path | None,
@@ -162,15 +166,15 @@ def serve(
     settings: tuple[str, ...],
     log_format: str,
 ) -> None:
-    """Start a broker, with a name server inside, and run it until SIGTERM or Ctrl-C.
+    """Start a broker with an embedded name server, and run it until SIGTERM or Ctrl-C.
 
     \b
     duemq serve --store ./data
     duemq serve --store ./data --set messageDelayLevel='1s 5s 1m 1h' --log-format json
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of numpy's algebra, which a broker does not use
-    # A start makes many objects and hardly any garbage, so collections would be a tenth of its work. The broker turns
-    # the collector on when it is up.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads for numpy's algebra, which a broker does not use
+    # Starting creates many objects and hardly any garbage: collections would be a tenth of its work. The broker turns
+    # the collector on once it has started.
     gc.disable()
     try:
         try:

@@ -29,15 +29,15 @@ def clock() -> None:
 @tls_options
 @one_line_errors
 def advance(by: int, nameserver: str, account: Keys, tls: Tls) -> None:
-    """Move the clock of all brokers of a name server ahead by DURATION (5s, 1h30m, 2d), and print their time: messages
-    that are due by then are delivered now. Only clocks of brokers that were started with --set testClock=true can be
-    moved; if one broker was started without it, no clock is moved.
+    """Advance the clock of all brokers of a name server by DURATION (5s, 1h30m, 2d), and print the new time. Messages
+    that are due by then are delivered now. Only brokers started with --set testClock=true have such a clock; if one
+    broker was started without it, no clock is moved.
     """
 
     async def work() -> None:
         now = await TestClock(
             nameserver, access_key=account.access_key, secret_key=account.secret_key, tls=tls
         ).advance(ms=by)
-        click.echo(f"the brokers' clock says {now:%Y-%m-%d %H:%M:%S}.{now.microsecond // 1000:03d}")
+        click.echo(f"the brokers' clock is now {now:%Y-%m-%d %H:%M:%S}.{now.microsecond // 1000:03d}")
 
     run(work())

@@ -16,27 +16,27 @@ from duemq.messages import ReceivedMessage, SendResult
 from duemq.pending import ChangedMessage, ChangeResult, Changes, DueCurve, PendingMessage
 from duemq.protocol.printable import printable
 
-_UNKNOWN: Final = "is of the broker {broker}, which is not there now; it may wait there"
+_UNKNOWN: Final = "is of the broker {broker}, which the name servers do not know now; it may wait there"
 _CHANGED: Final = {
     ChangeResult.CANCELLED: ("is cancelled", "are cancelled"),
-    ChangeResult.RESCHEDULED: ("has another time", "have another time"),
+    ChangeResult.RESCHEDULED: ("has a new time", "have a new time"),
     ChangeResult.DELIVERED_NOW: ("is due now", "are due now"),
-    ChangeResult.ALREADY_DELIVERED: ("is delivered already", "are delivered already"),
-    ChangeResult.ALREADY_CANCELLED: ("was cancelled before", "were cancelled before"),
+    ChangeResult.ALREADY_DELIVERED: ("was already delivered", "were already delivered"),
+    ChangeResult.ALREADY_CANCELLED: ("was already cancelled", "were already cancelled"),
     ChangeResult.NO_LONGER_WAITS: (
-        "was delivered or cancelled long ago, or its store was compacted since",
-        "were delivered or cancelled long ago, or their store was compacted since",
+        "was delivered or cancelled long ago, or its store has been compacted since",
+        "were delivered or cancelled long ago, or their store has been compacted since",
     ),
-    ChangeResult.NEVER_EXISTED: ("is no message that waits or waited here", "are no messages that wait or waited here"),
+    ChangeResult.NEVER_EXISTED: ("never waited at these brokers", "never waited at these brokers"),
     ChangeResult.BROKER_UNKNOWN: (_UNKNOWN, _UNKNOWN),
 }
 _BAR: Final = 50
-"""Characters of the longest bar of a curve."""
+"""Length of the longest bar of a curve, in characters."""
 
 
 def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
-    """Return the result of a send; `delay_ms` is the delay that the user gave, if any. The id is the one that `duemq
-    cancel` and `duemq pending` take, and that `duemq pending list` prints."""
+    """Return the result of a send; `delay_ms` is the delay that the user gave, if any. The id in it is the one that
+    `duemq cancel` and `duemq pending` accept and that `duemq pending list` prints."""
     sent = f"sent {printable(result.offset_message_id)} to {result.queue}"
     if result.due_time_ms is None:
         return f"{sent} offset {result.queue_offset}"
@@ -63,7 +63,7 @@ def result_as_json(result: SendResult) -> str:
 
 
 def changed_as_text(message: ChangedMessage) -> str:
-    """Return the outcome for a message that was to be changed."""
+    """Return the result for a message that was to be changed."""
     return _outcome(message.offset_message_id, _CHANGED[message.result][0])
 
 
@@ -74,12 +74,12 @@ def _outcome(offset_message_id: str, text: str) -> str:
 
 
 def changed_as_json(message: ChangedMessage) -> str:
-    """Return the outcome for a message that was to be changed."""
+    """Return the result for a message that was to be changed."""
     return _line({"id": message.offset_message_id, "result": str(message.result)})
 
 
 def pending_as_text(message: PendingMessage) -> str:
-    """Return due time, topic, level, [tag], (keys), id."""
+    """Return the due time, topic, level, [tag], (keys) and id of a waiting message."""
     parts = [local_time(message.due_time_ms), printable(message.topic)]
     if message.delay_level is not None:
         parts.append(f"level {message.delay_level}")
@@ -92,7 +92,7 @@ def pending_as_text(message: PendingMessage) -> str:
 
 
 def recurring_as_text(message: PendingMessage) -> str:
-    """Return the time of the next delivery, topic, [tag], name, and when the message recurs."""
+    """Return the time of the next delivery, or "paused", and the topic, [tag], name and recurrence of a message."""
     found = message.recurrence
     assert found is not None
     parts = ["paused" if found.is_paused else local_time(message.due_time_ms), printable(message.topic)]
@@ -130,7 +130,8 @@ def curve_as_json(curve: DueCurve) -> str:
 
 
 def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
-    """Yield the outcomes of changes: a line for each message, or one for all messages with the same result."""
+    """Yield the results of changes: with `by_id`, a line for each message; otherwise one for each result, with the
+    number of messages."""
     if by_id:
         for message in changes.messages:
             yield changed_as_text(message)
@@ -138,16 +139,16 @@ def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
     for result, count in changes.counts.items():
         yield f"{count} message{'s' if count != 1 else ''} {_CHANGED[result][count != 1]}"
     if not changes.counts:
-        yield "no such message waits"
+        yield "no waiting message matches"
 
 
 def changes_as_json(changes: Changes) -> str:
-    """Return the outcomes of changes."""
+    """Return the results of changes."""
     return _line(asdict(changes))
 
 
 def message_as_text(message: ReceivedMessage) -> str:
-    """Return time of receipt, lateness, [tag], (keys), body. Raises BodyError."""
+    """Return the time of receipt, lateness, [tag], (keys) and body of a message. Raises BodyError."""
     parts = [local_time(message.receive_time_ms)]
     if message.lateness_ms is not None:
         parts.append(f"{message.lateness_ms:+d}ms")
@@ -160,7 +161,7 @@ def message_as_text(message: ReceivedMessage) -> str:
 
 
 def message_as_json(message: ReceivedMessage) -> str:
-    """Return all fields of a message; a body that is no UTF-8 as `body_base64`. Raises BodyError."""
+    """Return all fields of a message; a body that is not UTF-8 is in `body_base64`. Raises BodyError."""
     body: dict[str, str]
     try:
         body = {"body": message.body.decode()}
@@ -190,7 +191,7 @@ def message_as_json(message: ReceivedMessage) -> str:
 
 
 def local_time(time_ms: int) -> str:
-    """Return a time in ms since the epoch, to the millisecond, in this machine's zone."""
+    """Format a time in ms since the epoch, to the millisecond, in this machine's time zone."""
     try:
         return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):  # beyond the year 9999
@@ -200,7 +201,7 @@ def local_time(time_ms: int) -> str:
 def _from_now(milliseconds: int) -> str:
     if milliseconds <= 0:
         return "now"
-    # Rounded, since nobody wants to read that 4s990ms of a level's 5s are left.
+    # Rounded to seconds: after a send with a level of 5s, nobody wants to read that 4s990ms are left.
     return f"in {format_duration(round(milliseconds, -3) or milliseconds)}"
 
 

@@ -1,6 +1,6 @@
 """The option `--account`: the keys with which the commands sign their requests.
 
-The keys themselves are no options, since every user of a machine sees the command lines of all processes.
+There are no options for the keys themselves, since every user of a machine can see the command lines of all processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duemq.errors import ArgumentError
 
 
 def account_option(command: Callable[..., None]) -> Callable[..., None]:
-    """The option that gives a command the keys of its `account`."""
+    """Add the option `--account`; the command gets its keys as the argument `account`."""
 
     def read(ctx: click.Context, option: click.Parameter, value: Path | None) -> Keys:
         if value is None:
@@ -33,8 +33,8 @@ def account_option(command: Callable[..., None]) -> Callable[..., None]:
         envvar=ACCOUNT_FILE,
         callback=read,
         metavar="FILE",
-        help=f"File with the keys of your account, as mqadmin's tools.yml; by default the keys in ${ACCESS_KEY} and "
-        f"${SECRET_KEY}.",
+        help=f"File with the keys of your account, in the format of mqadmin's tools.yml; by default the keys in "
+        f"${ACCESS_KEY} and ${SECRET_KEY}.",
     )
     decorated: Callable[..., None] = decorate(command)
     return decorated

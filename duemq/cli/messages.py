@@ -44,13 +44,17 @@ from duemq.producer import Producer
     "--level",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Deliver it after the delay of this level, the topic's or the broker's.",
+    help="Deliver it after the delay of this level, in the topic's table of levels or else the broker's.",
 )
 @click.option("--tag", help="Tag, by which consumers may filter.")
-@click.option("--key", "keys", multiple=True, help="Key, under which the broker indexes it. May be repeated.")
-@click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
+@click.option("--key", "keys", multiple=True, help="Key, by which the broker indexes it. May be repeated.")
+@click.option(
+    "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of the message. May be repeated."
+)
 @click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
-@click.option("--replace", is_flag=True, help="Take the place of the message that waits with --replace for this --key.")
+@click.option(
+    "--replace", is_flag=True, help="Replace the waiting message that was sent with --replace and this --key."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
 @one_line_errors
@@ -74,14 +78,15 @@ def send(
 ) -> None:
     """Send one message to TOPIC and print the id that its broker gave it, its queue and offset, and when it is due.
 
-    `duemq cancel` and `duemq pending` take this id. --json prints all there is: also the message's handle, which
-    RocketMQ's brokers need, and message_id, the sender's id, which consumers see.
+    `duemq cancel` and `duemq pending` accept this id. --json prints more fields, among them the message's handle, which
+    is needed to cancel a message at RocketMQ's brokers, and message_id, the id that its sender gave it and consumers
+    see.
 
-    BODY is text; without it, or if it is -, the body is read from standard input, unchanged.
+    BODY is text. If it is missing or -, the body is read from standard input, unchanged.
 
-    --in and --at need a broker with timers: duemq, or RocketMQ from 5.0 on. With an older one, a duration that equals
-    one of its delay levels is sent as that level, and anything else is refused here, since that broker would deliver it
-    at once.
+    --in and --at need a broker with timers: duemq, or RocketMQ 5.0 or later. For an older broker, a duration that
+    equals one of its delay levels is sent as that level. Any other time is refused by this command, since that broker
+    would deliver the message immediately.
 
     \b
     duemq send orders '{"id": 7}' --tag paid --key 7
@@ -112,10 +117,10 @@ def send(
 
 
 def read_body(body: str | None) -> bytes:
-    """Return the body of a message to send: the argument BODY, or what standard input has."""
+    """Return the body of a message to send: the argument BODY, or the content of standard input. Raises UsageError."""
     if body is not None and body != "-":
         return body.encode()
-    # Standard input that is closed is None.
+    # sys.stdin is None if standard input is closed.
     if sys.stdin is None or (body is None and sys.stdin.isatty()):
         raise click.UsageError("no BODY; give it as an argument, or pipe it in")
     return sys.stdin.buffer.read()
@@ -135,7 +140,7 @@ def make_producer(nameserver: str, codec: Codec, timeout_ms: int, account: Keys,
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """Return the name and the value of a property."""
+    """Return the name and the value of a property. Raises UsageError."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise click.UsageError(f"{text!r} is not NAME=VALUE")
@@ -144,18 +149,20 @@ def split_pair(text: str) -> tuple[str, str]:
 
 @click.command(short_help="Receive messages and print them.")
 @click.argument("topic")
-@click.option("--group", default=GROUP, show_default=True, help="Consumer group to be a member of.")
-@click.option("--follow", "-f", is_flag=True, help="Do not end: wait for further messages until Ctrl-C.")
+@click.option("--group", default=GROUP, show_default=True, help="Consumer group to join.")
+@click.option("--follow", "-f", is_flag=True, help="Keep waiting for messages until Ctrl-C.")
 @click.option(
     "--wait",
     type=duration,
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="Without --follow: how long to wait for a first message.",
+    help="How long to wait for the first message, without --follow.",
 )
-@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--tag", "tags", default="*", metavar="TAGS", help="Only messages with this tag; several joined by ||.")
+@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
+@click.option(
+    "--tag", "tags", default="*", metavar="TAGS", help="Only messages with this tag; several tags are joined by ||."
+)
 @click.option(
     "--from",
     "from_",
@@ -165,7 +172,7 @@ def split_pair(text: str) -> tuple[str, str]:
     metavar="first|last|TIME",
     help="Where to begin if the group has not read the topic before.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON, with all there is.")
+@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON, with all its fields.")
 @client_options
 @one_line_errors
 def receive(
@@ -182,17 +189,17 @@ def receive(
     tls: Tls,
     codec: Codec,
 ) -> None:
-    """Receive messages of TOPIC and print one line for each: when it came, its lateness, [tag], (keys), body.
+    """Receive messages of TOPIC and print a line for each: when it arrived, its lateness, [tag], (keys), body.
 
-    The lateness is shown where the due time is known: of messages with a timer, and of messages that duemq delayed by
+    The lateness is shown if the due time is known: for messages with a timer, and for messages that duemq delayed by a
     level.
 
-    Messages that were printed are consumed: the group remembers how far it has read, so the next `receive` goes on from
-    there, and members of one group that run at the same time share the messages. Give another --group to read a
-    topic from its beginning again.
+    Printed messages are consumed. The broker stores how far the group has read, so the next `receive` continues there,
+    and members of a group that run at the same time share the messages. Give another --group to read a topic from its
+    beginning again.
 
-    Without --follow the command ends when all messages that could be received at its start are printed; if there are
-    none, it waits up to --wait for a first message. Messages that are not due yet cannot be received yet.
+    Without --follow the command ends when it has printed all messages that could be received at its start. If there are
+    none, it waits up to --wait for the first message. Messages that are not due yet cannot be received.
 
     \b
     duemq receive orders --follow
@@ -235,8 +242,8 @@ async def _print_messages(
 
 
 async def _next_message(consumer: Consumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
-    """Return the next message, or None at the end: nothing came for `wait_ms`; or without it, all messages available at
-    the start are read."""
+    """Return the next message, or None at the end: no message arrived within `wait_ms`; or, if `wait_ms` is None, all
+    messages available at the start were read."""
     if follow:
         return await consumer.receive()
     if wait_ms is not None:
@@ -255,7 +262,7 @@ async def _next_message(consumer: Consumer, follow: bool, wait_ms: int | None) -
         end.cancel()
 
 
-@click.command(short_help="Cancel messages that wait.")
+@click.command(short_help="Cancel waiting messages.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
@@ -267,8 +274,8 @@ def cancel(
     """Cancel messages that wait for a time or a delay level, and print the result for each.
 
     ID is the id that `duemq send` and `duemq pending list` print, or the handle that `duemq send --json` prints. The
-    exit code is 0 if none of the messages will be delivered. Needs duemq brokers, or for handles of messages with a
-    timer RocketMQ's from 5.3 on.
+    exit code is 0 if none of the messages will be delivered. Works with duemq brokers; handles of messages with a timer
+    also work with RocketMQ 5.3 or later.
 
     \b
     id=$(duemq send reminders 'call back' --in 1h --json | jq -r .handle)
@@ -283,7 +290,7 @@ def cancel(
     try:
         run(work())
     except RequestTimeoutError as error:
-        fail(f"{error}. The same command again tells what became of each message")
+        fail(f"{error}. Run the same command again to see the result for each message")
     (changes,) = found
     for message in changes.messages:
         click.echo(formatting.changed_as_json(message) if as_json else formatting.changed_as_text(message))

@@ -1,4 +1,4 @@
-"""`duemq pending`: shows waiting messages, and changes them."""
+"""`duemq pending`: lists, counts and changes waiting messages."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from duemq.pending import ChangeResult, Changes
 from duemq.protocol.codes import RequestCode
 
 
-@click.group(short_help="Look at messages that wait, and change them.")
+@click.group(short_help="List and change waiting messages.")
 @with_dates
 def pending() -> None:
-    """Look at the messages that wait for a time or a delay level, and change them.
+    """List, count and change the messages that wait for a time or a delay level.
 
     \b
     duemq pending list --topic reminders --key 4711
     duemq pending curve --step 10m --steps 24
     duemq pending cancel --topic reminders --from TOMORROW --to DAY-AFTER
 
-    Needs duemq brokers, and uses all that the name servers know: messages that wait at a broker that is down are
-    neither shown nor changed.
+    Needs duemq brokers, and addresses all that the name servers know. Messages that wait at a broker that is down are
+    neither listed nor changed.
     """
 
 
 def admin_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that all commands about waiting messages share: the commands get an `admin` that is not open yet,
-    and `as_json`."""
+    """Add the options that all commands about waiting messages share. The command gets an `admin`, which is not started
+    yet, and `as_json`."""
 
     @functools.wraps(command)
     @one_line_errors
@@ -56,22 +56,26 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
         command(admin=admin, **options)
 
     timeout = click.option(
-        "--timeout", type=duration, default="30s", show_default=True, help="Give up after this time."
+        "--timeout", type=duration, default="30s", show_default=True, help="Time limit of each request."
     )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
     return timeout(as_json(client_options(wrapper)))
 
 
 def selection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select messages, with the names of the arguments of `Admin`'s methods, and the options that
-    all commands share."""
+    """Add the options that select messages, whose parameters have the names of the arguments of `Admin`'s methods, and
+    the options that all commands share."""
     options = [
-        click.option("--topic", help="Messages for this topic."),
-        click.option("--key", help="Messages with this key, or message id."),
+        click.option("--topic", help="Only messages for this topic."),
+        click.option("--key", help="Only messages with this key or message id."),
         click.option(
-            "--from", "begin", type=moment, metavar="TIME", help="Messages due from this time on, such as 1h from now."
+            "--from",
+            "begin",
+            type=moment,
+            metavar="TIME",
+            help="Only messages due at this time or later; 1h is in an hour.",
         ),
-        click.option("--to", "end", type=moment, metavar="TIME", help="Messages due before this time."),
+        click.option("--to", "end", type=moment, metavar="TIME", help="Only messages due before this time."),
     ]
     command = admin_options(command)
     for option in reversed(options):
@@ -79,12 +83,13 @@ def selection_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@pending.command("list", short_help="Print messages that wait.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@pending.command("list", short_help="List waiting messages.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
 @selection_options
 def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: Any) -> None:
-    """Print a line for each message that waits: when it is due, its topic, its level unless it has a timer, [tag],
-    (keys), and the broker's id, for `duemq pending cancel` and similar commands. The lines are in no order."""
+    """Print a line for each waiting message: when it is due, its topic, its level unless it has a timer, [tag], (keys),
+    and the id that its broker gave it, for `duemq pending cancel` and similar commands. The lines are in no particular
+    order."""
 
     async def work() -> None:
         printed = 0
@@ -100,7 +105,7 @@ def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: An
     run(work())
 
 
-@pending.command(short_help="Count messages that wait.")
+@pending.command(short_help="Count waiting messages.")
 @selection_options
 def count(as_json: bool, admin: Admin, **selection: Any) -> None:
     """Print the number of waiting messages."""
@@ -114,9 +119,9 @@ def count(as_json: bool, admin: Admin, **selection: Any) -> None:
 
 
 @pending.command(short_help="Show how many messages are due when.")
-@click.option("--topic", help="Messages for this topic.")
+@click.option("--topic", help="Only messages for this topic.")
 @click.option("--from", "begin", type=moment, metavar="TIME", help="Begin at this time; now by default.")
-@click.option("--to", "end", type=moment, metavar="TIME", help="End at this time, instead of --steps.")
+@click.option("--to", "end", type=moment, metavar="TIME", help="End at this time; replaces --steps.")
 @click.option("--step", type=duration, default="1m", show_default=True, metavar="DURATION", help="Length of a span.")
 @click.option("--steps", type=click.IntRange(1, MOST_STEPS), metavar="N", help="Number of spans; 60 by default.")
 @admin_options
@@ -138,11 +143,11 @@ def curve(
     duemq pending curve --topic reminders --from TOMORROW --to DAY-AFTER --step 30m
     """
     if step < LEAST_STEP_MS:
-        raise click.UsageError("a span is 1s or longer")
+        raise click.UsageError("--step: write 1s or more")
     if end is not None:
         begin = begin or datetime.now().astimezone()
         if steps is not None or end <= begin:
-            raise click.UsageError("--to is a time after --from, and goes without --steps")
+            raise click.UsageError("--to must be after --from, and cannot be combined with --steps")
         steps = -((begin - end) // timedelta(milliseconds=step))
     number = steps or 60
 
@@ -156,19 +161,19 @@ def curve(
 
 
 def change_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument and the options of commands that change messages."""
+    """Add the argument and the options of the commands that change messages."""
     return click.argument("ids", metavar="[ID]...", nargs=-1)(selection_options(command))
 
 
 @pending.command("cancel", short_help="Cancel waiting messages.")
 @change_options
 def cancel_pending(**options: Any) -> None:
-    """Cancel messages that wait: the messages with an ID, which is a handle or what `duemq send` and `duemq pending
-    list` print; or the messages of a --topic with at least one of --key, --from and --to. `duemq pending count` with
-    the same options counts them beforehand.
+    """Cancel waiting messages, selected by ID or by options. An ID is a message handle, or the id that `duemq send` and
+    `duemq pending list` print. Without IDs, give --topic and at least one of --key, --from and --to; `duemq pending
+    count` with the same options counts the messages beforehand.
 
-    Prints the result for each ID, or the number of messages with each result. The exit code is 1 if some messages will
-    be delivered nevertheless, and if --timeout is over before a broker is done: the broker goes on then.
+    Prints the result for each ID, or the number of messages with each result. The exit code is 1 if some messages are
+    not known to be cancelled, or if a broker does not finish within --timeout; the broker then continues nevertheless.
     """
     _change(Admin.cancel, {ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED}, **options)
 
@@ -180,8 +185,8 @@ def cancel_pending(**options: Any) -> None:
 )
 @change_options
 def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
-    """Give messages that wait another time, with --in or --at. Their IDs stay. The messages are selected, and the
-    results printed, as by `duemq pending cancel`. The exit code is 1 if some messages did not get the other time.
+    """Give waiting messages a new time, with --in or --at. Their IDs do not change. The messages are selected, and the
+    results printed, as by `duemq pending cancel`. The exit code is 1 if some messages did not get the new time.
 
     \b
     duemq pending reschedule --topic reminders --key 4711 --in 2h
@@ -195,7 +200,7 @@ def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
 @pending.command(short_help="Deliver waiting messages now.")
 @change_options
 def deliver(**options: Any) -> None:
-    """Deliver messages that wait at once. The messages are selected, and the results printed, as by `duemq pending
+    """Deliver waiting messages immediately. The messages are selected, and the results printed, as by `duemq pending
     cancel`. The exit code is 1 if some messages are not delivered now."""
     _change(Admin.deliver_now, {ChangeResult.DELIVERED_NOW}, **options)
 
@@ -208,7 +213,7 @@ def _change(
     admin: Admin,
     **selection: Any,
 ) -> None:
-    """Change messages and print the outcomes; the exit code is 1 if some are not among `wanted`."""
+    """Change messages and print the results; exit with code 1 if some results are not among `wanted`."""
     found: list[Changes] = []
 
     async def work() -> None:
@@ -218,7 +223,7 @@ def _change(
     try:
         run(work())
     except RequestTimeoutError as error:
-        # Any other request changes nothing, such as the one to the name server.
+        # Other requests, such as those to a name server, change nothing.
         fail(f"{error}. {_what_now(ids)}" if error.request == RequestCode.CHANGE_PENDING.name else str(error))
     (changes,) = found
     for line in (
@@ -230,14 +235,14 @@ def _change(
 
 
 def _what_now(ids: tuple[str, ...]) -> str:
-    """Return the advice for a user whose change got no answer in time."""
-    goes_on = "The broker goes on with the change"
+    """Return advice for a user whose change was not answered in time."""
+    goes_on = "The broker continues with the change"
     if ids:
-        return f"{goes_on}; the same command again tells what became of each message"
+        return f"{goes_on}; run the same command again to see the result for each message"
     options = click.get_current_context().params
     words = ["duemq", "pending", "count"]
     for option, name in (("topic", "topic"), ("key", "key"), ("from", "begin"), ("to", "end"), ("nameserver",) * 2):
         value = options[name]
         if value is not None:
             words += [f"--{option}", value.isoformat() if isinstance(value, datetime) else value]
-    return f"{goes_on}; how many of the messages still wait: {shlex.join(words)}"
+    return f"{goes_on}; to count the messages that still wait: {shlex.join(words)}"

@@ -1,4 +1,4 @@
-"""`duemq schedule`: messages that recur."""
+"""`duemq schedule`: adds, lists, pauses, resumes and removes recurring messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from duemq.cli.shared import client_options, duration, fail, moment, one_line_er
 from duemq.pending import RecurringResult
 
 
-@click.group(short_help="Messages that are delivered again and again.")
+@click.group(short_help="Manage recurring messages.")
 def schedule() -> None:
-    """Have messages delivered again and again, by the broker, without a process of your own.
+    """Have the broker deliver messages again and again, without a process of your own.
 
     \b
     duemq schedule add reports nightly --name nightly --cron "0 3 * * *" --zone Europe/Paris
@@ -36,18 +36,20 @@ def schedule() -> None:
     """
 
 
-@schedule.command(short_help="Add a message that recurs, or replace it.")
+@schedule.command(short_help="Add or replace a recurring message.")
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--name", required=True, help="Its name in the topic; a message of the same name is replaced.")
+@click.option("--name", required=True, help="Name of the message in the topic; a message of the same name is replaced.")
 @click.option("--every", type=duration, metavar="DURATION", help="Deliver it at this interval: 90s, 1h30m.")
-@click.option("--cron", metavar="FIELDS", help="Deliver it when these five or six fields of cron say.")
+@click.option("--cron", metavar="FIELDS", help="Deliver it at the times of these five or six cron fields.")
 @click.option("--zone", metavar="ZONE", help="Time zone of --cron, such as Europe/Paris; UTC by default.")
 @click.option("--from", "start", type=moment, metavar="TIME", help="Deliver nothing before this time.")
 @click.option("--to", "end", type=moment, metavar="TIME", help="Deliver nothing after this time.")
 @click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="Deliver it N times, then remove it.")
 @click.option("--tag", help="Tag, by which consumers may filter.")
-@click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
+@click.option(
+    "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of the message. May be repeated."
+)
 @click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
@@ -72,9 +74,9 @@ def add(
     tls: Tls,
     codec: Codec,
 ) -> None:
-    """Have TOPIC get this message again and again, and print when it is delivered first.
+    """Have the broker deliver this message to TOPIC again and again, and print when the first delivery is due.
 
-    BODY is text; without it, or if it is -, the body is read from standard input, unchanged.
+    BODY is text. If it is missing or -, the body is read from standard input, unchanged.
 
     \b
     duemq schedule add reports nightly --name nightly --cron "0 3 * * *" --zone Europe/Paris
@@ -106,12 +108,12 @@ def add(
     run(work())
 
 
-@schedule.command("list", short_help="Print the messages that recur.")
-@click.option("--topic", help="Messages for this topic.")
+@schedule.command("list", short_help="List the recurring messages.")
+@click.option("--topic", help="Only messages for this topic.")
 @admin_options
 def list_recurring(topic: str | None, as_json: bool, admin: Admin) -> None:
-    """Print a line for each message that recurs: when it is delivered next, or that it is paused, its topic, its name,
-    and when it recurs. The lines are in no order."""
+    """Print a line for each recurring message: when it is delivered next, or "paused"; its topic, [tag] and name; and
+    when it recurs. The lines are in no particular order."""
 
     async def work() -> None:
         async with admin, aclosing(admin.recurring(topic)) as found:
@@ -128,7 +130,7 @@ def _change(action: str, topic: str, name: str, as_json: bool, admin: Admin) -> 
         async with admin:
             result: RecurringResult = await getattr(admin, f"{action}_recurring")(topic, name)
         if result is RecurringResult.NOT_FOUND and not as_json:
-            fail(f"no message of {topic} recurs with the name {name}; see duemq schedule list")
+            fail(f"{topic} has no recurring message with the name {name}; see duemq schedule list")
         click.echo(f'{{"result":"{result.value}"}}' if as_json else _TEXTS[result])
 
     run(work())
@@ -136,9 +138,9 @@ def _change(action: str, topic: str, name: str, as_json: bool, admin: Admin) -> 
 
 _TEXTS = {
     RecurringResult.PAUSED: "paused",
-    RecurringResult.RESUMED: "goes on",
+    RecurringResult.RESUMED: "resumed",
     RecurringResult.REMOVED: "removed",
-    RecurringResult.UNCHANGED: "was so before",
+    RecurringResult.UNCHANGED: "unchanged, since it already was in that state",
 }
 
 
@@ -147,7 +149,7 @@ _TEXTS = {
 @click.argument("name")
 @admin_options
 def pause(topic: str, name: str, **options: Any) -> None:
-    """Pause the message NAME of TOPIC until it is resumed. Deliveries until then are left out."""
+    """Pause the recurring message NAME of TOPIC until it is resumed. Deliveries until then are skipped."""
     _change("pause", topic, name, **options)
 
 
@@ -156,14 +158,14 @@ def pause(topic: str, name: str, **options: Any) -> None:
 @click.argument("name")
 @admin_options
 def resume(topic: str, name: str, **options: Any) -> None:
-    """Resume the paused message NAME of TOPIC: it goes on with its next delivery."""
+    """Resume the paused message NAME of TOPIC; it continues with its next delivery."""
     _change("resume", topic, name, **options)
 
 
-@schedule.command(short_help="End a recurring message.")
+@schedule.command(short_help="Remove a recurring message.")
 @click.argument("topic")
 @click.argument("name")
 @admin_options
 def remove(topic: str, name: str, **options: Any) -> None:
-    """End the message NAME of TOPIC: it is not delivered any more."""
+    """Remove the recurring message NAME of TOPIC; it is no longer delivered."""
     _change("remove", topic, name, **options)

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: values and options on the command line, the reporting of errors, and running."""
+"""What the commands share: parsers of values, options, the reporting of errors, and running a coroutine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP = "duemq-cli"
 
 
 def duration(text: str) -> int:
-    """Parse a duration on the command line; return ms."""
+    """Parse a duration on the command line; return ms. Raises BadParameter."""
     try:
         return parse_duration(text)
     except ArgumentError as error:
@@ -37,7 +37,7 @@ def duration(text: str) -> int:
 
 def moment(text: str) -> datetime:
     """Parse a time on the command line: a date and time, by this machine's clock unless it names another zone, or a
-    duration: `1h` and `+1h` are an hour from now, `-1h` is an hour ago."""
+    duration: `1h` and `+1h` are an hour from now, `-1h` is an hour ago. Raises BadParameter."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -48,13 +48,13 @@ def moment(text: str) -> datetime:
     except (ArgumentError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is not a time; write it as 2030-01-31T08:30, as 2030-01-31T08:30:00.250+02:00, or as 1h or -1h, "
-            "which is an hour from now or ago"
+            "an hour from now or an hour ago"
         ) from None
 
 
 def with_dates(command: Callable[P, None]) -> Callable[P, None]:
-    """Write the dates of tomorrow and of the day after into the examples of a command's help, so that they work for
-    whoever copies them: they replace TOMORROW and DAY-AFTER."""
+    """Replace TOMORROW and DAY-AFTER in a command's help by the dates of tomorrow and of the day after, so that the
+    examples work when they are copied."""
     today = datetime.now().astimezone().date()
     text = command.__doc__ or ""
     for name, days in (("TOMORROW", 1), ("DAY-AFTER", 2)):
@@ -64,21 +64,21 @@ def with_dates(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def origin(text: str) -> From:
-    """Parse the position where a new group begins: first, last, or a time."""
+    """Parse the position where a new group begins: first, last, or a time. Raises BadParameter."""
     if text == "first":
         return "first"
     return "last" if text == "last" else moment(text)
 
 
 def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn errors that a user can act on into one line and an exit code."""
+    """Report errors that a user can act on as one line, with an exit code."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except (DueMQError, OSError) as error:
-            # A delay is wrong only for this broker; the call is right.
+            # A DelayError is not wrong usage: only this broker does not accept the delay.
             if isinstance(error, ArgumentError) and not isinstance(error, DelayError):
                 raise click.UsageError(str(error)) from None
             fail(str(error))
@@ -87,7 +87,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def fail(text: str) -> NoReturn:
-    """End with one line on stderr."""
+    """Exit with code 1 and one line on stderr."""
     click.echo(f"duemq: {text}", err=True)
     sys.exit(1)
 
@@ -99,24 +99,24 @@ nameserver_option = click.option(
     envvar=["DUEMQ_NAMESERVER", "NAMESRV_ADDR"],
     show_default=True,
     show_envvar=True,
-    help="Name servers, any of which will do.",
+    help="Addresses of the name servers; one that answers is enough.",
 )
 
 
 def client_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Add the options that `send` and `receive` share."""
+    """Add the options of all commands that send requests with a codec: name servers, account, TLS and codec."""
     codec = click.option(
         "--codec",
         type=click.Choice(["auto", "json", "msgpack"]),
         default="auto",
         show_default=True,
-        help="Codec of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
+        help="Encoding of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
     )
     return nameserver_option(account_option(tls_options(codec(command))))
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work of a command, on uvloop if that is installed."""
+    """Run the coroutine of a command, on uvloop if it is installed."""
     logging.basicConfig(level=logging.WARNING, format="duemq: %(message)s")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(work)
@@ -131,7 +131,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` until it ends or SIGINT or SIGTERM comes; a second Ctrl-C then interrupts the end as well."""
+    """Run `work` until it ends, or cancel it at SIGINT or SIGTERM. A second Ctrl-C interrupts the shutdown too."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
 
     def stop() -> None:
@@ -150,11 +150,11 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 def print_line(line: str) -> bool:
-    """Print a line; return whether the reader of the output still exists."""
+    """Print a line. Return False if the reader of the output has closed the pipe."""
     try:
         click.echo(line)
     except BrokenPipeError:
-        # Otherwise Python would complain at its end that it cannot write the rest.
+        # Without this, Python would report at exit that it cannot flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True

@@ -1,4 +1,4 @@
-"""The options with which the commands use TLS."""
+"""The options of the commands for TLS."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import click
 from duemq._net.tls import Tls
 
 KEY_PASSWORD: Final = "DUEMQ_TLS_KEY_PASSWORD"
-"""The variable with the password of the key; no option, since every user of a machine sees the command lines."""
+"""The environment variable with the password of the key. There is no option for it, since every user of a machine can
+see the command lines of all processes."""
 
 
 def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of TLS, which the command gets as one value, `tls`."""
+    """Add the options for TLS; the command gets them as one argument, `tls`. Raises UsageError."""
 
     @functools.wraps(command)
     def wrapper(
@@ -35,23 +36,31 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     file = click.Path(path_type=Path)
     for option in (
-        click.option("--tls-key", type=file, envvar="DUEMQ_TLS_KEY", help="The key of that certificate."),
+        click.option("--tls-key", type=file, envvar="DUEMQ_TLS_KEY", help="Key of that certificate, PEM."),
         click.option(
-            "--tls-cert", type=file, envvar="DUEMQ_TLS_CERT", help="Use TLS, and show this certificate to brokers, PEM."
+            "--tls-cert",
+            type=file,
+            envvar="DUEMQ_TLS_CERT",
+            help="Use TLS, and present this certificate to brokers, PEM.",
         ),
         click.option(
             "--tls-trust",
             type=file,
             envvar="DUEMQ_TLS_TRUST",
-            help="Use TLS, and trust the certificates in this file, PEM, and no others.",
+            help="Use TLS, and trust only the certificates in this file, PEM.",
         ),
         click.option(
             "--tls-unverified",
             is_flag=True,
             envvar="DUEMQ_TLS_UNVERIFIED",
-            help="Use TLS, and check no certificate: anybody on the way may read and change everything.",
+            help="Use TLS without checking certificates: anyone on the way can read and change everything.",
         ),
-        click.option("--tls", is_flag=True, envvar="DUEMQ_TLS", help="Use TLS, and trust what this machine trusts."),
+        click.option(
+            "--tls",
+            is_flag=True,
+            envvar="DUEMQ_TLS",
+            help="Use TLS, and trust the certificates that this machine trusts.",
+        ),
     ):
         wrapper = option(wrapper)
     return wrapper
@@ -81,12 +90,13 @@ def _value(is_on: bool, is_unverified: bool, trust: Path | None, certificate: Pa
             context.load_cert_chain(certificate, key, lambda: os.environ.get(KEY_PASSWORD, ""))
         except OSError as error:
             raise click.UsageError(
-                f"--tls-cert {certificate} --tls-key {key}: {_reason(error)}; ${KEY_PASSWORD} is the key's password"
+                f"--tls-cert {certificate} --tls-key {key}: {_reason(error)}; if the key has a password, set "
+                f"${KEY_PASSWORD}"
             ) from None
     return context
 
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return "no certificates, or no key that belongs to them, in PEM"
+        return "not certificates in PEM, or not the key that belongs to them"
     return error.strerror or str(error)

@@ -1,6 +1,7 @@
 """`duemq user` and `duemq acl`: users and policies of ACL 2.0.
 
-A secret is never an argument. It is made here and shown once, or written into a file, or read from a file or a prompt.
+A secret is never an argument. It is generated here and shown once or written to a file, or it is read from a file or a
+prompt.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _SETTING: Final = "initAuthenticationUser"
 AdminCall = Callable[[AuthAdmin], Coroutine[Any, Any, None]]
 
 
-@click.group(short_help="Users of brokers with ACL 2.0.")
+@click.group(short_help="Manage the users of brokers with ACL 2.0.")
 def user() -> None:
-    """Show, add, change and remove the users of brokers with ACL 2.0 (authenticationEnabled=true).
+    """List, add, change and remove the users of brokers with ACL 2.0 (authenticationEnabled=true).
 
     \b
     duemq user init admin --config broker.conf --out admin.yml
@@ -42,26 +43,27 @@ def user() -> None:
     duemq user add orders --send orders --out orders.yml --account admin.yml
     duemq user add billing --receive orders --group billing --account admin.yml
 
-    Each change is made at all brokers that the name servers know. RocketMQ's from 5.3 on have the same users.
+    Each change is made at all brokers that the name servers know. RocketMQ's brokers have such users too, from 5.3 on.
     """
 
 
-@click.group(short_help="Policies of users of brokers with ACL 2.0.")
+@click.group(short_help="Manage what the users of brokers with ACL 2.0 may do.")
 def acl() -> None:
-    """Show and change what users may do. A super user may do everything, whatever its policies say.
+    """List and change the policies of users: what each may do. A super user may do anything, whatever its policies say.
 
     \b
     duemq acl allow orders Topic:orders Topic:returns* --action Pub,Sub
     duemq acl deny orders Topic:* --action Pub --from 10.0.0.0/8
     duemq acl list orders
 
-    A resource is Topic:NAME, Group:NAME or Cluster:NAME, each with * at the end of the name, or alone, for all that
-    begin so; or * for everything. The narrowest resource counts; without a policy a user may do nothing.
+    A resource is Topic:NAME, Group:NAME or Cluster:NAME, or * for everything. A NAME that ends with * stands for all
+    names with that prefix, and Topic:* for all topics. Of the policies about a request, the one with the most specific
+    resource decides. A request without such a policy is refused.
     """
 
 
 def _with_admin(command: Callable[..., AdminCall]) -> Callable[..., None]:
-    """Add the options that all commands share. A command returns what it does with an admin."""
+    """Add the options that all commands share. A command returns a function, which is then called with an admin."""
 
     @one_line_errors
     def wrapper(*, nameserver: str, account: Keys, tls: Tls, **options: Any) -> None:
@@ -80,23 +82,24 @@ def _with_admin(command: Callable[..., AdminCall]) -> Callable[..., None]:
 
 
 def _secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--prompt", is_flag=True, help="Ask for the secret key instead of making one.")(command)
+    command = click.option("--prompt", is_flag=True, help="Ask for the secret key instead of generating one.")(command)
     command = click.option(
         "--secret-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="File with accessKey and secretKey in two lines, or with the secret key alone, instead of making one.",
+        help="Read the secret key from a file, with accessKey and secretKey in two lines or with the secret key alone, "
+        "instead of generating one.",
     )(command)
     return click.option(
         "--out",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="New file for the keys, which --account and mqadmin (as conf/tools.yml) read, instead of printing them.",
+        help="Write the keys to a new file, for --account and mqadmin (as conf/tools.yml), instead of printing them.",
     )(command)
 
 
 def _secret(name: str, secret_file: Path | None, *, prompt: bool) -> str:
-    """Return the secret key that a command was given, or a new one. Raises ArgumentError."""
+    """Return the secret key that the user of a command gave, or a new one. Raises ArgumentError."""
     if prompt and secret_file is not None:
         raise ArgumentError("give one of --prompt and --secret-file")
     if prompt:
@@ -114,16 +117,17 @@ def _secret(name: str, secret_file: Path | None, *, prompt: bool) -> str:
 
 
 def _open_new(path: Path) -> int:
-    """Make a file that only its owner may read. Raises ArgumentError if there is one already."""
+    """Create a file that only its owner may read, and return its descriptor. Raises ArgumentError if it exists."""
     try:
         return os.open(path, _NEW_FILE, _MODE)
     except FileExistsError:
-        raise ArgumentError(f"{path} exists already, and is not overwritten") from None
+        raise ArgumentError(f"{path} already exists, and is not overwritten") from None
 
 
 class _Keys:
-    """Where the keys of a user go: a new file, which is made first, so that no secret is lost for want of it, or the
-    output. `is_known`: the user of the command has the secret already."""
+    """The destination of a user's keys: a new file, or the output. The file is created before the broker is asked for
+    the change, so that no secret is lost because it cannot be written. `is_known`: the secret came from the user of the
+    command, and is not printed."""
 
     def __init__(self, name: str, secret: str, out: Path | None, *, is_known: bool) -> None:
         self._text = f"accessKey: {json.dumps(name, ensure_ascii=False)}\nsecretKey: {json.dumps(secret)}\n"
@@ -132,17 +136,17 @@ class _Keys:
         self._file = os.fdopen(_open_new(out), "w") if out is not None else None
 
     def done(self) -> None:
-        """Hand the keys over."""
+        """Write or print the keys."""
         if self._file is not None:
             with self._file:
                 self._file.write(self._text)
             click.echo(f"the keys are in {self._out}")
         elif not self._is_known:
             click.echo(self._text, nl=False)
-            click.echo("This is shown once: keep it.", err=True)
+            click.echo("The secret key is shown only once: store it now.", err=True)
 
     def dropped(self) -> None:
-        """Remove the file, since no user has these keys."""
+        """Remove the file, since the change failed and no user has these keys."""
         if self._file is not None and self._out is not None:
             self._file.close()
             self._out.unlink()
@@ -162,11 +166,11 @@ async def _handing_over(keys: _Keys, change: Coroutine[Any, Any, None]) -> None:
 
 @user.command("add", short_help="Add a user.")
 @click.argument("name")
-@click.option("--super", "is_super", is_flag=True, help="A user that may do everything.")
-@click.option("--send", multiple=True, metavar="TOPIC", help="It may send to this topic. May be repeated.")
-@click.option("--receive", multiple=True, metavar="TOPIC", help="It may receive from this topic. May be repeated.")
-@click.option("--group", multiple=True, metavar="GROUP", help="It may consume as this group. May be repeated.")
-@click.option("--look", is_flag=True, help="It may see topics, groups, statistics and settings of the cluster.")
+@click.option("--super", "is_super", is_flag=True, help="Allow it to do anything.")
+@click.option("--send", multiple=True, metavar="TOPIC", help="Allow it to send to this topic. May be repeated.")
+@click.option("--receive", multiple=True, metavar="TOPIC", help="Allow it to receive from this topic. May be repeated.")
+@click.option("--group", multiple=True, metavar="GROUP", help="Allow it to consume as this group. May be repeated.")
+@click.option("--look", is_flag=True, help="Allow it to see topics, groups, statistics and settings of the cluster.")
 @_secret_options
 @_with_admin
 def add(
@@ -182,7 +186,7 @@ def add(
 ) -> AdminCall:
     """Add the user NAME, with a new secret key, which is printed once. NAME is its access key.
 
-    Names of topics and groups may end with *, for all that begin so.
+    A name of a topic or group that ends with * stands for all names with that prefix.
     """
     secret = _secret(name, secret_file, prompt=prompt)
     both = set(send) & set(receive)
@@ -206,8 +210,10 @@ def add(
 
 @user.command("change", short_help="Change a user.")
 @click.argument("name")
-@click.option("--super/--normal", "is_super", default=None, help="Whether it may do everything.")
-@click.option("--enable/--disable", "is_enabled", default=None, help="Whether it may do anything.")
+@click.option(
+    "--super/--normal", "is_super", default=None, help="Whether it may do anything, or what its policies allow."
+)
+@click.option("--enable/--disable", "is_enabled", default=None, help="Whether brokers accept its requests.")
 @click.option("--new-secret", is_flag=True, help="Give it a new secret key, which is printed once.")
 @_secret_options
 @_with_admin
@@ -220,7 +226,7 @@ def change(
     prompt: bool,
     out: Path | None,
 ) -> AdminCall:
-    """Change the user NAME. A new secret key counts at once, and the old one no longer."""
+    """Change the user NAME. A new secret key replaces the old one immediately."""
     has_secret = new_secret or prompt or secret_file is not None
     if not has_secret and is_super is None and is_enabled is None:
         raise ArgumentError("say what to change: --super, --normal, --enable, --disable or --new-secret")
@@ -257,11 +263,11 @@ def remove(name: str) -> AdminCall:
     return work
 
 
-@user.command("list", short_help="Show the users.")
+@user.command("list", short_help="List the users.")
 @_with_admin
 def list_users() -> AdminCall:
-    """Print a line for each user: its name, Super or Normal, and whether it is disabled. A user that not all brokers
-    have in the same way is shown for each broker."""
+    """Print a line for each user: its name, Super or Normal, and "disabled" if it is. A line that does not hold for all
+    brokers names the brokers for which it does."""
 
     async def work(admin: AuthAdmin) -> None:
         found = await admin.users()
@@ -283,14 +289,14 @@ def list_users() -> AdminCall:
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="The broker's file of settings; it is made if there is none.",
+    help="The broker's file of settings; it is created if it does not exist.",
 )
 @_secret_options
 @one_line_errors
 def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, out: Path | None) -> None:
-    """Turn ACL 2.0 on in a broker's file of settings, with the super user NAME, which the next start makes.
+    """Turn ACL 2.0 on in a broker's file of settings. The next start of the broker creates the super user NAME.
 
-    The file then has a secret key, and only its owner may read it. Once the broker has started, the line
+    The file then contains a secret key, and only its owner may read it. Once the broker has started, the line
     initAuthenticationUser may be removed.
     """
     from duemq.broker.errors import ConfigError
@@ -301,7 +307,7 @@ def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, o
     values = {"authenticationEnabled": "true", "authorizationEnabled": "true", _SETTING: text}
     try:
         if config_file.exists() and broker_conf.read(str(config_file)).get(_SETTING):
-            raise ArgumentError(f"{config_file} has {_SETTING} already; remove that line first")
+            raise ArgumentError(f"{config_file} already has {_SETTING}; remove that line first")
         keys = _Keys(name, secret, out, is_known=prompt or secret_file is not None)
         try:
             if config_file.exists():
@@ -327,8 +333,14 @@ def _policy_options(command: Callable[..., AdminCall]) -> Callable[..., None]:
         click.option(
             "--action", "actions", required=True, multiple=True, metavar="ACTION[,...]", help=", ".join(ACTIONS) + "."
         ),
-        click.option("--from", "sources", multiple=True, metavar="ADDRESS", help="Only from this address or network."),
-        click.option("--default", "is_default", is_flag=True, help="Only where no other policy says something."),
+        click.option(
+            "--from",
+            "sources",
+            multiple=True,
+            metavar="ADDRESS",
+            help="Applies only to requests from this address or network.",
+        ),
+        click.option("--default", "is_default", is_flag=True, help="Applies only if no other policy does."),
     ]
     decorated: Callable[..., Any] = _with_admin(command)
     for option in reversed(options):
@@ -360,31 +372,31 @@ def _set(
     return work
 
 
-@acl.command("allow", short_help="Allow a user something.")
+@acl.command("allow", short_help="Allow a user actions on resources.")
 @_policy_options
 def allow(
     name: str, resources: tuple[str, ...], actions: tuple[str, ...], sources: tuple[str, ...], is_default: bool
 ) -> AdminCall:
-    """Let the user NAME do something with resources. It counts in place of what was said of them before."""
+    """Allow the user NAME actions on resources. This replaces the user's earlier policy for each of these resources."""
     return _set("Allow", name, resources, actions, sources, is_default=is_default)
 
 
-@acl.command("deny", short_help="Deny a user something.")
+@acl.command("deny", short_help="Deny a user actions on resources.")
 @_policy_options
 def deny(
     name: str, resources: tuple[str, ...], actions: tuple[str, ...], sources: tuple[str, ...], is_default: bool
 ) -> AdminCall:
-    """Keep the user NAME from doing something with resources. It counts in place of what was said of them before."""
+    """Deny the user NAME actions on resources. This replaces the user's earlier policy for each of these resources."""
     return _set("Deny", name, resources, actions, sources, is_default=is_default)
 
 
 @acl.command("remove", short_help="Remove policies of a user.")
 @click.argument("name")
 @click.argument("resource", required=False)
-@click.option("--default", "is_default", is_flag=True, help="Of the default policy.")
+@click.option("--default", "is_default", is_flag=True, help="With RESOURCE: remove its default policy.")
 @_with_admin
 def remove_policy(name: str, resource: str | None, is_default: bool) -> AdminCall:
-    """Remove what is said of RESOURCE, or all policies of the user NAME."""
+    """Remove the policy of the user NAME for RESOURCE, or all policies of the user."""
 
     async def work(admin: AuthAdmin) -> None:
         await admin.delete_policy(name, resource, "Default" if is_default else "Custom")
@@ -392,12 +404,13 @@ def remove_policy(name: str, resource: str | None, is_default: bool) -> AdminCal
     return work
 
 
-@acl.command("list", short_help="Show policies.")
+@acl.command("list", short_help="List policies.")
 @click.argument("name", required=False)
 @_with_admin
 def list_policies(name: str | None) -> AdminCall:
-    """Print a line for each policy of all users, or of NAME: user, Allow or Deny, the resource, the actions, where
-    from, and whether it is a default. What not all brokers have is shown for each broker."""
+    """Print a line for each policy of all users, or of NAME: the user, Allow or Deny, the resource, the actions, the
+    addresses for which it holds, and whether it is a default. A line that does not hold for all brokers names the
+    brokers for which it does."""
 
     async def work(admin: AuthAdmin) -> None:
         found = await admin.policies(name)
@@ -424,6 +437,6 @@ def _lines(acls: list[AclInfo]) -> list[str]:
 
 
 def _print_lines(lines: dict[str, list[str]], brokers: int) -> None:
-    """Print lines, and the brokers that have one if not all have it."""
+    """Print lines, each followed by the addresses of its brokers unless it holds for all `brokers`."""
     for line, addresses in lines.items():
         click.echo(line if len(addresses) == brokers else f"{line}  at {', '.join(addresses)}")

@@ -1,6 +1,6 @@
 """The bridge with one set of rules: its parts, and how it starts, reconnects and ends.
 
-RocketMQ's clients, the journal and the window of messages on their way live as long as the bridge. For each connection
+RocketMQ's clients, the journal and the window of messages in flight live as long as the bridge. For each connection
 to the MQTT broker there is a new `Session`.
 
 The subscriptions do not wait for RocketMQ: a message that an MQTT broker acknowledges while nobody is subscribed is
@@ -37,11 +37,11 @@ from duemq.mqtt_bridge.status import OFFLINE, Status
 from duemq.protocol.topics import RETRY_PREFIX
 
 PACKET_BYTES: Final = MAX_BODY_BYTES + packets.HEAD_OF_LARGE
-"""Maximum size of a packet that is kept whole, in bytes. The payload of larger ones is more than RocketMQ takes."""
+"""Maximum size of a packet that is kept whole, in bytes. RocketMQ does not accept the payload of a larger one."""
 COUNTERS_EVERY: Final = 10.0
 """Seconds between two reports of the counters."""
 CHECK: Final = 5.0
-"""Maximum time for the question whether delayed messages wait, in seconds."""
+"""Time limit of a check whether delayed messages wait, in seconds."""
 MAX_REPORTED_NAME: Final = 64
 """Maximum number of characters of a bridge's name in its reports to brokers."""
 
@@ -51,7 +51,8 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class Bridge:
     """One bridge with one set of rules: `run` works until `stop` is called, or it is cancelled.
 
-    `carried`: what the bridge with the rules before has left, and when `run` has returned, what this one leaves.
+    `carried`: the state that the bridge with the previous rules has left, and after `run` the state that this one
+    leaves.
     `is_ready` is set while the bridge is connected on both sides and the MQTT broker has accepted its subscriptions.
     """
 
@@ -73,7 +74,7 @@ class Bridge:
         self.is_ready = asyncio.Event()
 
     def stop(self) -> None:
-        """Have `run` finish the messages on their way and return."""
+        """Make `run` finish the messages in flight and return."""
         self._stopped.set()
 
     async def check_change(self, rules: Rules) -> None:
@@ -92,7 +93,7 @@ class Bridge:
             async with asyncio.timeout(CHECK):
                 is_any = await self._running.is_any_delayed() if self._running is not None else None
         if is_any is None:
-            why = f"RocketMQ does not tell whether messages wait in {old.topic}"
+            why = f"RocketMQ does not report whether messages wait in {old.topic}"
         elif not is_any:
             return
         if is_elsewhere:
@@ -192,7 +193,7 @@ class _Running:
         self._has_to_leave = asyncio.Event()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Work until stopped; then finish the messages on their way, within FINISH seconds. Raises JournalError and
+        """Work until stopped; then finish the messages in flight, within FINISH seconds. Raises JournalError and
         ArgumentError."""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -216,7 +217,7 @@ class _Running:
                     each.close()
                 if not self._started.is_set():
                     taking.cancel()
-                # Also before the subscriptions are made: if messages are on their way, another bridge may get them too.
+                # Also before the subscriptions are made: otherwise another bridge may get the messages in flight too.
                 finishing = asyncio.gather(taking, self._window.drain(), return_exceptions=True)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FINISH if self._window.session is not None else 0):
@@ -255,7 +256,7 @@ class _Running:
                 self._set_started()
 
     async def _look_back(self) -> None:
-        """Note where delayed messages wait, and tell of those that earlier rules have left elsewhere."""
+        """Note where delayed messages wait, and log a warning about those that earlier rules have left elsewhere."""
         journal, now = self._journal, self._rules.delayed
         for topic, group in list(journal.delayed.items()):
             if now is not None and topic == now.topic:
@@ -319,8 +320,8 @@ class _Running:
             self._is_ready.clear()
 
     async def _take(self) -> None:
-        # Not before the brokers have accepted the account: with a wrong one, messages whose senders choose their topics
-        # would be refused.
+        # Not before the brokers have accepted the account: with a wrong account, messages whose senders choose their
+        # topics would be refused.
         await self._started.wait()
         await self._inbound.run()
 
@@ -359,7 +360,7 @@ class _Running:
                 self._is_connected = False
                 self._update_ready()
                 if self._window.disconnected():
-                    failures = 0  # it goes on, though a message may have the connection closed each time
+                    failures = 0  # there is progress, even if a message makes the MQTT broker close each connection
             if not self._has_to_leave.is_set():
                 failures += 1
                 self._complaints.raise_(_MQTT, why)
@@ -381,8 +382,8 @@ class _Running:
     async def _subscribe(self, session: Session) -> None:
         """Make the subscriptions of the rules, and end all others.
 
-        All requests go out together: if what arrives meanwhile fills the bridge, it reads no answer until there is room
-        again. The new subscriptions are made first, since a message may come twice rather than not at all.
+        All requests are sent together: if messages that arrive meanwhile fill the bridge, it reads no answers until
+        there is room again. The new subscriptions are made first: it is better to get a message twice than not at all.
         """
         share, journal = self._rules.connection.share, self._journal
         wanted = {
@@ -391,7 +392,7 @@ class _Running:
         }
         known = dict(journal.subscriptions)
         for topic in wanted.keys() - known.keys():
-            # Written before it is made. If the bridge is killed and its rules change, the subscription is ended later.
+            # Noted before it is made: if the bridge is killed and its rules change, the subscription is ended later.
             journal.subscribe(topic, _UNSURE)
         await journal.saved()
         await asyncio.gather(
@@ -410,7 +411,7 @@ class _Running:
         what = f"the subscription to {topic!r}"
         if granted.refused is not None:
             self._refused[topic] = subscription
-            self._complaints.raise_(what, f"the MQTT broker refuses it: {granted.refused}")
+            self._complaints.raise_(what, f"the MQTT broker refused it: {granted.refused}")
             return
         self._refused.pop(topic, None)
         self._complaints.resolve(what)
@@ -419,7 +420,8 @@ class _Running:
         elif self._lowered.get(topic) != granted.qos:
             self._lowered[topic] = granted.qos
             log.warning(
-                "%s: the MQTT broker grants QoS %d, and the rule asks for %d; messages have no guarantees beyond it",
+                "%s: the MQTT broker grants only QoS %d, and the rule asks for %d; messages get the guarantees of the "
+                "lower one",
                 what,
                 granted.qos,
                 subscription.qos,
@@ -431,7 +433,7 @@ class _Running:
         self._journal.forget_subscriptions([topic])
 
     async def _insist_on_subscriptions(self, session: Session) -> None:
-        """Try the refused subscriptions again until the MQTT broker accepts them all. Raises MqttConnectionError and
+        """Retry the refused subscriptions until the MQTT broker accepts them all. Raises MqttConnectionError and
         JournalError."""
         failures = 0
         while self._refused:
@@ -486,11 +488,11 @@ class _Running:
             try:
                 await self._clients.admin.report_bridge(name, asdict(self._status.counters))
             except DueMQError as error:
-                log.debug("the counters could not be reported to the brokers: %s", error)
+                log.debug("cannot report the counters to the brokers: %s", error)
 
 
 def _comes_again(rules: Rules) -> Callable[[MessagePosition], bool]:
-    """Return a function that tells whether a rule with QoS 2 reads the message at a position."""
+    """Return a function that says whether a rule with QoS 2 reads the message at a position."""
     groups = {rule.group: rule.topic for rule in rules.outbound if rule.qos == 2}
     if rules.delayed is not None and rules.delayed.qos == 2:
         groups[rules.delayed.group] = rules.delayed.topic

@@ -1,4 +1,4 @@
-"""What a bridge hands to the next one when the rules change, within one process."""
+"""The state that a bridge passes on to the next one when the rules change, within one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Carried:
     """State that outlives a change of the rules, as long as the process lives."""
 
     receipts: Receipts = field(default_factory=Receipts)
-    """Of the session at the MQTT broker."""
+    """The receipts of the session at the MQTT broker."""
     counters: Counters = field(default_factory=Counters)
     waiting: list[Arrival] = field(default_factory=list)
-    """Messages that nobody sends again: those of lost sessions, and those with QoS 0."""
+    """Messages that the MQTT broker does not send again: those of lost sessions, and those with QoS 0."""

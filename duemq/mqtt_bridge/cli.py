@@ -42,11 +42,16 @@ _config = click.option(
 @click.group(invoke_without_command=True, short_help="Connect an MQTT broker.")
 @_config
 @click.option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True)
-@click.option("--until-input-ends", is_flag=True, help="End with standard input too, as a broker's own bridge does.")
+@click.option(
+    "--until-input-ends",
+    is_flag=True,
+    help="Also end at the end of standard input, as an MQTT broker's own bridge does.",
+)
 @click.pass_context
 def main(context: click.Context, config: Path, log_format: str, *, until_input_ends: bool) -> None:
-    """Carry messages between an MQTT broker and RocketMQ's topics, and delay those that ask for it, until SIGTERM or
-    Ctrl-C. The file of rules is read again when it changes, and at SIGHUP; if it is wrong then, the old rules stay.
+    """Carry messages between an MQTT broker and RocketMQ's topics, and delay messages that ask for it, until SIGTERM or
+    Ctrl-C. The file of rules is read again when it changes, and at SIGHUP. If the new rules are wrong, the old ones
+    stay in use.
 
     \b
     duemq mqtt-bridge --config bridge.toml
@@ -60,8 +65,8 @@ def main(context: click.Context, config: Path, log_format: str, *, until_input_e
     handler.setFormatter(_JsonLines() if log_format == "json" else logging.Formatter(_CONSOLE))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("duemq.consumer").setLevel(logging.WARNING)
-    # Not on uvloop, though it is faster: paho closes a socket, and the next one may get the same descriptor at once;
-    # uvloop may then never watch this descriptor again.
+    # Not on uvloop, although it is faster: when paho closes a socket, the next one may get the same descriptor
+    # immediately, and uvloop may then never watch this descriptor again.
     asyncio.run(_serve(config, rules, until_input_ends=until_input_ends))
 
 
@@ -70,8 +75,8 @@ def main(context: click.Context, config: Path, log_format: str, *, until_input_e
 @click.option("--config", type=click.Path(path_type=Path), help="The file of rules; bridge.toml by default.")
 @click.pass_context
 def check(context: click.Context, config: Path | None, topics: tuple[str, ...]) -> None:
-    """Read the file of rules, and show where a message to each MQTT TOPIC goes. The exit code is 1 if the file is
-    wrong, or if the bridge would not take one of these messages."""
+    """Read the file of rules, and show where a message to each MQTT TOPIC would go. The exit code is 1 if the file is
+    wrong, or if the bridge would not accept one of these messages."""
     from duemq.mqtt_bridge.rules import check as checking
 
     rules = _read(config or context.obj)
@@ -109,13 +114,13 @@ class _JsonLines(logging.Formatter):
 
 
 def stop_when_input_ends(input_: int | None, stopped: asyncio.Event) -> None:
-    """Set `stopped` once a file is at its end, in the background. `input_`: the file's descriptor; None for one that is
-    closed. A thread reads it, since an event loop cannot watch plain files and /dev/null."""
+    """Set `stopped` when a file is at its end, in the background. `input_`: the file's descriptor; None if the file is
+    closed. A thread reads the file, since an event loop cannot watch plain files and /dev/null."""
     loop = asyncio.get_running_loop()
 
     def read_all() -> None:
         if input_ is not None:
-            with suppress(OSError):  # a terminal that is gone is at its end, too
+            with suppress(OSError):  # a terminal that no longer exists is at its end, too
                 while _has_more(input_):
                     pass
         with suppress(RuntimeError):  # the loop was closed meanwhile
@@ -134,7 +139,7 @@ def _has_more(input_: int) -> bool:
 
 
 async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
-    """Run one bridge after the other, each with the newest rules, until a signal ends the last."""
+    """Run one bridge after another, each with the newest rules, until a signal ends the last one."""
     loop = asyncio.get_running_loop()
     stopped, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -154,7 +159,7 @@ async def _serve(path: Path, rules: Rules, *, until_input_ends: bool) -> None:
 
 
 def _session_of(rules: Rules) -> tuple[str, int, str]:
-    """Return what names the session at an MQTT broker."""
+    """Return the values that identify the session at an MQTT broker."""
     connection = rules.connection
     return connection.host, connection.port, connection.client_id
 
@@ -177,7 +182,7 @@ async def _run_until_changed(
             try:
                 await bridge.check_change(found)
             except RulesError as error:
-                log.error("%s; the old rules stay", error)
+                log.error("%s; the old rules stay in use", error)
                 found = None
     if found is not None:
         watch.use(found)
@@ -188,21 +193,21 @@ async def _run_until_changed(
     except DueMQError as error:
         fail(str(error))
     if found is not None:
-        log.info("the rules have changed; the new ones are used from now on")
+        log.info("the rules have changed; the new rules are now in use")
     return None if stopped.is_set() else found
 
 
 class _Watch:
-    """Notices changes of a file of rules. `rules`: those that the bridge has."""
+    """Notices changes of a file of rules. `rules`: those that the bridge uses now."""
 
     def __init__(self, path: Path, rules: Rules) -> None:
         self._path = path
         self._directory = os.path.realpath(rules.connection.state_directory)
-        """That of the journal which the bridge has open."""
+        """The directory of the journal that the bridge has open."""
         self._seen = self._state()
 
     def changed(self, reload: asyncio.Event) -> Rules | None:
-        """Return the new rules if the file has changed, or None. Wrong ones are logged once, and so are those whose
+        """Return the new rules if the file has changed, or None. Wrong rules are logged once, and so are rules whose
         `state` cannot be used. If `reload` is set, the file is read even if it has not changed."""
         from duemq.mqtt_bridge.rules.file import read
 
@@ -216,12 +221,12 @@ class _Watch:
             if os.path.realpath(found.connection.state_directory) != self._directory:
                 _try_state(self._path, found)
         except RulesError as error:
-            log.error("%s; the old rules stay", error)
+            log.error("%s; the old rules stay in use", error)
             return None
         return found
 
     def use(self, rules: Rules) -> None:
-        """Note that the bridge uses new rules from now on."""
+        """Note that the bridge now uses new rules."""
         self._directory = os.path.realpath(rules.connection.state_directory)
 
     def _state(self) -> tuple[int, int, int] | None:
@@ -232,7 +237,7 @@ class _Watch:
 
 
 def _try_state(path: Path, rules: Rules) -> None:
-    """Try the journal of new rules. Raises RulesError."""
+    """Check that the journal of new rules can be opened. Raises RulesError."""
     from duemq.mqtt_bridge.session.journal import JournalError, try_journal
 
     try:

@@ -1,5 +1,4 @@
-"""RocketMQ's clients of a bridge, and how they are started: again and again, until the brokers are there and let them
-in."""
+"""The RocketMQ clients of a bridge. Starting them is retried until the brokers answer and accept the account."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from duemq.producer import Producer
 
 PRODUCER_GROUP: Final = "mqtt-bridge"
 FINISH: Final = 5.0
-"""Maximum time for the messages on their way when the bridge is stopped, in seconds; and time between two looks whether
-those of a queue that another bridge is to get have arrived."""
+"""Time limit for the messages in flight when the bridge is stopped, in seconds; and time between two checks whether the
+messages in flight of a queue that another bridge is to get are finished."""
 
 T = TypeVar("T")
 
@@ -33,14 +32,14 @@ log = logging.getLogger("duemq.mqtt_bridge")
 class BridgeClients:
     """The producer, the admin client and the consumers of a bridge with these rules; `async with` closes them all.
 
-    `waiting` is called whenever a client could not be started, and will be tried again. Raises ArgumentError if the
-    clients cannot be made with these rules.
+    `waiting` is called whenever a client could not be started and the start will be retried. Raises ArgumentError if
+    the clients cannot be made with these rules.
     """
 
     def __init__(self, rules: Rules, *, waiting: Callable[[], None], intervals: Intervals, clock: Clock) -> None:
         tls = rules.tls.context() if rules.tls is not None else False
         self._access: dict[str, Any] = {**rules.account._asdict(), "tls": tls}
-        """The arguments with which clients get in."""
+        """The arguments of clients for access to the brokers: the account's keys and TLS."""
         self._rules = rules
         self._waiting = waiting
         self._intervals = intervals
@@ -65,13 +64,13 @@ class BridgeClients:
         await self._insist(self.producer.start, _STARTING)
         self._open.push_async_callback(self.admin.close)
         await self._insist(self.admin.start, _STARTING)
-        # Starting a client does not tell: it goes on without a broker. And a consumer whose topic does not exist yet
-        # speaks to none.
+        # The start of a client does not show this, since it succeeds without a broker, and a consumer whose topic does
+        # not exist yet connects to no broker.
         await self._insist(self.admin.check_account, _STARTING)
 
     async def consumer(self, rule: Outbound, rules: int, in_hand: Mapping[MessageQueue, int]) -> Consumer:
-        """Return a rule's consumer, started. `rules`: number of rules that share the limits of what is on its way.
-        `in_hand`: by queue, the offset before which are the messages that the journal knows. Raises ArgumentError."""
+        """Return a rule's consumer, started. `rules`: number of rules that share the limits of messages in flight.
+        `in_hand`: by queue, the offset after the last message that the journal has. Raises ArgumentError."""
         connection = self._rules.connection
 
         async def start() -> Consumer:
@@ -84,7 +83,7 @@ class BridgeClients:
                 max_cached_bytes=connection.max_in_flight_bytes // rules,
                 _intervals=self._intervals,
                 _clock=self._clock,
-                # Each bridge has a journal of its own, so no two of them may publish the messages of a queue.
+                # Each bridge has its own journal, so no two bridges may publish messages of a queue at the same time.
                 close_timeout=FINISH,
                 _exclusive=is_shared,
                 _in_hand=in_hand,
@@ -100,7 +99,7 @@ class BridgeClients:
         return consumer
 
     async def _insist(self, start: Callable[[], Awaitable[T]], who: str) -> T:
-        """Start a client, and again until a name server answers and the brokers accept the account."""
+        """Start a client, and retry until a name server answers and the brokers accept the account."""
         failures = 0
         while True:
             try:

@@ -1,8 +1,7 @@
 """Delayed messages: how waiting ones are found and cancelled, and the rule that publishes them when they are due.
 
-A delayed message waits in a RocketMQ topic of the bridge's own. When it is due, a rule from RocketMQ to MQTT publishes
-it to its plain topic. RocketMQ's consumers get it if a rule from MQTT to RocketMQ takes it there, as for any other
-publish.
+A delayed message waits in the bridge's own RocketMQ topic. When it is due, a rule from RocketMQ to MQTT publishes it to
+its plain topic. RocketMQ's consumers get it if a rule from MQTT to RocketMQ then matches it, as with any other message.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ class DelayedMessages:
         return False
 
     async def is_durable(self, queue: MessageQueue) -> bool:
-        """Return whether all that the broker of a queue has stored is as durable as its settings promise. With
-        SYNC_FLUSH, a duemq broker answers a request to cancel any message, here none, once that is so. Other brokers
-        have no such request: True. Raises the errors of `Admin.cancel`."""
+        """Return whether all messages that the broker of a queue has stored are as durable as its settings promise.
+        With SYNC_FLUSH, a duemq broker answers a request to cancel a message, here one that does not exist, only then.
+        Other brokers do not have this request: True. Raises the errors of `Admin.cancel`."""
         try:
             await self._admin.cancel(MessageHandle(queue.topic, queue.broker, _NO_ID, _NO_ID))
         except (NotSupportedError, AccessDeniedError, NoPermissionError):
-            # Who may send to the topic may ask a duemq broker.
+            # Not a duemq broker's refusal: it allows the request to accounts that may send to the topic.
             return True
         except RequestTimeoutError:
             return False
@@ -76,14 +75,14 @@ class DelayedMessages:
 
 
 def check_group(rules: Rules, known: Mapping[str, str]) -> None:
-    """Check that the topic of delayed messages keeps its group: another one would publish those of the last days again.
-    `known`: groups by topic, of earlier rules. Raises RulesError."""
+    """Check that the topic of delayed messages keeps its group: another group would publish the messages of the last
+    days again. `known`: groups by topic, of earlier rules. Raises RulesError."""
     found = rules.delayed
     group = known.get(found.topic) if found is not None else None
     if found is not None and group is not None and group != found.group:
         raise RulesError(
-            f"{rules.file}:{rules.delayed_group_line}: the delayed messages in {found.topic} are those of the group "
-            f"{group}; {found.group} would publish those of the last days again: keep the old one by [delayed] "
+            f"{rules.file}:{rules.delayed_group_line}: the delayed messages in {found.topic} belong to the group "
+            f"{group}; {found.group} would publish those of the last days again: keep the old group with [delayed] "
             f'group = "{group}", or give another topic as well'
         )
 
@@ -92,7 +91,7 @@ def left_behind(topic: str, group: str) -> str:
     """Return what to do about messages that wait in a topic which the rules no longer name."""
     return (
         f'they are published only while the rules name both: [delayed] topic = "{topic}", group = "{group}"; '
-        "give these names until none waits (duemq pending list)"
+        "keep these names until no message waits (duemq pending list)"
     )
 
 
@@ -105,8 +104,9 @@ def left_at(old: str, new: str) -> str:
     """Return what to do about messages that wait at the brokers of the name servers `old`, when new rules name `new`
     and none of these."""
     return (
-        f'they are published only while the rules name the name server: nameserver = "{old}"; keep it until none waits '
-        f'(duemq pending list). If both are name servers of the same brokers, give nameserver = "{old};{new}" first'
+        f'they are published only while the rules name the name server: nameserver = "{old}"; keep it until no message '
+        f'waits (duemq pending list). If both are name servers of the same brokers, give nameserver = "{old};{new}" '
+        "first"
     )
 
 
@@ -118,7 +118,7 @@ def as_outbound(delayed: Delayed) -> Outbound:
         group=delayed.group,
         tags="*",
         qos=delayed.qos,
-        retain=False,  # each has the flag that it came with
+        retain=False,  # not used: each message keeps the flag with which it arrived
         start="first",
     )
 
@@ -126,11 +126,11 @@ def as_outbound(delayed: Delayed) -> Outbound:
 def _plain_topic(message: ReceivedMessage) -> str:
     topic = translation.mqtt_topic(message.properties)
     if topic is None:
-        raise TemplateError("the message has no property MQTT_TOPIC: no bridge sent it here")
+        raise TemplateError("the message has no property MQTT_TOPIC: it was not sent by a bridge")
     try:
         check_topic(topic)
     except ArgumentError as error:
-        raise TemplateError(f"the property MQTT_TOPIC is no topic to publish to: {error}") from None
+        raise TemplateError(f"the property MQTT_TOPIC is not a topic to publish to: {error}") from None
     return topic
 
 

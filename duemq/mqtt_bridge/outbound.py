@@ -1,7 +1,7 @@
 """From RocketMQ to MQTT: publishes the messages of the consumers, and acknowledges them to RocketMQ when the MQTT
 broker has acknowledged them.
 
-Each rule has a consumer of its own. All rules share one window of messages without acknowledgement (`Window`). It
+Each rule has its own consumer. All rules share one window of messages without acknowledgement (`Window`). It
 belongs to the session at the MQTT broker: after a lost connection its messages are sent again, in their order and with
 the same packet ids. If the MQTT broker has lost the session, they are sent as new messages.
 
@@ -35,12 +35,12 @@ from duemq.mqtt_bridge.session.packets import Ack, PacketError, clear_dup, encod
 from duemq.mqtt_bridge.status import Status
 
 BATCH: Final = 100
-"""Maximum number of messages that are taken from a consumer at once."""
+"""Maximum number of messages that are taken from a consumer in one call."""
 LOST_CONNECTIONS: Final = 3
 """Number of connections in a row that are lost without an acknowledgement before messages are sent one at a time; and
 number of connections that a single message loses before it is refused."""
 CLOSES_CONNECTION: Final = 0x100
-"""In place of a reason code: the MQTT broker closed the connection each time when it got the message."""
+"""Used as a reason code: the MQTT broker closed the connection each time it got the message."""
 GIVE_UP: Final = -1
 """Level of a retry that sends the message to the dead-letter topic."""
 
@@ -49,7 +49,7 @@ log = logging.getLogger("duemq.mqtt_bridge")
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A message with QoS 1 or 2 on its way to MQTT."""
+    """A message with QoS 1 or 2 in flight to MQTT."""
 
     packet_id: int
     packet: bytearray
@@ -61,30 +61,32 @@ class Flight:
     is_sent: bool = False
     """Whether it was sent over the present connection."""
     is_noted: bool = False
-    """Whether the journal has it on the disk. With QoS 2 it is not sent before."""
+    """Whether the journal has it on the disk. With QoS 2 it is not sent before that."""
     was_over_quota: bool = False
-    """Whether the MQTT broker has refused it once because it had too many messages."""
+    """Whether the MQTT broker has refused it once because the broker's quota was exceeded."""
     reason: int = packets.SUCCESS
     """Reason code of the last acknowledgement."""
 
 
 class Window:
-    """The messages on their way to MQTT: at most `most`. One less than the MQTT broker allows are sent and without
-    acknowledgement: Mosquitto counts messages with QoS 2 of an earlier connection, and closes a connection that sends
+    """The messages in flight to MQTT: at most `most`. At most one less than the MQTT broker allows are sent and
+    unacknowledged: Mosquitto counts messages with QoS 2 of an earlier connection, and closes a connection that sends
     one of them again while the count is at its maximum.
 
-    Some MQTT brokers close the connection on a message that they do not take, since MQTT 3.1.1 has no other way. Such a
-    message must not hold up all the others: after some connections without an acknowledgement messages are sent one at
-    a time, and the one that loses further connections is refused.
+    Some MQTT brokers close the connection on a message that they do not accept, since MQTT 3.1.1 has no other way to
+    refuse one. Such a message must not hold up all others. Therefore, after some connections without an
+    acknowledgement, messages are sent one at a time, and the one that loses further connections is refused.
 
-    An MQTT broker that goes back to an earlier state of its session, after a kill for instance, may have messages with
-    QoS 2 there that were completed long ago. It counts them, and refuses new ones for them, until they get a PUBREL.
+    An MQTT broker that goes back to an earlier state of its session, for instance after a kill, may again have messages
+    with QoS 2 that were completed long ago. It counts them, and refuses new ones because of them, until they get a
+    PUBREL.
 
-    A message with QoS 2 of an earlier process may never be sent again: its rule is gone, or its offset was skipped. The
-    MQTT broker may have it, and then counts it until it gets a PUBREL, too. `comes_again` tells whether RocketMQ may
-    deliver the message at a place again.
+    A message with QoS 2 of an earlier process may never be sent again: its rule no longer exists, or its offset was
+    skipped. The MQTT broker may have it, and then also counts it until it gets a PUBREL. `comes_again` says whether
+    RocketMQ may deliver the message at a place again.
 
-    `finished` is called with messages that the MQTT broker has taken or refused, in the order of its acknowledgements.
+    `finished` is called with messages that the MQTT broker has accepted or refused, in the order of its
+    acknowledgements.
     """
 
     def __init__(
@@ -112,23 +114,24 @@ class Window:
             for place, each in journal.published.items()
             if each.state is State.PUBLISHED and not comes_again(place)
         }
-        """Those of the missing messages, by packet id, that nobody sends again."""
+        """Those of the missing messages, by packet id, that are never sent again."""
         self._session: Session | None = None
         self._lost_in_a_row = 0
-        """Connections that were lost without progress while messages were on their way."""
+        """Number of connections in a row that were lost without progress while messages were in flight."""
         self._one_at_a_time = 0
         """Number of messages that are still to be sent one at a time."""
         self._may_send = False
-        """Whether messages may be sent over the present connection. When they are sent one at a time, the connection
-        has to be complete first, so that only a message can be the reason for its loss."""
+        """Whether messages may be sent over the present connection. When they are sent one at a time, the subscriptions
+        must be complete first, so that only a message can be the reason for the loss of the connection."""
         self._has_released_unknown = False
-        """Whether the present connection has had a PUBREL for each packet id that no message has."""
+        """Whether a PUBREL was sent over the present connection for each packet id that no message has."""
         self._may_be_full = False
-        """Whether the MQTT broker has refused messages for its quota, or closed the connection without taking any,
-        since the last connection began: packets that it sends just before it closes one may never arrive."""
+        """Whether, since the last connection began, the MQTT broker has refused messages because of its quota, or
+        closed the connection without accepting any: packets that it sends just before it closes one may never
+        arrive."""
         self._has_taken = False
-        """Whether the MQTT broker has taken a message of the present connection, or refused it for another reason than
-        its quota."""
+        """Whether the MQTT broker has accepted a message of the present connection, or refused one for another reason
+        than its quota."""
         self._released: list[int] = []
         self._has_work = asyncio.Event()
         self._is_closing = False
@@ -144,7 +147,7 @@ class Window:
     # --- the connection
 
     async def connected(self, session: Session) -> None:
-        """Continue over a new connection with the messages that are on their way. Raises JournalError."""
+        """Continue over a new connection with the messages in flight. Raises JournalError."""
         journal, flights = self._journal, self._flights
         if session.is_present:
             # PUBRECs of the last connection may not be on the disk yet.
@@ -157,13 +160,13 @@ class Window:
         self._session = session
         self._may_send = not self._one_at_a_time
         self._on_way = 0
-        # Brokers tell clients of MQTT 3.1.1 nothing of a quota.
+        # Brokers do not report a quota to clients of MQTT 3.1.1.
         self._has_released_unknown = session.is_present and (self._may_be_full or not session.is_v5)
         self._may_be_full = self._has_taken = False
         if self._has_released_unknown:
             self._release_unknown(session)
         unreleased = [each for each in flights.values() if not each.is_released]
-        # The MQTT broker may have some of them: these go first.
+        # The MQTT broker may already have some of them: these are sent first.
         self._unsent = deque(sorted(unreleased, key=lambda each: not (each.is_noted or each.is_sent)))
         for flight in self._unsent:
             if flight.is_sent:
@@ -171,7 +174,7 @@ class Window:
             flight.is_sent = False
         released = [each.packet_id for each in flights.values() if each.is_released]
         released += self._abandoned
-        # Also messages that RocketMQ has not delivered again yet.
+        # Also those of messages that RocketMQ has not delivered again yet.
         released += [
             each.packet_id
             for each in journal.published.values()
@@ -213,8 +216,8 @@ class Window:
         session.send(b"".join(encode_ack(packets.PUBREL, each) for each in unknown))
 
     def disconnected(self) -> bool:
-        """Take no messages until there is a connection again. Return whether the MQTT broker took messages over the
-        last one."""
+        """Take no messages until there is a connection again. Return whether the MQTT broker accepted messages over the
+        last connection."""
         has_taken = self._session is not None and self._has_taken
         if self._session is not None:
             if self._on_way and not self._has_taken:
@@ -238,7 +241,8 @@ class Window:
         if len(sent) > 1:
             self._one_at_a_time = len(self._flights)
             log.warning(
-                "%d connections to the MQTT broker were lost without an acknowledgement; sending one message at a time",
+                "%d connections to the MQTT broker were lost without an acknowledgement; sending messages one at a "
+                "time",
                 LOST_CONNECTIONS,
             )
             return
@@ -265,12 +269,12 @@ class Window:
         session = self._session
         if session is None or self._is_closing:
             return 0
-        # Missing messages have to be read, even if other messages are read before them.
+        # Missing messages must be read, even if other messages come before them.
         most = self._most if self._missing else min(self._most, self._limit(session))
         return most - len(self._flights)
 
     def _limit(self, session: Session) -> int:
-        """Return the maximum number of messages on their way, without the missing ones."""
+        """Return the maximum number of messages in flight, without the missing ones."""
         return 1 if self._one_at_a_time else max(1, session.limits.receive_maximum - 1 - len(self._missing))
 
     def _update_room(self) -> None:
@@ -284,7 +288,7 @@ class Window:
             self._is_empty.set()
 
     async def drain(self) -> None:
-        """Take no more messages, and wait until none is on its way."""
+        """Take no more messages, and wait until none is in flight."""
         self._is_closing = True
         self._update_room()
         await self._is_empty.wait()
@@ -300,7 +304,7 @@ class Window:
                 continue
             present = self._flights.get(flight.packet_id)
             if present is not None and present.place == flight.place:
-                # It is on its way, and RocketMQ has given it again, whose acknowledgement the present one would not be.
+                # It is in flight, and RocketMQ has delivered it again: acknowledge the new delivery, not the first.
                 present.message = flight.message
                 continue
             flight.is_released = flight.is_released or (known is not None and known.state is State.RELEASED)
@@ -311,7 +315,7 @@ class Window:
                 if self._session is not None:
                     self._session.send(encode_ack(packets.PUBREL, flight.packet_id))
             elif flight.is_noted and self._session is not None and self._may_send:
-                # The MQTT broker may have it, and it is in the count of missing messages: it needs no room.
+                # The MQTT broker may already have it. It was counted among the missing messages, so it needs no room.
                 self._send(flight, self._session)
             else:
                 self._unsent.append(flight)
@@ -358,7 +362,7 @@ class Window:
                 if ack.kind == packets.PUBCOMP:
                     without_message.add(ack.packet_id)
             elif _ends(ack, flight):
-                # A PUBCOMP with an error means that the MQTT broker does not know the id: it was completed before.
+                # A PUBCOMP with an error means that the MQTT broker does not know the id: it was already completed.
                 flight.reason = ack.reason if ack.kind != packets.PUBCOMP else packets.SUCCESS
                 self._remove(flight)
                 finished.append(flight)
@@ -378,12 +382,12 @@ class Window:
         self._journal.set_published(
             (flight.place, Published(0, State.DONE)) for flight in noted if flight.reason < packets.FIRST_ERROR
         )
-        # A refused message is sent back to RocketMQ. If the bridge ends before, RocketMQ delivers it again.
+        # A refused message is sent back to RocketMQ. If the bridge ends before that, RocketMQ delivers it again.
         self._journal.forget_published(flight.place for flight in noted if flight.reason >= packets.FIRST_ERROR)
         self._finished(finished)
 
     def _quota_exceeded(self) -> None:
-        """The broker refuses a message for those it has already, some of which may be unknown here."""
+        """Handle a refusal because of the messages that the broker already has, some of which may be unknown here."""
         self._may_be_full = True
         session = self._session
         if session is not None and not self._has_released_unknown:
@@ -391,7 +395,7 @@ class Window:
             self._release_unknown(session)
 
     def _send_again(self, over_quota: list[Flight]) -> None:
-        """Send messages once more that were refused by a broker whose quota was exceeded."""
+        """Send messages once more that the broker refused because its quota was exceeded."""
         for flight in over_quota:
             flight.was_over_quota = True
             self._on_way -= flight.is_sent
@@ -406,7 +410,7 @@ class Window:
         return self._missing
 
     def abandon(self, places: Iterable[MessagePosition]) -> None:
-        """Give up messages that are not sent again, if the MQTT broker may have them."""
+        """Send a PUBREL for messages that will not be sent again, if the MQTT broker may have them."""
         for place in places:
             known = self._journal.find(place)
             if known is not None and known.state is State.PUBLISHED and known.packet_id not in self._flights:
@@ -426,7 +430,7 @@ class Window:
             self._missing.discard(published.packet_id)
         self._journal.set_published((place, Published(0, State.DONE)) for place, _ in done)
         over = {each: place for each in packet_ids if (place := self._abandoned.pop(each, None)) is not None}
-        # Nobody knows whether the MQTT broker had it: if RocketMQ delivers it after all, it is sent as a new one.
+        # Nobody knows whether the MQTT broker had them: if RocketMQ delivers one after all, it is sent as a new one.
         without_row = {each for each, place in over.items() if self._is_published(place)}
         self._journal.forget_published(over[each] for each in without_row)
         for packet_id in without_row:
@@ -472,8 +476,8 @@ class Window:
 
 
 def _ends(ack: Ack, flight: Flight) -> bool:
-    """Return whether an acknowledgement completes a message. A late one, for an earlier message with the same packet
-    id, does not."""
+    """Return whether an acknowledgement completes a message. A late acknowledgement, for an earlier message with the
+    same packet id, does not."""
     if flight.qos == 1:
         return ack.kind == packets.PUBACK
     return ack.kind == (packets.PUBCOMP if flight.is_released else packets.PUBREC)
@@ -482,7 +486,7 @@ def _ends(ack: Ack, flight: Flight) -> bool:
 class ToMqtt:
     """One rule from RocketMQ to MQTT. `consumer`, which is started, receives its messages.
 
-    `is_delayed`: whether this is the rule of delayed messages, which are published as they came. All others get the
+    `is_delayed`: whether this is the rule of delayed messages, which are published as they arrived. All others get the
     user property `MARK` with the bridge's name. `run` publishes until cancelled.
     """
 
@@ -516,16 +520,16 @@ class ToMqtt:
         self._publishing: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_receiving = False
-        """Whether `_publishing` waits for messages, and has none in hand."""
+        """Whether `_publishing` is waiting for messages, and has none in hand."""
 
     def close(self) -> None:
-        """Take no more messages. What was taken is published."""
+        """Take no more messages. Messages that were already taken are published."""
         self._is_closing = True
         if self._is_receiving and self._publishing is not None:
             self._publishing.cancel()
 
     def finished(self, flights: Iterable[Flight]) -> None:
-        """Take messages of this rule that the MQTT broker has taken or refused."""
+        """Accept messages of this rule that the MQTT broker has accepted or refused, for `settle`."""
         self._finished += flights
         self._has_finished.set()
 
@@ -574,7 +578,7 @@ class ToMqtt:
             await self._send_once(out, at_most_once)
 
     async def _send_once(self, out: bytearray, messages: Iterable[ReceivedMessage]) -> None:
-        """Send messages with QoS 0, and acknowledge them to RocketMQ when the operating system has taken them."""
+        """Send messages with QoS 0, and acknowledge them to RocketMQ when the operating system has accepted them."""
         await self._window.room()
         session = self._window.session
         if session is not None:
@@ -649,7 +653,9 @@ class ToMqtt:
         payload = translation.to_payload(message.body, fields)
         packet = encode_publish(topic, payload, qos=qos, retain=retain, packet_id=packet_id, properties=properties)
         if session is not None and len(packet) > session.limits.packet_bytes:
-            raise PacketError(f"a packet of {len(packet)} bytes; the MQTT broker takes {session.limits.packet_bytes}")
+            raise PacketError(
+                f"the packet has {len(packet)} bytes; the MQTT broker accepts {session.limits.packet_bytes}"
+            )
         return packet
 
     def _qos(self, message: ReceivedMessage) -> int:
@@ -676,10 +682,10 @@ class ToMqtt:
             self._status.counters.count_due(self._clock() - due_ms)
 
     async def settle(self) -> None:
-        """Acknowledge to RocketMQ the messages that the MQTT broker has taken, and send back those that it refused. If
-        this is cancelled, the one that is being sent back is finished first, and the others are left for the next
-        call: the offset in RocketMQ stays before each message that is not finished, and another bridge would publish
-        all that come behind it again."""
+        """Acknowledge to RocketMQ the messages that the MQTT broker has accepted, and send back those that it refused.
+        If this is cancelled, the message that is being sent back is finished first, and the others are left for the
+        next call. The offset in RocketMQ stays before each unfinished message, and another bridge would publish all
+        messages after it again."""
         self._has_finished.clear()
         finished, self._finished = self._finished, []
         refused = deque[Flight]()
@@ -699,16 +705,16 @@ class ToMqtt:
         """Send a message back that the MQTT broker refused."""
         where = f"{flight.message.queue} offset {flight.message.queue_offset}"
         if flight.reason != CLOSES_CONNECTION:
-            self._status.refuse(where, f"the MQTT broker refuses the message: reason code 0x{flight.reason:02x}")
+            self._status.refuse(where, f"the MQTT broker refused the message: reason code 0x{flight.reason:02x}")
             await flight.message.retry()
             return
-        self._status.refuse(where, "the MQTT broker refuses the message: it closes the connection each time")
-        # The network may have been at fault once. Twice is enough, since each time all other messages have to wait.
+        self._status.refuse(where, "the MQTT broker refused the message: it closed the connection each time")
+        # It is retried once, since the network may have been at fault. Not more often: all other messages have to wait.
         await flight.message.retry(GIVE_UP if flight.message.reconsume_times else 0)
 
     async def is_behind(self, end_offset: Callable[[MessageQueue], Awaitable[int]]) -> bool:
-        """Return whether RocketMQ has messages for this rule that MQTT does not have yet. `end_offset` returns that of
-        a queue. Raises its errors."""
+        """Return whether RocketMQ has messages for this rule that MQTT does not have yet. `end_offset` returns the end
+        offset of a queue. Raises the errors of `end_offset`."""
         for queue, offset in (await self._consumer.commit()).items():
             if await end_offset(queue) > offset:
                 return True
@@ -726,7 +732,7 @@ class ToMqtt:
                 try:
                     offsets = await self._consumer.commit()
                 except DueMQError as error:
-                    log.debug("no offsets were stored: %s", error)
+                    log.debug("cannot store offsets: %s", error)
                     continue
                 skipped = self._journal.forget_before(self.rule.group, offsets, self._clock())
                 self._window.abandon(skipped)
@@ -734,7 +740,7 @@ class ToMqtt:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work, also if this is cancelled meanwhile."""
+    """Run a coroutine to its end, even if the caller is cancelled in the meantime."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)

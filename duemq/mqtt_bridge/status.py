@@ -3,7 +3,7 @@
 duemq/bridge/<client id>             retained: {"state": "online"}, while the bridge is connected on both sides and has
                                      its subscriptions, or {"state": "offline"}, also the bridge's will; with
                                      "refused_filters" if the MQTT broker refuses subscriptions, and with
-                                     "lowered_filters" where it grants a lower QoS: {filter: QoS}
+                                     "lowered_filters" if it grants a lower QoS: {filter: QoS}
 duemq/bridge/<client id>/refused     a refused message: {"topic", "reason", "time_ms"}
 duemq/bridge/<client id>/recalled    the result of a recall: {"topic", "key", "cancelled", "time_ms"}
 duemq/bridge/<client id>/counters    retained: the `Counters`
@@ -27,11 +27,11 @@ from duemq.protocol.printable import printable
 OFFLINE: Final = b'{"state":"offline"}'
 
 LOGGED_REFUSALS: Final = 10
-"""Number of refusals that are logged each; after these, every thousandth is, since a device may send a wrong delay each
-second."""
+"""Number of refusals that are logged individually. After these, only every thousandth is logged, since a device may
+send a wrong delay every second."""
 
 KEPT: Final = 100
-"""Maximum number of reports that are kept while there is no connection; the log has all."""
+"""Maximum number of reports that are kept while there is no connection."""
 SHOWN: Final = 500
 """Maximum number of characters of a topic, key or reason in a report."""
 
@@ -64,9 +64,9 @@ class Counters:
     refused: int = 0
     """Messages that were refused; each is reported on the status topic."""
     unmatched: int = 0
-    """Messages from MQTT that match no rule (any more)."""
+    """Messages from MQTT that match no rule, perhaps since the rules have changed."""
     own: int = 0
-    """Messages that the bridge itself had published, or that would go back to where they came from."""
+    """Messages that the bridge itself has published, or that would go back to where they came from."""
     retained: int = 0
     """Retained messages that no rule takes over."""
     expired: int = 0
@@ -74,7 +74,7 @@ class Counters:
     refused_subscriptions: int = 0
     """Subscriptions that the MQTT broker refuses now."""
     dropped: int = 0
-    """Messages with QoS 0 beyond the limits of what the bridge holds, or sent over a lost connection."""
+    """Messages with QoS 0 that exceeded the limits of what the bridge holds, or were sent over a lost connection."""
     repeated: int = 0
     """Messages with QoS 2 that one side sent again and that the journal had."""
 
@@ -104,8 +104,8 @@ class Status:
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
     def connected(self, session: Session) -> None:
-        """Report the state to the MQTT broker, which has answered to the subscriptions. It may have an old one from
-        before a kill."""
+        """Report the state to the MQTT broker, which has answered to the subscriptions. The broker may still have the
+        state from before a kill."""
         self._session = session
         self._publish_state()
         while self._kept:
@@ -138,7 +138,8 @@ class Status:
         return is_at_or_below(mqtt_topic, self.topic)
 
     def refuse(self, topic: str, reason: str) -> None:
-        """Report a message that cannot be taken or published. `topic`: its MQTT topic, or its place in RocketMQ."""
+        """Report a message that is not accepted or cannot be published. `topic`: its MQTT topic, or its place in
+        RocketMQ."""
         self.counters.refused += 1
         count = self.counters.refused
         if count <= LOGGED_REFUSALS or count % 1000 == 0:
@@ -178,13 +179,13 @@ class Status:
         properties = NO_PROPERTIES if session.is_v5 else None
         retain = retain and session.limits.retain
         packet = encode_publish(topic, payload, qos=0, retain=retain, packet_id=0, properties=properties)
-        # An MQTT broker closes the connection on a larger one.
+        # An MQTT broker would close the connection on a larger packet.
         if len(packet) <= session.limits.packet_bytes:
             session.send(packet)
 
 
 def _short(text: str) -> str:
-    """Return a text for people, whose length its sender does not decide."""
+    """Return a text for people, cut to SHOWN characters, since its length is decided by a sender."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 

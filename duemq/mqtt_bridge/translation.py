@@ -64,8 +64,8 @@ def to_body(payload: bytes) -> bytes:
 def to_properties(
     publish: Publish, topic: str, bridge: str, received_ms: int, without: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the RocketMQ properties of an MQTT message. `topic`: its MQTT topic, of a delayed one the plain topic;
-    `without`: names of user properties to leave out; `received_ms`: the time at which it came, ms since the epoch."""
+    """Return the RocketMQ properties of an MQTT message. `topic`: its MQTT topic, or the plain topic of a delayed one;
+    `without`: names of user properties to leave out; `received_ms`: the time when it arrived, ms since the epoch."""
     fields = {BRIDGE: bridge}
     _put(fields, TOPIC, topic)
     if not publish.payload:
@@ -145,8 +145,8 @@ def due_at_ms(fields: Mapping[str, str]) -> int | None:
 def to_mqtt(fields: Mapping[str, str], now_ms: int) -> Properties:
     """Return the MQTT properties of a message that has not expired. `now_ms`: the time, ms since the epoch.
 
-    Characters that MQTT's strings do not have become % and hex digits, and a response topic that is none becomes a user
-    property: MQTT brokers close the connection on both.
+    Characters that MQTT's strings must not have become % and hex digits, and an invalid response topic becomes a user
+    property, since MQTT brokers close the connection on either.
     """
     properties = Properties()
     user = [
@@ -194,8 +194,8 @@ def _get(fields: Mapping[str, str], name: str) -> str | None:
 
 
 def _user(text: str | None) -> list[tuple[str, str]]:
-    """Return the user properties in a JSON text. Other programs may have written it: anything else in it is left
-    out."""
+    """Return the user properties in a JSON text. Another program may have written it, so anything else in it is
+    ignored."""
     try:
         found = json.loads(text) if text else []
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A broker with its name server that runs in a thread of a test's process, with a store that is gone afterwards."""
+"""A broker with its name server that runs in a thread of a test's process, with a store that is removed afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 _HOST: Final = "127.0.0.1"
 _TRIES: Final = 20
-"""Starts with other ports, where another process has taken one of them since it was seen free."""
+"""Maximum number of starts: another start with other ports follows if another process has meanwhile taken a port that
+was free."""
 _SETTINGS: Final[Mapping[str, object]] = {
     "testClock": "true",
     "brokerName": "duemq-test",
@@ -43,14 +44,14 @@ class TestBrokerError(DueMQError):
 
 
 class TestBroker:
-    """A broker of a test: `with TestBroker() as broker:`, or `start` and `stop`. Any client may connect to the broker,
-    also from other processes of this machine.
+    """A broker for a test: `with TestBroker() as broker:`, or `start` and `stop`. Any client on this machine may
+    connect to it, also from other processes.
 
-    `settings`: properties of the broker, by RocketMQ's names (see README.md, Settings). `store`: a directory for its
-    files, which is kept; without it they are in a temporary directory, which is removed in the end.
+    `settings`: settings of the broker, by RocketMQ's names (see README.md, Settings). `store`: a directory for its
+    files, which is kept; without it they are in a temporary directory, which is removed at the end.
 
-    Needs the packages of a broker: pip install 'duemq[test]'. Its log lines go where structlog sends them: to standard
-    output, which pytest shows for a test that fails, unless the program that is tested has configured structlog.
+    Needs the packages of a broker: pip install 'duemq[test]'. Its log goes where structlog sends it: to standard
+    output, which pytest shows for a failing test, unless the tested program has configured structlog.
     """
 
     __test__ = False
@@ -76,7 +77,7 @@ class TestBroker:
 
     @property
     def nameserver(self) -> str:
-        """The address of its name server, "host:port", which clients need."""
+        """The address of the broker's name server, "host:port", to which clients connect."""
         return f"{_HOST}:{self._ports[1]}"
 
     @property
@@ -86,20 +87,20 @@ class TestBroker:
 
     @property
     def clock(self) -> BrokerClock:
-        """Its clock."""
+        """The broker's clock."""
         return BrokerClock(self)
 
     def start(self) -> None:
-        """Start it; it listens when this returns. Raises TestBrokerError, with the broker's reason."""
+        """Start the broker; it listens when this returns. Raises TestBrokerError, with the broker's reason."""
         if self._thread is not None:
-            raise TestBrokerError("the broker is started already")
+            raise TestBrokerError("the broker is already started")
         try:
-            import uvloop  # a client does without it
+            import uvloop  # imported here, since a client does not need it
 
             from duemq.broker.errors import ConfigError
             from duemq.storage.errors import StoreError
         except ImportError as error:
-            raise TestBrokerError(f"{error}; install what a broker needs: pip install 'duemq[test]'") from None
+            raise TestBrokerError(f"{error}; install a broker's packages: pip install 'duemq[test]'") from None
         self._store = Path(self._kept_store or tempfile.mkdtemp(prefix="duemq-test-"))
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="duemq test broker", daemon=True)
@@ -114,7 +115,8 @@ class TestBroker:
             raise
 
     def stop(self) -> None:
-        """Stop it; its clients lose their connections. Raises TestBrokerError where its store failed meanwhile."""
+        """Stop the broker; its clients lose their connections. Raises TestBrokerError if its store failed while it
+        ran."""
         if self._thread is None or self._broker is None:
             return
         try:
@@ -165,24 +167,25 @@ class TestBroker:
 
 
 class BrokerClock:
-    """The clock of a `TestBroker`. It runs like the machine's, and can be moved ahead. Its methods do not wait, so that
-    they work in tests of any kind: not `await clock.advance("2h")` but `clock.advance("2h")`."""
+    """The clock of a `TestBroker`. It runs like the machine's, and can be advanced. Its methods are ordinary functions,
+    so that they work in any test: not `await clock.advance("2h")` but `clock.advance("2h")`."""
 
     def __init__(self, broker: TestBroker) -> None:
         self._broker = broker
 
     def advance(self, by: str | timedelta | None = None, *, ms: int | None = None) -> datetime:
-        """Move the clock ahead by text such as "2h" or "1h30m", a timedelta, or `ms` milliseconds; return the broker's
-        time after that. Messages that became due are on their way then. Raises as `TestClock.advance` does."""
+        """Advance the clock by text such as "2h" or "1h30m", by a timedelta, or by `ms` milliseconds; return the
+        broker's new time. Messages that have become due are then being delivered. Raises what `TestClock.advance`
+        raises."""
         return self._broker.run(TestClock(self._broker.nameserver).advance(by, ms=ms))
 
     def now(self) -> datetime:
-        """Return the broker's time. Raises as `TestClock.now` does."""
+        """Return the broker's time. Raises what `TestClock.now` raises."""
         return self._broker.run(TestClock(self._broker.nameserver).now())
 
 
 def _free_ports() -> tuple[int, int]:
-    """Return a port of a broker, where the one two below it is free too, and one of a name server."""
+    """Return a free port for a broker, for which the port two below is also free, and one for a name server."""
     while True:
         with socket.socket() as first, socket.socket() as vip, socket.socket() as names:
             first.bind((_HOST, 0))

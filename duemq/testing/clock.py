@@ -1,4 +1,4 @@
-"""Moves the brokers' clocks, for tests of programs that use delayed messages.
+"""Advances the clocks of brokers, for tests of programs that use delayed messages.
 
     duemq serve --set testClock=true
 
@@ -7,9 +7,9 @@
     await clock.advance("2h")
     message = await consumer.receive()
 
-The clock of the brokers runs like the machine's and can be moved ahead, never back. Delays and the store times of
-messages follow it; clients, connections and the deletion of old messages do not. This process's own clock is not moved:
-a message's `lateness_ms` is then negative by the time that the brokers are ahead.
+The clock of such a broker runs like the machine's, and can be moved ahead but not back. Delays and the store times of
+messages follow it; clients, connections and the deletion of old messages do not. This process's own clock is not moved,
+so a message's `lateness_ms` is less by the time that the brokers are ahead, and usually negative.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["TestClock"]
 
 
 class TestClock:
-    """The clocks of all brokers that a name server knows, moved together. `timeout`: of each request, in seconds.
-    `access_key`, `secret_key`: of an administrator's account, where brokers have access control. `tls`: as of
+    """The clocks of all brokers that a name server knows, which are advanced together. `timeout`: of each request, in
+    seconds. `access_key`, `secret_key`: an administrator's account, for brokers with access control. `tls`: as for
     `Producer`.
 
-    Its methods raise ConnectError where a name server or a broker does not answer or no broker is known,
-    NoPermissionError where a broker was started without testClock=true, NotSupportedError where a broker is no duemq
-    broker, RequestTimeoutError, ConnectionLostError and PeerError.
+    Its methods raise ConnectError if a name server or a broker cannot be reached or no broker is known,
+    NoPermissionError if a broker was started without testClock=true, NotSupportedError if a broker is not duemq's,
+    RequestTimeoutError, ConnectionLostError and PeerError.
     """
 
     __test__ = False
@@ -59,13 +59,13 @@ class TestClock:
         self._timeout = timeout
 
     async def advance(self, by: str | timedelta | None = None, *, ms: int | None = None) -> datetime:
-        """Move the clocks ahead by text such as "2h" or "1h30m", a timedelta, or `ms` milliseconds; return the brokers'
-        time after that. Messages that became due are on their way then. No clock is moved if one of them cannot be;
-        raises ArgumentError if the argument is no time span."""
+        """Advance the clocks by text such as "2h" or "1h30m", by a timedelta, or by `ms` milliseconds; return the
+        brokers' new time, the earliest if they differ. Messages that have become due are then being delivered. If one
+        of the clocks cannot be moved, none is. Raises ArgumentError if the argument is not a span of time."""
         return await self._move(_milliseconds(by, ms))
 
     async def now(self) -> datetime:
-        """Return the brokers' time; the earliest, if they differ."""
+        """Return the brokers' time, the earliest if they differ."""
         return await self._move(0)
 
     async def _move(self, ms: int) -> datetime:
@@ -102,11 +102,11 @@ class TestClock:
 
 def _milliseconds(by: str | timedelta | None, ms: int | None) -> int:
     if (by is None) == (ms is None):
-        raise ArgumentError("give one span of time, as text such as '2h', a timedelta, or ms=")
+        raise ArgumentError("give one span of time: text such as '2h', a timedelta, or ms=")
     if ms is not None:
         if not isinstance(ms, int) or isinstance(ms, bool) or ms < 0:
-            raise ArgumentError(f"ms={ms!r}; a clock moves ahead by a whole number of milliseconds, 0 or more")
+            raise ArgumentError(f"ms={ms!r}: give a whole number of milliseconds, 0 or more")
         return ms
     if not isinstance(by, str | timedelta):
-        raise ArgumentError(f"{by!r} says no unit; give text such as '2h', a timedelta, or ms=")
+        raise ArgumentError(f"{by!r} has no unit; give text such as '2h', a timedelta, or ms=")
     return span_ms(by)

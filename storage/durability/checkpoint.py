@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 SIZE: Final = 4096
 _THEIRS: Final = struct.Struct(">qqq")
+THEIR_SIZE: Final = _THEIRS.size
+"""Size in bytes of the timestamps, without which a file is not read."""
 _OURS: Final = struct.Struct(">8sqqqI")
 _OURS_AT: Final = 2048
 _MAGIC: Final = b"DUEMQCP3"
@@ -97,6 +99,21 @@ def decode(data: bytes) -> Checkpoint:
             checkpoint.notes = _decode_notes(data[_OURS_AT + _OURS.size : end])
             checkpoint.is_foreign = False
     return checkpoint
+
+
+def fault_in(data: bytes) -> str:
+    """Return what is wrong with the bytes of a file, whoever wrote it last: its size, or duemq's part; an empty text if
+    nothing is. A file without duemq's part, or with one that is older than the timestamps, is no fault."""
+    size = SIZE
+    ours = data[_OURS_AT : _OURS_AT + _OURS.size]
+    if ours.startswith(_MAGIC) and len(ours) == _OURS.size:
+        end = _OURS_AT + _OURS.size + _OURS.unpack(ours)[-1]
+        if data[end : end + _CRC.size] != _CRC.pack(zlib.crc32(data[_OURS_AT:end])):
+            return f"duemq's part, from byte {_OURS_AT} on, has a wrong checksum"
+        size = max(SIZE, end + _CRC.size)
+    if len(data) != size:
+        return f"{len(data)} bytes instead of {size}"
+    return f"byte {_OURS_AT} does not begin duemq's part" if any(ours) and not ours.startswith(_MAGIC) else ""
 
 
 def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:

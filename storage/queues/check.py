@@ -389,6 +389,8 @@ def blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
             raise QueueCheckDamaged(f"has a wrong checksum at byte {at}")
         yield offset, data[at + _BLOCK.size : end]
         at = end + _CRC.size
+    if any(data[at:]):
+        raise QueueCheckDamaged(f"ends {len(data) - at} bytes behind its last block")
 
 
 def _block(items: bytes, recovery_offset: int) -> bytes:

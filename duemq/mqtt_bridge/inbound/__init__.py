@@ -1,1 +1,1 @@
-"""From MQTT to RocketMQ: what waits in the bridge, what becomes of each message, and how RocketMQ gets it."""
+"""From MQTT to RocketMQ: the messages that wait in the bridge, the decision about each, and sending them."""

@@ -1,12 +1,12 @@
-"""Packets from MQTT that wait in the bridge, and which of the messages among them supersede which.
+"""Packets from MQTT that wait in the bridge, and which of these messages supersede others.
 
-A message with a key is superseded by a later recall with this key, and by a later replacement if it was sent with
-`replace` itself, provided that the later one was received before the message was due. While RocketMQ is away both wait
-in the bridge. The message is not sent then: it may be overdue when RocketMQ comes back, and would be delivered before
-the later one could cancel or replace it.
+A message with a key is superseded by a later recall with this key, and by a later replacement if it was itself sent
+with `replace`, provided that the later one was received before the message was due. While RocketMQ is away, both wait
+in the bridge. The earlier message is then not sent: it may be overdue when RocketMQ comes back, and would be delivered
+before the later one could cancel or replace it.
 
-What is later is decided by the order of the first receipts. The MQTT broker sends messages with QoS 1 and 2 again over
-a new connection, and they then come behind messages with QoS 0 that were received after them.
+Which message is later is decided by the order of the first receipts. The MQTT broker sends messages with QoS 1 and 2
+again over a new connection, where they then follow messages with QoS 0 that were received after them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Keyed(NamedTuple):
 
 
 Due = Callable[[float, Delay], float]
-"""Returns when a delayed message is due that was received at a time, both by the monotonic clock, in seconds."""
+"""A function from the time of receipt of a delayed message and its delay to its due time. Both times are by the
+monotonic clock, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,26 +42,26 @@ class Arrival:
 
     items: Sequence[Publish | Ack]
     at: float
-    """Time of the read, by the monotonic clock, in seconds; of a message that was sent again, of the first read."""
+    """Time of the read, by the monotonic clock, in seconds; for a message that was sent again, of the first read."""
     session: Session | None
-    """The connection over which they came; None if nobody waits for acknowledgements."""
+    """The connection over which they arrived; None if they need no acknowledgements."""
     order: int = 0
-    """Place of the first of `items` among all packets in the order of their receipt; the others follow one by one. Of a
-    message that was sent again, that of the first receipt."""
+    """Place of the first of `items` among all packets in the order of their receipt; the others follow one by one. For
+    a message that was sent again, the place of its first receipt."""
     is_lost: bool = False
-    """Whether the MQTT broker has lost the session over which they came, or never sends them again for another reason.
-    It takes an acknowledgement for that of another message."""
+    """Whether the MQTT broker has lost the session in which they arrived, or never sends them again for another reason.
+    They must not be acknowledged: it would take that for the acknowledgement of another message."""
     keyed: list[Keyed] | None = None
-    """Those of `items` that have a key; None until `Decisions.read_keyed` looks for them."""
+    """The messages of `items` that have a key; None until `Decisions.read_keyed` determines them."""
 
     def messages(self) -> Iterator[tuple[int, Publish]]:
-        """Iterate over the messages, each with its place in the order of the receipt."""
+        """Yield the messages, each with its place in the order of the receipt."""
         for order, each in enumerate(self.items, self.order):
             if isinstance(each, Publish):
                 yield order, each
 
     def without(self, orders: Set[int]) -> Iterator[Arrival]:
-        """Iterate over arrivals with the packets that are not at these places, of which `keyed` is known."""
+        """Yield arrivals with the packets that are not at these places. `keyed` must be known."""
         begin = 0
         for number in range(len(self.items) + 1):
             if number == len(self.items) or self.order + number in orders:
@@ -93,10 +94,11 @@ def can_supersede(later: Delay | None, earlier: Delay | None) -> bool:
 
 
 def superseded(arrivals: Iterable[Arrival], begun: Iterable[tuple[Delay, float]], due: Due) -> set[int]:
-    """Return the places of messages with QoS 0 that others supersede among arrivals, whose `keyed` are known.
+    """Return the places of messages with QoS 0 among arrivals that other messages supersede. The arrivals' `keyed` must
+    be known.
 
-    One that itself supersedes an earlier message stays if the others came after that message was due. `begun`: the
-    earlier ones of a batch, with the times at which they are due. All times are by the monotonic clock, in seconds.
+    A message that itself supersedes an earlier message stays if the others arrived after that earlier message was due.
+    `begun`: the earlier messages of a batch, with their due times. All times are by the monotonic clock, in seconds.
     """
     in_order = [(each, arrival.at) for arrival in arrivals for each in arrival.keyed or ()]
     in_order.sort(key=lambda found: found[0].order)

@@ -1,4 +1,4 @@
-"""Messages from MQTT on their way to RocketMQ."""
+"""Batches of messages from MQTT that are being sent to RocketMQ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from duemq.mqtt_bridge.session.packets import Publish
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A message on its way to RocketMQ."""
+    """A message that is being sent to RocketMQ."""
 
     publish: Publish
     arrival: Arrival
@@ -30,11 +30,11 @@ class Transfer:
     is_new: bool = True
     """Whether it was never sent before. Otherwise RocketMQ may have it."""
     is_done: bool = False
-    """Whether RocketMQ has it, or nobody has to send it (any more)."""
+    """Whether RocketMQ has it, or it need not be sent, or no longer."""
     is_superseded: bool = False
-    """Whether it is in `supersedes` of another one."""
+    """Whether it is in `supersedes` of another message."""
     supersedes: tuple[Transfer, ...] = ()
-    """Messages that are not sent if this one is not refused."""
+    """Messages that are not sent unless this one is refused."""
     reason: int = packets.SUCCESS
     """Reason code of the acknowledgement."""
 
@@ -50,33 +50,34 @@ class Transfer:
 
     @property
     def is_recall(self) -> bool:
-        """Whether it cancels other messages, and nothing is sent."""
+        """Whether it cancels other messages, and is not sent itself."""
         return self.delay is not None and self.delay.recall
 
 
 class Batch:
-    """Messages that are sent, and acknowledged in the end. More may be added meanwhile.
+    """Messages that are sent, and acknowledged when all are done. More may be added in the meantime.
 
-    `settled`: recalls and replacements of earlier batches that came later than messages which the MQTT broker may send
+    `settled`: recalls and replacements of earlier batches that arrived after messages that the MQTT broker may send
     again.
     """
 
     def __init__(self, settled: Iterable[Transfer] = ()) -> None:
         self.transfers: list[Transfer] = []
-        """In the order in which they came; one that was sent again over a new connection is there twice."""
+        """The messages in the order of their arrival; one that was sent again over a new connection appears twice."""
         self.to_send: deque[Transfer] = deque()
-        """Those of `transfers` that nobody has begun to send yet; those that came together in the order of their first
+        """The messages whose sending has not begun yet. Those that arrived together are in the order of their first
         receipt."""
         self._begun_with: int | None = None
-        """Number of messages with which it began."""
+        """Number of messages with which the batch began."""
         self._recalls: dict[str, list[Transfer]] = {}
         self._later: dict[str, list[Transfer]] = {}
-        """By key: recalls; recalls and replacements. In the order of their first receipt."""
+        """By key, in the order of their first receipt: in `_recalls` the recalls, in `_later` the recalls and the
+        replacements."""
         for transfer in settled:
             self._keep(transfer)
 
     def add(self, arrivals: Sequence[Arrival]) -> list[Transfer]:
-        """Add the messages of arrivals, which have none any more; return them."""
+        """Move the messages of arrivals into the batch; return them."""
         begin = len(self.transfers)
         self.transfers += [Transfer(each, arrival, order) for arrival in arrivals for order, each in arrival.messages()]
         for arrival in arrivals:
@@ -87,11 +88,11 @@ class Batch:
 
     @property
     def grown(self) -> int:
-        """Number of messages that were added since it began, and are not dropped."""
+        """Number of messages that were added since the batch began and were not dropped."""
         return max(0, len(self.transfers) - (self._begun_with or 0))
 
     def will_send(self, transfers: Iterable[Transfer]) -> None:
-        """Add those of `transfers` that are to be sent, behind all others."""
+        """Add messages to those that are to be sent, after all others."""
         transfers = sorted(transfers, key=_order)
         self.to_send += transfers
         for transfer in transfers:
@@ -106,8 +107,8 @@ class Batch:
         insort(self._later.setdefault(delay.key, []), transfer, key=_order)
 
     def superseder(self, transfer: Transfer, due: float) -> Transfer | None:
-        """Return the message that supersedes another one, or None. It may be done already. `due`: when that other one
-        is due, by the monotonic clock, in seconds."""
+        """Return the message that supersedes `transfer`, or None. It may already be done. `due`: the due time of
+        `transfer`, by the monotonic clock, in seconds."""
         assert transfer.delay is not None
         assert transfer.delay.key is not None
         candidates = (self._later if transfer.delay.replace else self._recalls).get(transfer.delay.key, ())
@@ -120,8 +121,9 @@ class Batch:
 
     def settled(self, first: int | None, most: int) -> list[Transfer]:
         """Return the recalls and replacements with QoS 0, of this batch and of earlier ones, that were received after
-        the place `first`, or none: without their payloads, and the last `most` of them. The MQTT broker never sends
-        them again, but perhaps the messages that they are for. All messages have to be done."""
+        the place `first`; none if that is None. They have no payloads, and only the last `most` are returned. The MQTT
+        broker never sends them again, but it may send the messages again that they cancel or replace. All messages of
+        the batch must be done."""
         if first is None:
             return []
         new = [
@@ -133,7 +135,7 @@ class Batch:
         return sorted(new, key=_order)[-most:]
 
     def begun(self, due: Due) -> Iterator[tuple[Delay, float]]:
-        """Iterate over messages with a key that are neither done nor superseded, and the times when they are due."""
+        """Yield the messages with a key that are neither done nor superseded, and their due times."""
         for transfer in self.transfers:
             if (
                 not transfer.is_done
@@ -144,9 +146,10 @@ class Batch:
                 yield transfer.delay, due(transfer.at, transfer.delay)
 
     def drop_superseded(self, due: Due) -> list[Transfer]:
-        """Drop the messages with QoS 0 that another one supersedes, though that one may be refused yet; return them."""
+        """Drop the messages with QoS 0 that another message supersedes, although that one may still be refused; return
+        them."""
         for transfer in self.to_send:
-            # Those with QoS 1 and 2 too: what supersedes them may be dropped.
+            # Also for messages with QoS 1 and 2, since the message that supersedes one may be dropped itself.
             if transfer.delay is not None and transfer.delay.key is not None and not transfer.is_recall:
                 superseder = self.superseder(transfer, due(transfer.at, transfer.delay))
                 if superseder is not None and not superseder.is_done:
@@ -175,7 +178,7 @@ class Batch:
 
 
 def _without(transfers: Iterable[Transfer], gone: Set[Transfer]) -> Iterator[Transfer]:
-    """Iterate over transfers, and in place of those that are gone, over what they supersede."""
+    """Yield transfers, and in place of those in `gone`, the ones that they supersede."""
     left = [*transfers]
     while left:
         transfer = left.pop()

@@ -21,7 +21,7 @@ KNOWN_TOPICS: Final = 10_000
 
 
 class Decisions:
-    """Decides by the rules. `monotonic` is in seconds."""
+    """Decides about messages by the rules. `monotonic` is in seconds."""
 
     def __init__(self, rules: Rules, *, status: Status, clock: Clock, monotonic: Callable[[], float]) -> None:
         self._rules = rules
@@ -43,7 +43,7 @@ class Decisions:
             return True
         if publish.missing:
             size = len(publish.payload) + publish.missing
-            self.refuse(transfer, f"a message of more than {size} bytes, which RocketMQ does not take")
+            self.refuse(transfer, f"the message has more than {size} bytes, which RocketMQ does not accept")
             return True
         try:
             if self._rules.delayed is not None:
@@ -84,8 +84,8 @@ class Decisions:
         return None
 
     def _is_stored_copy(self, topic: str) -> bool:
-        """Return whether the retain flag of a message to this topic means that the MQTT broker had retained it.
-        Otherwise the flag means that it was published as retained."""
+        """Return whether the retain flag of a message to this topic means that it is the MQTT broker's retained copy.
+        Otherwise the flag means that the message was published as retained."""
         return any(each.matches(topic) for each in self._once)
 
     def _expires_before(self, transfer: Transfer, delay: Delay) -> bool:
@@ -101,7 +101,7 @@ class Decisions:
         return True
 
     def has_expired(self, transfer: Transfer) -> bool:
-        """Return whether a message expired while it waited here; count it if so. A recall does not expire."""
+        """Return whether a message expired while it waited here; if so, count it. A recall does not expire."""
         expiry = transfer.publish.properties.expiry
         if expiry is None or transfer.is_recall or self._monotonic() - transfer.at < expiry:
             return False
@@ -109,7 +109,7 @@ class Decisions:
         return True
 
     def refuse(self, transfer: Transfer, reason: str, code: int = packets.IMPLEMENTATION_ERROR) -> None:
-        """Have a message acknowledged with a reason code, and report why."""
+        """Refuse a message: it is acknowledged with a reason code, and the reason is reported."""
         transfer.reason = code
         self._status.refuse(transfer.publish.topic, reason)
 
@@ -121,7 +121,7 @@ class Decisions:
         return self._rules.delayed.topic
 
     def delay(self, publish: Publish) -> Delay | None:
-        """Return the delay that a message asks for, or None, also for a wrong one."""
+        """Return the delay that a message asks for; None if it asks for none or for a wrong one."""
         with suppress(DelayRefused, TemplateError):
             if self._rules.delayed is not None:
                 return self._rules.delayed.read(publish.topic, publish.properties.user, self._clock())
@@ -143,7 +143,8 @@ class Decisions:
         return arrival.keyed
 
     def due(self, at: float, delay: Delay) -> float:
-        """Return when a delayed message is due that was received at `at`, by the monotonic clock, in seconds."""
+        """Return the due time of a delayed message that was received at `at`, both by the monotonic clock, in
+        seconds."""
         if delay.delay_ms is not None:
             return at + delay.delay_ms / 1000
         return ((delay.deliver_at_ms or 0) - self.zero_ms()) / 1000

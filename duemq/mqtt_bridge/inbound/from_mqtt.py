@@ -1,17 +1,18 @@
 """From MQTT to RocketMQ: sends messages in batches, and acknowledges each message when RocketMQ has it.
 
-A batch has all messages that arrived while the batch before was sent. Its plain messages go out as batches of
-RocketMQ's, one for each topic, and its delayed messages as concurrent requests. Only one batch is sent at a time, since
-MQTT wants acknowledgements in the order of the messages. While RocketMQ is away nothing is acknowledged, so the MQTT
-broker keeps the messages. Only if it loses the session, the bridge alone has what waits here, and sends it.
+A batch has all messages that arrived while the previous batch was sent. Its plain messages are sent in RocketMQ
+batches, one for each topic, and its delayed messages as concurrent requests. Only one batch is sent at a time, since
+MQTT requires acknowledgements in the order of the messages. While RocketMQ is away, no message is acknowledged, so the
+MQTT broker keeps the messages. Only if it loses the session does the bridge alone have the messages that wait here, and
+it sends them.
 
 Delays and expiry count from the time at which the bridge first read a message, however long it then waits here, and
 also if the MQTT broker sends it again over a new connection.
 
 QoS 2 is exactly once: before a message is sent, the journal has its unique key, its queue, and an offset of this queue
-before which the message cannot lie. After a failed send, the bridge looks in the queue before it sends again. The
-journal also has which delayed messages are stored and which recalls are done: a message that was cancelled or replaced
-since is found nowhere, and a recall must not cancel what came after it.
+before which the message cannot lie. After a failed send, the bridge searches the queue before it sends again. The
+journal also records which delayed messages are stored and which recalls are done: a message that has been cancelled or
+replaced since is found nowhere, and a recall must not cancel messages that came after it.
 
 A delayed message that a later one supersedes is not sent (`batch`).
 """
@@ -46,25 +47,25 @@ from duemq.mqtt_bridge.status import Status
 from duemq.producer import Producer
 
 BATCH_BYTES: Final = 131_072
-"""Approximate maximum size of the payloads in one batch of RocketMQ's, in bytes."""
+"""Approximate maximum size of the payloads in one RocketMQ batch, in bytes."""
 BATCH_MESSAGES: Final = 500
-"""Maximum number of messages in one batch of RocketMQ's."""
+"""Maximum number of messages in one RocketMQ batch."""
 SINGLE_FROM_BYTES: Final = 4096
-"""Payloads from this size on are sent alone, in bytes: the client compresses single messages only."""
+"""Payloads of this size or more, in bytes, are sent singly, since the client compresses only single messages."""
 OVERDUE: Final = 0.1
-"""Time after which a message that waits in the bridge counts as overdue, in seconds. Otherwise what comes behind it
-finds it in RocketMQ, as if there were no bridge."""
+"""Time after which a message that waits in the bridge counts as overdue, in seconds. Before that, later messages find
+it in RocketMQ, as if there were no bridge."""
 MOST_OVERDUE: Final = 10_000
 """Maximum number of overdue replacements that are remembered."""
 OVERDUE_CHECKS: Final = 500
-"""Maximum number of questions whether RocketMQ has delivered an overdue replacement."""
+"""Maximum number of checks whether RocketMQ has delivered an overdue replacement."""
 
 
 class FromMqtt:
     """Sends the messages of one bridge to RocketMQ.
 
-    `receipts`: those of the session at the MQTT broker, of earlier rules too; `waiting`: messages that earlier rules
-    have left. A session calls `received`; `run` sends until it is cancelled. `monotonic` is in seconds.
+    `receipts`: those of the session at the MQTT broker, including those under earlier rules; `waiting`: messages that
+    earlier rules have left. A session calls `received`; `run` sends until it is cancelled. `monotonic` is in seconds.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class FromMqtt:
             monotonic=monotonic,
         )
         self._overdue: dict[str, str] = {}
-        """Message ids by key: replacements that were sent after their time, and may not be delivered yet."""
+        """Message ids by key, of replacements that were sent after they were due and may not be delivered yet."""
 
     def connected(self, session: Session) -> None:
         """Begin with a new connection, which the MQTT broker has not accepted yet."""
@@ -129,11 +130,11 @@ class FromMqtt:
 
     @property
     def held(self) -> int:
-        """Number of the packets that wait, or were taken over by a batch that had begun before."""
+        """Number of the packets that wait, or were added to a batch that had already begun."""
         return self._room.held
 
     def left(self) -> list[Arrival]:
-        """When `run` has ended and the session has been left, return the messages that are not sent."""
+        """When `run` has ended and the session has been left, return the messages that were not sent."""
         return self._room.left()
 
     async def run(self) -> None:
@@ -150,10 +151,11 @@ class FromMqtt:
             room.make_room()
 
     async def save_forever(self) -> None:
-        """Until cancelled, write to the disk what the journal forgets while messages wait. Raises JournalError."""
+        """Until cancelled, write to the disk which rows the journal forgets while messages wait. Raises
+        JournalError."""
         while True:
             await self._room.has_forgotten.wait()
-            # A batch that begins meanwhile writes it with its own rows.
+            # If a batch begins in the meantime, it writes this with its own rows.
             await asyncio.sleep(self._intervals.first_pause)
             self._room.has_forgotten.clear()
             await self._journal.saved()
@@ -171,7 +173,7 @@ class FromMqtt:
         self._acknowledge(batch.transfers)
 
     async def _take_waiting(self, batch: Batch) -> None:
-        """Add all messages that wait to a batch, and make what they need before they can be sent."""
+        """Add all waiting messages to a batch, decide about each, and make the rows of those with QoS 2."""
         session = self._room.session
         transfers, released = self._room.take()
         self._counters.received += len(transfers)
@@ -182,7 +184,7 @@ class FromMqtt:
                 transfer.is_done = True
             else:
                 to_send.append(transfer)
-        # The packet id of a message of a lost session is that of another message now.
+        # The packet id of a message of a lost session now belongs to another message.
         await self._rows.make([transfer for transfer in to_send if transfer.publish.qos == 2 and not transfer.is_lost])
         batch.will_send([transfer for transfer in to_send if not transfer.is_done])
         await self._journal.saved()
@@ -190,7 +192,7 @@ class FromMqtt:
             session.send(b"".join(encode_ack(packets.PUBCOMP, each) for each in released))
 
     async def _note_done(self, transfers: Iterable[Transfer]) -> None:
-        """Write to the disk which delayed messages with QoS 2 are stored, or superseded, and which recalls are done."""
+        """Write to the disk which delayed messages with QoS 2 are stored or superseded, and which recalls are done."""
         done = [
             transfer.taken
             for transfer in transfers
@@ -213,7 +215,7 @@ class FromMqtt:
 
     async def _send_in_order(self, batch: Batch) -> None:
         """Send messages concurrently, except that those with a key, which may replace or cancel others, keep their
-        place in the order. The batch may grow meanwhile."""
+        place in the order. The batch may grow in the meantime."""
         together: list[Transfer] = []
         while batch.to_send:
             transfer = batch.to_send.popleft()
@@ -228,7 +230,8 @@ class FromMqtt:
         await self._send_concurrently(together, batch)
 
     async def _send_with_key(self, transfer: Transfer, batch: Batch) -> None:
-        """Send a message that may supersede others, or be superseded. If it is refused, those are sent after all."""
+        """Send a message that may supersede others or be superseded. If it is refused, the messages that it supersedes
+        are sent after all."""
         transfers = [transfer]
         while transfers:
             one = transfers.pop()
@@ -254,8 +257,8 @@ class FromMqtt:
             one.supersedes = ()
 
     async def _is_superseded(self, transfer: Transfer, batch: Batch) -> bool:
-        """Return whether a later message, which RocketMQ gets, makes it wrong to send this one. The later one then has
-        it in `supersedes`."""
+        """Return whether a later message supersedes this one, so that it must not be sent. The later one then has it in
+        `supersedes`."""
         delay = transfer.delay
         if delay is None or delay.key is None or delay.recall:
             return False
@@ -418,7 +421,8 @@ class FromMqtt:
             replace=delay.replace,
             queue=taken.queue if taken is not None else None,
             message_id=taken.unique_key if taken is not None else None,
-            # While the producer tries again, nobody looks for a recall or a replacement.
+            # No retries by the producer: between attempts the bridge must check for a recall or a replacement, or
+            # whether the message is already stored.
             retries=0 if taken is not None or delay.key is not None else None,
         )
         if result.status is SendStatus.FLUSH_DISK_TIMEOUT:
@@ -433,8 +437,8 @@ class FromMqtt:
             self._overdue[delay.key] = result.message_id
 
     async def _let_pass(self, key: str) -> None:
-        """Wait until RocketMQ has delivered an overdue replacement, which waits there for a moment. What was received
-        after its time must not overtake the delivery."""
+        """Wait until RocketMQ has delivered an overdue replacement, which waits there for a moment. A message that was
+        received after the replacement was due must not cancel or replace it."""
         assert self._rules.delayed is not None
         for _ in range(OVERDUE_CHECKS):
             if self._patience.closing.is_set() or not await self._recaller.waits(
@@ -453,7 +457,7 @@ class FromMqtt:
 
 
 def _groups(transfers: Iterable[Transfer]) -> Iterable[list[Transfer]]:
-    """Iterate over groups of messages that can be sent in one request: plain messages to one queue."""
+    """Yield groups of messages that can be sent in one request: plain messages to one queue."""
     open_groups: dict[object, tuple[list[Transfer], int]] = {}
     for transfer in transfers:
         size = len(transfer.publish.payload)

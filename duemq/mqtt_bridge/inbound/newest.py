@@ -1,7 +1,7 @@
-"""The newest values that found no room: of each key the last replacement with QoS 0.
+"""The newest values for which there was no room: for each key, the last replacement with QoS 0.
 
-Of a value that is replaced again and again the newest has to arrive, though the bound of what waits is reached, by
-other messages perhaps.
+If a value is replaced again and again, the newest one must arrive even when the limit of waiting messages is reached,
+perhaps because of other messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from duemq.mqtt_bridge.session.packets import Publish
 
 
 class NewestValues:
-    """Arrivals of one message each, by key. They have bounds of their own, in number and in bytes."""
+    """Arrivals of one message each, by key, with their own limits: `most` arrivals with `most_bytes` in total."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
@@ -26,12 +26,12 @@ class NewestValues:
         return key in self._by_key
 
     def has_room(self, key: str, publish: Publish) -> bool:
-        """Return whether a value can be kept: in the place of an earlier one, or besides all others."""
+        """Return whether a value can be kept, in place of an earlier one or in addition to the others."""
         size = self._bytes + publish.size - _size(self._by_key.get(key))
         return (key in self._by_key or len(self._by_key) < self._most) and size <= self._most_bytes
 
     def keep(self, key: str, arrival: Arrival) -> bool:
-        """Keep a value for which there is room. Return whether it takes the place of an earlier one."""
+        """Keep a value for which there is room. Return whether it replaces an earlier one."""
         earlier = self._by_key.pop(key, None)
         self._by_key[key] = arrival
         self._bytes += _size(arrival) - _size(earlier)
@@ -44,11 +44,11 @@ class NewestValues:
         return found
 
     def pop_oldest(self, count: int | None = None) -> list[Arrival]:
-        """Remove and return at most `count` values, the oldest ones; None: all."""
+        """Remove and return the oldest `count` values, or all if `count` is None."""
         return [self.pop(key) for key in list(self._by_key)[:count]]
 
     def first_order(self) -> int | None:
-        """Return the place of the oldest one in the order of the receipt of all packets; None if there is none."""
+        """Return the place of the oldest value in the order of the receipt of all packets; None if there is none."""
         return next((each.order for each in self._by_key.values()), None)
 
 

@@ -1,4 +1,4 @@
-"""How the bridge waits while RocketMQ does not take what comes from MQTT."""
+"""How the bridge waits while RocketMQ does not accept messages from MQTT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from duemq.mqtt_bridge.inbound.batch import Transfer
 from duemq.mqtt_bridge.session import packets
 
 _FINAL: Final = (ArgumentError, MessageRejectedError, NotSupportedError)
-"""Errors that a later attempt would get as well; all others may pass."""
+"""Errors that a later attempt would get as well; all others may be temporary."""
 _SENDING: Final = "sending messages from MQTT to RocketMQ"
 
 log = logging.getLogger("duemq.mqtt_bridge")
@@ -47,7 +47,7 @@ class _LeavingError(Exception):
 
 
 class Patience:
-    """Waits and tells so, until `closing` is set: the bridge ends."""
+    """Waits after errors, and logs why, until `closing` is set because the bridge ends."""
 
     def __init__(self, recaller: Recaller, intervals: Intervals) -> None:
         self.closing = asyncio.Event()
@@ -57,22 +57,22 @@ class Patience:
 
     @contextmanager
     def until_leaving(self) -> Iterator[None]:
-        """Do what follows until the bridge ends while RocketMQ is away."""
+        """Run the block, and leave it early if the bridge ends while RocketMQ is away."""
         with suppress(_LeavingError):
             yield
 
     def check(self) -> None:
-        """Leave what `until_leaving` has begun if the bridge ends."""
+        """Leave the block of `until_leaving` if the bridge ends."""
         if self.closing.is_set():
             raise _LeavingError
 
     def resolve(self) -> None:
-        """Tell that RocketMQ takes messages, if it did not."""
+        """Note that RocketMQ accepts messages; logged if it did not before."""
         self._complaints.resolve(_SENDING)
 
     async def until_durable(self, queue: MessageQueue) -> None:
-        """Wait until what the broker of a queue has stored is on its disk: it answers FLUSH_DISK_TIMEOUT to sends while
-        the disk is slow. Raises DueMQError: then messages may be lost that it had stored."""
+        """Wait until all messages that the broker of a queue has stored are on its disk: it answers FLUSH_DISK_TIMEOUT
+        to sends while the disk is slow. Raises DueMQError; messages that it had stored may then be lost."""
         failures = 0
         while not await self._recaller.is_durable(queue):
             failures += 1
@@ -81,7 +81,8 @@ class Patience:
             self.resolve()
 
     async def wait(self, error: DueMQError, failures: int) -> None:
-        """Wait after an error that may pass, then `check`. `failures`: how many came in a row. Raises ClosedError."""
+        """Wait after an error that may be temporary, then `check`. `failures`: the number of errors in a row. Raises
+        ClosedError."""
         if isinstance(error, ClosedError):
             raise error
         await self._pause(str(error), failures)

@@ -1,8 +1,8 @@
-"""When messages from MQTT came for the first time, if the MQTT broker may send them again.
+"""The times of the first receipt of messages from MQTT that the MQTT broker may send again.
 
-An MQTT broker sends a message that was not acknowledged again over each new connection of the session. Its delay and
-its expiry count from the first receipt nevertheless, so the times of messages without acknowledgement are kept here
-over lost connections and over new rules, as long as the process lives.
+An MQTT broker sends an unacknowledged message again over each new connection of the session. Its delay and its expiry
+nevertheless count from the first receipt. Therefore the times of unacknowledged messages are kept here over lost
+connections and changes of the rules, until the process ends.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class Receipt:
     at: float
     """Time by the monotonic clock, in seconds."""
     order: int
-    """Its place among all packets in the order of their receipt."""
+    """The place of the message among all packets in the order of their receipt."""
     expiry: int | None
-    """Its message expiry then, in seconds."""
+    """The message expiry at the first receipt, in seconds."""
 
     def restored(self, again: Publish) -> Publish:
-        """Return a message that was sent again with its first expiry, which counts from `at`. The MQTT broker takes
-        from the expiry the time that a message has waited there."""
+        """Return a message that was sent again, with its first expiry, which counts from `at`. The MQTT broker
+        subtracts from the expiry the time that a message has waited there."""
         if again.properties.expiry == self.expiry:
             return again
         return replace(again, properties=replace(again.properties, expiry=self.expiry))
 
 
 class Receipts:
-    """The first receipts of messages in one session at the MQTT broker that have no acknowledgement; and the numbers of
-    all packets in the order of their receipt, which are never used again."""
+    """The first receipts of unacknowledged messages in one session at the MQTT broker; and the numbers of all packets
+    in the order of their receipt, which are never reused."""
 
     def __init__(self) -> None:
         self._next_order = 0
         self._by_id: dict[int, Receipt] = {}
-        """By packet id, the one that was noted last at the end."""
+        """Receipts by packet id; the one that was noted last is at the end."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -72,13 +72,13 @@ class Receipts:
             del by_id[next(iter(by_id))]
 
     def take(self, publish: Publish) -> Receipt | None:
-        """Remove and return the first receipt of a message with QoS 1 or 2 that has arrived; None if it is new. Another
-        message with its packet id is not sent again any more."""
+        """Remove and return the first receipt of a message with QoS 1 or 2 that has arrived; None if it is new. A
+        receipt of another message with its packet id is removed too, since that message is no longer sent again."""
         found = self._by_id.pop(publish.packet_id, None)
         return found if found is not None and publish.dup and found.mark == _mark(publish) else None
 
     def clear(self) -> None:
-        """Forget all: the session is another one."""
+        """Forget all receipts, since the session is a new one."""
         self._by_id.clear()
 
 

@@ -1,4 +1,4 @@
-"""The rows of messages from MQTT with QoS 2 in the journal, and the search for messages that RocketMQ may have."""
+"""The journal's rows of messages from MQTT with QoS 2, and the search for messages that RocketMQ may already have."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from duemq.mqtt_bridge.status import Counters
 from duemq.producer import Producer
 
 FLOOR_AGE: Final = 60.0
-"""Age in seconds from which the known end of a queue is asked for again. The search after a failed send begins there,
-so an old one makes the search long."""
+"""Age in seconds at which the known end of a queue is requested again. The search after a failed send begins there, so
+an old one makes the search long."""
 
 
 class Rows:
     """Finds and makes the rows. `session_number` returns how many sessions the MQTT broker has begun; a row of an
-    earlier one is none of the present. `monotonic` is in seconds."""
+    earlier session is not valid in the present one. `monotonic` is in seconds."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Rows:
             publish = transfer.publish
             digest = _digest(publish)
             known = self._journal.received.get(publish.packet_id)
-            # Only a broker that lost its last seconds sends a released message again, and it marks it as sent again.
+            # Only an MQTT broker that lost its last seconds sends a released message again, and it sets the DUP flag.
             if known is not None and known.digest == digest and (publish.dup or not known.is_released):
                 self._counters.repeated += 1
                 transfer.taken, transfer.is_new = known, False
@@ -84,7 +84,7 @@ class Rows:
                 packet_id=transfer.publish.packet_id,
                 unique_key=self._producer.new_message_id(),
                 digest=digest,
-                queue=MessageQueue(self._decisions.topic_of(transfer), "", 0),  # a recall is in none
+                queue=MessageQueue(self._decisions.topic_of(transfer), "", 0),  # a recall is in no queue
                 floor=0,
                 is_delayed=True,
             )
@@ -131,7 +131,8 @@ class Rows:
         try:
             return row.unique_key in await self._search([row])
         except (AccessDeniedError, NoRouteError):
-            # The topic is gone, or no longer the bridge's. To come twice is better than to hold up all others.
+            # The topic no longer exists, or the bridge may no longer use it. The message may arrive twice, which is
+            # better than holding up all others.
             return False
 
     async def _floor(self, queue: MessageQueue) -> int:

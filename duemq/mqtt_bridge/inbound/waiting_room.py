@@ -1,12 +1,12 @@
-"""What waits in the bridge on its way from MQTT to RocketMQ, over connections and sessions at the MQTT broker.
+"""The messages that wait in the bridge between MQTT and RocketMQ, over connections and sessions at the MQTT broker.
 
-While RocketMQ is away nothing is acknowledged, so the MQTT broker keeps the messages, and sends them again over each
-new connection: those that wait here are dropped then. Only if it loses the session, the bridge alone has what waits
-here, and sends it. Messages with QoS 0 stay, in their place in the order of the first receipts.
+While RocketMQ is away, no message is acknowledged, so the MQTT broker keeps the messages and sends them again over each
+new connection; those that wait here are then dropped. Only if it loses the session does the bridge alone have the
+messages that wait here, and it sends them. Messages with QoS 0 stay, in their place in the order of the first receipts.
 
-The messages here and those that a batch takes over meanwhile have bounds in number and in bytes. With QoS 0 they are
-dropped beyond, superseded ones first, but the newest value of a key is kept; with QoS 1 and 2 the connection is not
-read on.
+The messages here, and those that a batch takes over in the meantime, are limited in number and in bytes. Beyond the
+limits, messages with QoS 0 are dropped, superseded ones first, but the newest value of a key is kept. For messages with
+QoS 1 and 2, reading of the connection pauses.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from duemq.mqtt_bridge.status import Counters
 class WaitingRoom:
     """The packets that wait, and the batch that is being sent.
 
-    `waiting`: messages that earlier rules have left; `receipts`: those of the session at the MQTT broker, of earlier
-    rules too. `monotonic` is in seconds.
+    `waiting`: messages that earlier rules have left; `receipts`: those of the session at the MQTT broker, including
+    those under earlier rules. `monotonic` is in seconds.
     """
 
     def __init__(
@@ -58,20 +58,21 @@ class WaitingRoom:
         self.waiting = list(waiting)
         self.earlier: list[Arrival] = []
         """Messages with QoS 1 and 2 of lost connections, until it is known whether the MQTT broker sends them again;
-        and behind them messages with QoS 0 and a key, which must not overtake them."""
+        and after them, messages with QoS 0 and a key, which must not overtake them."""
         self._newest = NewestValues(max(1, self._bound // 4), self._bound_bytes // 4)
-        """Newer than what waits. They wait too, but for the end of the batch, since there was no room for them."""
+        """Values that are newer than the messages in `waiting`. There was no room for them, so they wait for the end of
+        the batch."""
         self.batch = Batch()
         """The batch that is being sent, until it is acknowledged."""
         self._waiting_count = 0
         self._waiting_bytes = 0
         """Number of the packets, and size of the messages, that wait here, including the earlier ones."""
         self._next_look = 0
-        """Number of dropped messages from which on superseded ones are looked for again, if there is no room."""
+        """Number of dropped messages at which the next search for superseded messages is made, if there is no room."""
         self._batch_bytes = 0
         """Size of the messages that are being sent to RocketMQ."""
         self.arrived = asyncio.Event()
-        """Is set when packets wait."""
+        """Set when packets wait."""
         if self.waiting:
             self.arrived.set()
         self.is_accepted = asyncio.Event()
@@ -149,7 +150,7 @@ class WaitingRoom:
             kept.append(each)
             count += 1
         if renewed:
-            # If the message has to be sent again before it has a row of its own, it must not be taken for the old one.
+            # If the message is sent again before it has its own row, it must not be mistaken for the old one.
             self._journal.forget_received(renewed)
             self.has_forgotten.set()
         self._add(kept)
@@ -160,8 +161,8 @@ class WaitingRoom:
             self.session.pause()
 
     def _keep_newest(self, publish: Publish, before: list[Publish | Ack]) -> bool:
-        """Keep a message with QoS 0 for which there is no room if it is the newest value of a key, or else drop and
-        count it. `before`: packets in front of it, which are then added. Return whether it is kept."""
+        """Keep a message with QoS 0 for which there is no room if it is the newest value of a key; otherwise drop and
+        count it. `before`: the packets before it, which are added if it is kept. Return whether it is kept."""
         delay = self._decisions.delay(publish)
         key = delay.key if delay is not None and delay.replace else None
         if key is None or not self._newest.has_room(key, publish):
@@ -175,8 +176,8 @@ class WaitingRoom:
         return True
 
     def _add(self, items: list[Publish | Ack]) -> None:
-        """Add packets, which the caller counts, to those that wait, and in front of them the newest values with the
-        same keys."""
+        """Add packets, which the caller counts, to those that wait, and before them the newest values with the same
+        keys."""
         if not items:
             return
         if self._newest:
@@ -211,7 +212,7 @@ class WaitingRoom:
         return found
 
     def _note_all(self) -> None:
-        """Keep the times of messages that the MQTT broker sends again, since they get no acknowledgement."""
+        """Note the receipts of messages that the MQTT broker will send again, since they are not acknowledged."""
         self._note((transfer.publish, transfer.arrival, transfer.order) for transfer in self.batch.transfers)
         self._note((each, arrival, order) for arrival in self.waiting for order, each in arrival.messages())
 
@@ -222,8 +223,8 @@ class WaitingRoom:
         )
 
     def _first_order(self) -> int | None:
-        """Return the first place, in the order of the receipt, of what waits or may come again; None if it is
-        nothing."""
+        """Return the first place, in the order of the receipt, of the messages that wait or may come again; None if
+        there are none."""
         waiting = min((arrival.order for arrival in (*self.earlier, *self.waiting)), default=None)
         others = self._newest.first_order(), self._receipts.first_order()
         return min((each for each in (waiting, *others) if each is not None), default=None)
@@ -235,12 +236,12 @@ class WaitingRoom:
 
     @property
     def held(self) -> int:
-        """Number of the packets that wait, or were taken over by a batch that had begun before."""
+        """Number of the packets that wait, or were added to a batch that had already begun."""
         return self._waiting_count + self.batch.grown
 
     def _drop_superseded_ones(self) -> None:
-        """Drop messages with QoS 0 that are superseded by others: of a value that changes often, the newest is wanted.
-        Where there were few, the next look is made when more have come."""
+        """Drop messages with QoS 0 that are superseded by others, since only the newest state of a value is wanted. If
+        there were few, the next search is made only after more messages were dropped."""
         if self._counters.dropped < self._next_look:
             return
         dropped = self.batch.drop_superseded(self._decisions.due)
@@ -263,13 +264,13 @@ class WaitingRoom:
         return self.held < 2 * self._bound and self._waiting_bytes + self._batch_bytes < self._bound_bytes
 
     def _read_on(self) -> None:
-        """Read on after a pause if there is room again."""
+        """Resume reading after a pause if there is room again."""
         if self._is_paused and self._has_room() and self.session is not None:
             self._is_paused = False
             self.session.resume()
 
     def take(self) -> tuple[list[Transfer], list[int]]:
-        """Add all that waits to the batch. Return the messages, and the packet ids of the PUBRELs."""
+        """Move all waiting messages to the batch. Return them, and the packet ids of the PUBRELs that waited."""
         arrivals, self.waiting = self.waiting, []
         released = [each.packet_id for arrival in arrivals for each in arrival.items if isinstance(each, Ack)]
         transfers = self.batch.add(arrivals)
@@ -282,7 +283,7 @@ class WaitingRoom:
         """Begin a new batch: all messages of the present one are done, and their acknowledgements were sent."""
         session = self.session
         if session is not None and session.is_lost:
-            # They did not arrive.
+            # The acknowledgements did not arrive.
             self._note(
                 (transfer.publish, transfer.arrival, transfer.order)
                 for transfer in self.batch.transfers
@@ -291,7 +292,7 @@ class WaitingRoom:
         self.batch = Batch(self.batch.settled(self._first_order(), self._bound))
 
     def make_room(self) -> None:
-        """Read on after a batch, and have the newest values wait for which there is room now."""
+        """After a batch, resume reading, and add the newest values for which there is room now to `waiting`."""
         self._batch_bytes = self._next_look = 0
         newest = self._newest.pop_oldest(max(0, self._bound - self.held))
         if newest:
@@ -301,8 +302,8 @@ class WaitingRoom:
         self._read_on()
 
     def left(self) -> list[Arrival]:
-        """When `run` has ended and the session has been left, keep the times of the messages that have no
-        acknowledgement. Return the messages that are not sent: the MQTT broker may have lost their session."""
+        """When `run` has ended and the session has been left, note the receipts of unacknowledged messages. Return the
+        messages that were not sent, since the MQTT broker may lose their session."""
         self.waiting += self._newest.pop_oldest()
         self._note_all()
         in_hand = [each.arrival.only(each.order, each.publish) for each in self.batch.transfers if not each.is_done]

@@ -1,1 +1,1 @@
-"""The rules of the bridge, and the file that has them."""
+"""The rules of the bridge, and the file from which they are read."""

@@ -11,7 +11,7 @@ from duemq.mqtt_bridge.rules.model import Delay, DelayRefused, Inbound, Rules, T
 
 
 def describe(rules: Rules) -> Iterator[str]:
-    """Iterate over lines about the connections, the subscriptions and the rules."""
+    """Yield lines about the connections, the subscriptions and the rules."""
     connection = rules.connection
     account = f" with the account {rules.account.access_key}" if rules.account.access_key else ""
     yield (
@@ -30,7 +30,7 @@ def describe(rules: Rules) -> Iterator[str]:
 
 
 def sample(rules: Rules, topic: str, now_ms: int) -> tuple[list[str], bool]:
-    """Return the way of a message to an MQTT topic, a line for each step, and whether the bridge takes the message.
+    """Return where a message to an MQTT topic goes, a line for each step, and whether the bridge accepts the message.
     `now_ms`: the time, ms since the epoch."""
     try:
         check_topic(topic)
@@ -62,11 +62,11 @@ def _plain(inbound: tuple[Inbound, ...], topic: str) -> tuple[str, bool]:
 
 def _of_delay(delay: Delay) -> str:
     if delay.recall:
-        return f"cancels the message that waits with the key {delay.key}"
+        return f"cancels the waiting message with the key {delay.key}"
     when = (
         f"waits {format_duration(delay.delay_ms)}"
         if delay.delay_ms is not None
         else f"waits until {delay.deliver_at_ms} ms since the epoch"
     )
-    place = f", in place of the one that waits with the key {delay.key}" if delay.replace else ""
+    place = f", and replaces the waiting message with the key {delay.key}" if delay.replace else ""
     return f"{when}{place or (f', with the key {delay.key}' if delay.key else '')}"

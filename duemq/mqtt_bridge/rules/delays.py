@@ -4,14 +4,14 @@
     $delayed/1735689600/home/door                   at that time: numbers from 42,949,670 on are seconds since the epoch
     delayed/1500ms/home/door                        any span: 250ms, 5s, 1h30m, 2d
     delayed/@2027-01-01T00:00:00Z/home/door         at that time; with @ also seconds or ms since the epoch
-    delayed/10s;key=door;replace/home/door          in place of the message that waits with that key for that topic
-    delayed/recall;key=door/home/door               cancel that message
+    delayed/10s;key=door;replace/home/door          replaces the message that waits with that key for that topic
+    delayed/recall;key=door/home/door               cancels that message
 
 A key names a message among those that wait for its topic: in RocketMQ it is `home/door#door`.
 
 The same by user properties of a message to the plain topic: `delay`, `deliver-at`, `key`, `replace`, `recall`.
 
-The two meanings of a number are EMQX's: "Delayed Publish" in its documentation.
+The two meanings of a number are EMQX's, see "Delayed Publish" in its documentation.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from duemq.mqtt_bridge.rules.filters import check_topic, is_at_or_below
 from duemq.mqtt_bridge.rules.model import Delay, DelayRefused
 
 MAX_INTERVAL_SECONDS: Final = 42_949_670
-"""Numbers from this one on are times, in seconds since the epoch, and smaller ones are delays, as in EMQX's present
-version. In earlier ones times began at a tenth of it, which were all in the year 1970."""
+"""This number and larger ones are times, in seconds since the epoch, and smaller ones are delays, as in EMQX's present
+version. In its earlier versions times began at a tenth of this; those times are all in the year 1970."""
 
 PROPERTIES: Final = ("delay", "deliver-at", "key", "replace", "recall")
-"""The user properties that are read here."""
+"""The names of the user properties that are read here."""
 
 _DIGITS: Final = re.compile(r"[0-9]{1,16}")
 _MS_FROM: Final = 100_000_000_000
-"""A time from this number on is in ms since the epoch: in seconds it would be in the year 5138."""
+"""A time of this number or more is in ms since the epoch: in seconds it would be in the year 5138."""
 _YES: Final = ("1", "true", "yes")
 _NO: Final = ("", "0", "false", "no")
 
@@ -53,8 +53,8 @@ def read_delay(
     """Return the delay or recall that a message to `topic` with these user properties asks for; None for a plain one.
 
     `prefixes`: first levels of topics that ask for a delay, such as "$delayed". `now_ms`: the time, ms since the epoch.
-    `longest_ms`: a message may wait no longer. `own_topic`: that of the bridge's state, below which are its other
-    reports; nobody else has them published. Raises DelayRefused.
+    `longest_ms`: the longest delay of a message. `own_topic`: the topic of the bridge's state, below which its other
+    reports are; delayed messages to them are refused. Raises DelayRefused.
     """
     asked = _of_properties(properties)
     prefix, _, rest = topic.partition("/")
@@ -65,14 +65,14 @@ def read_delay(
     else:
         segment, slash, plain = rest.partition("/")
         if not slash or not plain:
-            raise DelayRefused(f"{topic!r} names no topic behind the delay; write {prefix}/10/home/door")
+            raise DelayRefused(f"{topic!r} has no topic after the delay; write {prefix}/10/home/door")
         when = _of_segment(segment)
         twice = sorted(asked.keys() & when.keys() | ({"delay"} if _times(asked) and _times(when) else set()))
         if twice:
             raise DelayRefused(f"{twice[0]} is given by the topic {topic!r} and by a user property; give it once")
         when |= asked
     if plain.partition("/")[0] in prefixes:
-        raise DelayRefused(f"{topic!r} delays a delayed message; give one delay")
+        raise DelayRefused(f"{topic!r} delays a delayed message; give only one delay")
     try:
         check_topic(plain)
     except ArgumentError as error:
@@ -93,13 +93,13 @@ def _of_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _of_segment(segment: str) -> dict[str, str]:
-    """Read the level between prefix and topic: a delay or `recall`, and options behind semicolons."""
+    """Read the level between prefix and topic: a delay or `recall`, and options after semicolons."""
     when, *options = segment.split(";")
     found = {"recall": "true"} if when == "recall" else _time_of(when)
     for option in options:
         name, _, value = option.partition("=")
         if name not in ("key", "replace") or name in found or (name == "key") != bool(value):
-            raise DelayRefused(f"{option!r} is no option of a delay; there are key=NAME and replace, each once")
+            raise DelayRefused(f"{option!r} is not an option of a delay; write key=NAME or replace, each once at most")
         found[name] = unquote(value) if name == "key" else "true"
     return found
 
@@ -120,10 +120,10 @@ def _delay(topic: str, asked: dict[str, str], now_ms: int, longest_ms: int) -> D
     key = f"{fields.encoded_key(topic)}#{fields.encoded_key(asked['key'])}" if asked.get("key") else None
     replace, recall = (_is_set(name, asked.get(name, "")) for name in ("replace", "recall"))
     if (replace or recall) and not key:
-        raise DelayRefused(f"{'recall' if recall else 'replace'} needs a key, which names the message that waits")
+        raise DelayRefused(f"{'recall' if recall else 'replace'} needs a key, which names the waiting message")
     if recall:
         if replace or _times(asked):
-            raise DelayRefused("recall goes without a delay and without replace: it cancels a message that waits")
+            raise DelayRefused("recall cancels a waiting message, and cannot be combined with a delay or with replace")
         return Delay(topic, key=key, recall=True)
     if "delay" in asked and "deliver-at" in asked:
         raise DelayRefused("give delay or deliver-at, not both")
@@ -149,7 +149,7 @@ def _span_ms(text: str) -> int:
         return parse_duration(f"{text}s" if _DIGITS.fullmatch(text) else text)
     except ArgumentError:
         raise DelayRefused(
-            f"{text!r} is no delay; write seconds (10), a span (1500ms, 1h30m) or a time (@...)"
+            f"{text!r} is not a delay; write seconds (10), a span (1500ms, 1h30m) or a time (@...)"
         ) from None
 
 
@@ -161,7 +161,7 @@ def _moment_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise DelayRefused(
-            f"{text!r} is no time; write it as 2027-01-01T00:00:00Z, or as seconds or ms since the epoch"
+            f"{text!r} is not a time; write it as 2027-01-01T00:00:00Z, or as seconds or ms since the epoch"
         ) from None
     if moment.tzinfo is None:
         raise DelayRefused(f"the time {text!r} has no time zone; write {text}Z for UTC, or {text}+01:00")

@@ -1,9 +1,9 @@
 """The fields that templates may have, and how a message's values are written in names of the other side.
 
-RocketMQ's topics, keys and tags, and the levels of MQTT's topics, lack characters that the other side's names may have.
-These are written as in URLs, % and two hex digits for each byte of their UTF-8, so that no name is refused for an odd
-character, and none gets a meaning that its sender did not give it: a key such as "a/#" makes neither a second level nor
-a wildcard.
+RocketMQ's topics, keys and tags, and the levels of MQTT's topics, cannot have some characters of the other side's
+names. These characters are written as in URLs, % and two hex digits for each byte of their UTF-8. So no name is refused
+because of an unusual character, and none gets a meaning that its sender did not give it: a key such as "a/#" makes
+neither a second level nor a wildcard.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def target_maker(
         try:
             checks.check_topic_to_send(name)
         except ArgumentError as error:
-            raise TemplateError(f"the template {topic.text!r} makes no topic of {mqtt_topic!r}: {error}") from None
+            raise TemplateError(
+                f"the template {topic.text!r} does not make a topic from {mqtt_topic!r}: {error}"
+            ) from None
         return Target(
             name,
             _rendered(key, value, _NOT_IN_KEYS),
@@ -78,7 +80,7 @@ def target_maker(
 
 def mqtt_topic_maker(template: Template, refused_levels: tuple[str, ...]) -> Callable[[ReceivedMessage], str]:
     """Return a function from a message to its MQTT topic. It raises TemplateError if the message lacks a field, or if
-    its values, and not the template itself, would make the first level begin with "$" or be one of
+    its values, rather than the template itself, would make the first level begin with "$" or be one of
     `refused_levels`."""
     first = template.text.partition("/")[0]
     is_first_constant = "{" not in first
@@ -88,12 +90,14 @@ def mqtt_topic_maker(template: Template, refused_levels: tuple[str, ...]) -> Cal
         try:
             check_topic(topic)
         except ArgumentError as error:
-            raise TemplateError(f"the template {template.text!r} makes no topic of {message!r}: {error}") from None
+            raise TemplateError(
+                f"the template {template.text!r} does not make a topic from {message!r}: {error}"
+            ) from None
         level = topic.partition("/")[0]
         if not is_first_constant and (level.startswith("$") or level in refused_levels):
             raise TemplateError(
-                f"the template {template.text!r} makes {topic!r} of {message!r}: its first level has a meaning of its "
-                "own; write that level into the template if it is meant"
+                f"the template {template.text!r} makes {topic!r} from {message!r}: its first level has a special "
+                "meaning; write that level into the template if it is intended"
             )
         return topic
 
@@ -111,12 +115,12 @@ def encoded_name(text: str) -> str:
 
 
 def encoded_text(text: str) -> str:
-    """Return a text as a string of MQTT's."""
+    """Return a text as a valid string of MQTT's."""
     return encoded(text, _NOT_IN_TEXTS)
 
 
 def encoded_key(text: str) -> str:
-    """Return a text as a RocketMQ key, of which blanks cannot be part."""
+    """Return a text as a RocketMQ key, which cannot contain blanks."""
     return encoded(text, _NOT_IN_KEYS)
 
 
@@ -132,7 +136,7 @@ def _level(mqtt_topic: str, levels: list[str], name: str) -> str:
     assert match is not None
     number = int(match[1])
     if number > len(levels):
-        raise TemplateError(f"{mqtt_topic!r} has no level {number}, which {{{name}}} asks for")
+        raise TemplateError(f"{mqtt_topic!r} has no level {number}, which {{{name}}} needs")
     return "/".join(levels[number - 1 :]) if match[2] else levels[number - 1]
 
 
@@ -149,6 +153,6 @@ def _field(message: ReceivedMessage, name: str) -> str:
     else:
         value = next(iter(message.keys), None)
     if not value:
-        raise TemplateError(f"{message!r} has no {match[2] if match is not None else name}, which {{{name}}} asks for")
+        raise TemplateError(f"{message!r} has no {match[2] if match is not None else name}, which {{{name}}} needs")
     is_one_level = match is None or match[1] == "property"
     return encoded(value, _NOT_IN_LEVELS if is_one_level else _NOT_IN_MQTT)

@@ -67,8 +67,8 @@ MAX_BYTES: Final = 1 << 20
 MAX_FIELD_BYTES: Final = 65_535
 """Maximum size of user and password in MQTT."""
 MAX_SHARED_ID: Final = 1000
-"""Maximum number of characters of an encoded client id with a share: RocketMQ's client id is made of it, of which a
-broker takes 1,024."""
+"""Maximum number of characters of an encoded client id with a share: it is a part of RocketMQ's client id, for which
+brokers accept at most 1,024."""
 LONGEST_OF_STATUS: Final = "/counters"
 """The longest suffix of the status topic."""
 _HOST: Final = re.compile(r"[^\x00-\x20\x7f/.]+(?:\.[^\x00-\x20\x7f/.]+)*\.?")
@@ -83,24 +83,24 @@ def read(path: Path) -> Rules:
     except OSError as error:
         raise RulesError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise RulesError(f"{path}: has more than {MAX_BYTES} bytes, which no file of rules needs")
+        raise RulesError(f"{path}: has more than {MAX_BYTES} bytes, the limit of a file of rules")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise RulesError(f"{path}:{data[: error.start].count(10) + 1}: is not UTF-8, as TOML is") from None
+        raise RulesError(f"{path}:{data[: error.start].count(10) + 1}: is not UTF-8, which TOML requires") from None
     return parse(text, path)
 
 
 def parse(text: str, path: Path, environment: dict[str, str] | None = None) -> Rules:
-    """Return the rules of a file's text. `path`: names the file in errors; paths in it that are not absolute count from
-    its directory. `environment`: None for the process's. Raises RulesError."""
+    """Return the rules of a file's text. `path`: the file's path, for errors; relative paths in the file are relative
+    to its directory. `environment`: None for the process's. Raises RulesError."""
     return _Reader(text, path, dict(os.environ) if environment is None else environment).rules()
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Default names of topics and groups, made of the name of the share or else the client id. So bridges of different
-    MQTT brokers do not take each other's messages, while bridges that share the load have the same names."""
+    """Default names of topics and groups, which contain the name of the share or else the client id. So bridges of
+    different MQTT brokers do not take each other's messages, while bridges that share the load have the same names."""
 
     bridge: str
 
@@ -209,12 +209,12 @@ class _Reader:
                 size = len(fields.encoded_name(mqtt.client_id))
                 if size > MAX_SHARED_ID:
                     raise ArgumentError(
-                        f"with a share the bridge has its client id in RocketMQ, too, where this one would have {size} "
-                        f"characters: at most {MAX_SHARED_ID} fit, and some characters take six there"
+                        f"with a share, the bridge also uses its client id in RocketMQ, where this one would have "
+                        f"{size} characters: at most {MAX_SHARED_ID} are possible, and some characters become six there"
                     )
         if mqtt.share is not None and mqtt.protocol != "5":
             raise self._error(
-                ("mqtt", "share"), 'shared subscriptions are of MQTT 5; leave share out, or set protocol = "5"'
+                ("mqtt", "share"), 'shared subscriptions need MQTT 5; leave share out, or set protocol = "5"'
             )
         keepalive = self._seconds(("mqtt", "keepalive"), mqtt.keepalive, 1, 65_535)
         expiry = NEVER_EXPIRES
@@ -255,7 +255,8 @@ class _Reader:
         with self._at("mqtt", "websocket_path"):
             if mqtt.websocket_path is not None and not _PATH.fullmatch(mqtt.websocket_path):
                 raise ArgumentError(
-                    f"{mqtt.websocket_path!r} is no path: it begins with / and has ASCII characters without blanks"
+                    f"{mqtt.websocket_path!r} is not a path: it must begin with / and have only ASCII characters "
+                    "without blanks"
                 )
         with self._at("mqtt", "user"):
             if mqtt.user is not None and (
@@ -269,17 +270,17 @@ class _Reader:
             ms = parse_duration(text)
         seconds, rest = divmod(ms, 1000)
         if rest or not least <= seconds <= most:
-            raise self._error(place, f"{place[-1]} is {text!r}; it is from {least} to {most} whole seconds")
+            raise self._error(place, f"{place[-1]} is {text!r}; write whole seconds, from {least} to {most}")
         return seconds
 
     def _relative(self, name: str) -> Path:
-        """Return a path of the file. Raises ArgumentError for a text that is none."""
+        """Return the path for a name in the file. Raises ArgumentError if it is not a path."""
         if "\0" in name:
-            raise ArgumentError(f"{name!r} is no path: it has the character U+0000")
+            raise ArgumentError(f"{name!r} is not a path: it has the character U+0000")
         try:
             return self._path.parent / Path(name).expanduser()
         except RuntimeError:
-            raise ArgumentError(f"{name!r}: there is no such user, or no home directory") from None
+            raise ArgumentError(f"{name!r}: the user does not exist, or has no home directory") from None
 
     def _state_directory(self) -> Path:
         if self._file.mqtt.state is not None:
@@ -294,7 +295,7 @@ class _Reader:
         password = self._given_password()
         if password is not None and self._file.mqtt.user is None:
             place = "password" if self._file.mqtt.password is not None else "password_file"
-            raise self._error(("mqtt", place), "a password goes with a user")
+            raise self._error(("mqtt", place), "a password needs a user")
         if password is not None and len(password.encode()) > MAX_FIELD_BYTES:
             place = "password" if self._file.mqtt.password is not None else "password_file"
             raise self._error(("mqtt", place), f"the password has more than {MAX_FIELD_BYTES} bytes")
@@ -314,10 +315,10 @@ class _Reader:
         except OSError as error:
             raise self._error(place, f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise self._error(place, f"{path}: is no text in UTF-8") from None
+            raise self._error(place, f"{path}: is not UTF-8") from None
 
     def _tls(self, tls: bool | TlsFiles, *table: str) -> Tls | None:
-        """Return the encryption of connections that `table` asks for."""
+        """Return the encryption that `table` configures; None for no encryption."""
         if not tls:
             return None
         if tls is True:
@@ -333,7 +334,7 @@ class _Reader:
                 if not path.is_file() or not os.access(path, os.R_OK):
                     raise ArgumentError(f"{path}: is missing, or cannot be read")
         if files["key_file"] is not None and files["certificate_file"] is None:
-            raise self._error((*table, "key_file"), "a key_file goes with a certificate_file")
+            raise self._error((*table, "key_file"), "a key_file needs a certificate_file")
         found = Tls(check_host=tls.check_host, **files)
         try:
             found.context()
@@ -356,13 +357,13 @@ class _Reader:
                 line = lines.line_of(self._text, ("to_rocketmq", number, "filter"))
                 raise self._error(
                     ("status", "topic"),
-                    f"the status topic {topic!r} matches the filter of line {line}: the bridge would take what it "
-                    "tells of itself; give another topic or another filter",
+                    f"the status topic {topic!r} matches the filter of line {line}: the bridge would receive its own "
+                    "reports; give another topic or another filter",
                 )
         return topic
 
     def _delayed_line(self, name: Literal["topic", "group"]) -> int:
-        """Return the line that gives the topic or the group of delayed messages, or else the name it is made of."""
+        """Return the line that gives the topic or the group of delayed messages, or else the name in their defaults."""
         if not self._file.delayed.enabled:
             place: lines.Path = ("delayed", "enabled")
         elif getattr(self._file.delayed, name) is not None:
@@ -375,12 +376,12 @@ class _Reader:
         delayed = self._file.delayed
         place = ("delayed", "prefixes")
         if not delayed.prefixes:
-            raise self._error(place, "no prefixes; leave them out for $delayed and delayed, or set enabled = false")
+            raise self._error(place, "prefixes is empty; leave it out for $delayed and delayed, or set enabled = false")
         with self._at(*place):
             for prefix in delayed.prefixes:
                 check_topic(prefix)
                 if "/" in prefix:
-                    raise ArgumentError(f"the prefix {prefix!r} has a /; it is the first level of a topic")
+                    raise ArgumentError(f"the prefix {prefix!r} has a /; it must be one level, the first of a topic")
                 Filter(f"{prefix}/#")
             if len(set(delayed.prefixes)) < len(delayed.prefixes):
                 raise ArgumentError("a prefix is given twice")
@@ -468,7 +469,7 @@ class _Reader:
             if rule.group in of_group:
                 raise self._error_at(
                     rule.line,
-                    f"the group {rule.group} is {of_group[rule.group]}, too; members of a group share its messages: "
+                    f"the group {rule.group} is also {of_group[rule.group]}; members of a group share its messages: "
                     'give each rule its own, group = "..."',
                 )
             of_group[rule.group] = f"that of line {rule.line}"
@@ -492,8 +493,8 @@ class _Reader:
             numbers = ", ".join(str(rule.line) for rule in way)
             raise self._error_at(
                 way[0].line,
-                f"a message would come back to where it came from, by the rules of lines {numbers}: give one of them "
-                "another topic or filter",
+                f"a message would come back to where it came from, by the rules of lines {numbers}: give one of these "
+                "rules another topic or filter",
             )
 
     def _subscriptions(
@@ -517,9 +518,9 @@ class _Reader:
 
 
 def _check_host(host: str) -> None:
-    """Raises ArgumentError for a text that is no host name and no address."""
+    """Raise ArgumentError if a text is neither a host name nor an address."""
     if not _HOST.fullmatch(host) or any(len(label) > 63 for label in host.split(".")):
-        raise ArgumentError(f"{host!r} is no host name and no address")
+        raise ArgumentError(f"{host!r} is neither a host name nor an address")
 
 
 def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmq]) -> int:

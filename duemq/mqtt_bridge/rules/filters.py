@@ -1,7 +1,7 @@
 """MQTT topic filters: which topics they match, and whether two of them match a topic in common.
 
-As of MQTT 5.0, chapter 4.7: levels are separated by "/"; "+" stands for one level, "#" at the end for any number of
-levels, also none; neither stands for a first level that begins with "$". MQTT 3.1.1 has the same rules.
+As in MQTT 5.0, chapter 4.7: levels are separated by "/". "+" stands for one level, and "#" at the end for any number of
+levels, including none. Neither stands for a first level that begins with "$". MQTT 3.1.1 has the same rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_TOPIC_BYTES: Final = 65_535
 OUTSIDE: Final = "\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef" + "".join(
     f"{chr(plane | 0xFFFE)}{chr(plane | 0xFFFF)}" for plane in range(0, 0x110000, 0x10000)
 )
-"""Characters that MQTT's strings do not have, for the brackets of a regular expression: U+0000 and surrogates, which
+"""Characters that MQTT's strings must not have, for the brackets of a regular expression: U+0000 and surrogates, which
 are forbidden, and control characters and non-characters, on which Mosquitto closes the connection (MQTT 5.0, 1.5.4)."""
 _OUTSIDE: Final = re.compile(f"[{OUTSIDE}]")
 
@@ -56,7 +56,7 @@ class Filter:
         return self._matches(topic) is not None
 
     def covers(self, other: Filter) -> bool:
-        """Whether the filter matches every topic name that the other one matches."""
+        """Whether the filter matches every topic name that the other filter matches."""
         mine, theirs = self._levels, other._levels
         return not (mine[0] in ("+", "#") and theirs[0].startswith("$")) and _covers(mine, theirs)
 
@@ -86,7 +86,7 @@ def _covers(mine: list[str], theirs: list[str]) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raise ArgumentError if a text is no topic name to which a message can be published."""
+    """Raise ArgumentError if a text is not a topic name to which a message can be published."""
     _check(topic, "the MQTT topic")
     if "+" in topic or "#" in topic:
         raise ArgumentError(f"the MQTT topic {topic!r} has + or #, which only filters may have")
@@ -96,7 +96,7 @@ def _check(text: str, name: str) -> None:
     if not text:
         raise ArgumentError(f"{name} is empty")
     if _OUTSIDE.search(text):
-        raise ArgumentError(f"{name} has a control character or another one that MQTT brokers refuse: {text!r}")
+        raise ArgumentError(f"{name} has a control character or another character that MQTT brokers refuse: {text!r}")
     if len(text.encode()) > MAX_TOPIC_BYTES:
         raise ArgumentError(f"{name} has more than {MAX_TOPIC_BYTES} bytes")
 
@@ -110,5 +110,5 @@ def _pattern(levels: list[str]) -> str:
 
 
 def is_at_or_below(topic: str, other: str) -> bool:
-    """Return whether an MQTT topic is another one, or one below it."""
+    """Return whether an MQTT topic is the same as another topic or below it."""
     return topic.startswith(other) and topic[len(other) :][:1] in ("", "/")

@@ -1,4 +1,4 @@
-"""The lines of a TOML file at which keys are set: Python's tomllib has no positions."""
+"""The lines of a TOML file at which keys are set, since Python's tomllib does not report positions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Path = tuple[str | int, ...]
 
 
 def line_of(text: str, path: Path) -> int:
-    """Return the number, from 1 on, of the line that sets what `path` names: its key, or else the header of its table,
-    or else 1. `text` is a TOML document; inline tables and arrays count as their key's line."""
+    """Return the number, from 1 on, of the line of the value at `path`: that of its key, or else of the header of its
+    table, or else 1. `text` is a TOML document. Values in inline tables and arrays have the line of the key."""
     places = _places(text)
     return next((places[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in places), 1)
 
@@ -29,7 +29,7 @@ def _places(text: str) -> dict[Path, int]:
     counts: dict[str, int] = {}
     quote = ""
     for number, line in enumerate(text.split("\n"), 1):
-        if quote:  # within a text of several lines
+        if quote:  # within a multi-line string
             quote = "" if quote in line else quote
             continue
         quote = next((mark for mark in _QUOTES if line.count(mark) % 2), "")

@@ -1,7 +1,7 @@
 """Rules that would lead a message back to where it came from, and the subscriptions that the rules need.
 
 An MQTT broker may deliver a message once for each of a client's subscriptions that match (MQTT 5.0, chapter 3.3.4). The
-bridge must get it once, so no two of its subscriptions overlap.
+bridge must get it only once, so no two of its subscriptions may overlap.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Wanted:
 
 
 def find_loop(to_rocketmq: Sequence[ToRocketmq], to_mqtt: Sequence[ToMqtt]) -> list[ToRocketmq | ToMqtt] | None:
-    """Return rules along which a message comes back to the first of them; None if there are none."""
+    """Return rules by which a message comes back to the first of them; None if there is no such loop."""
     after: dict[ToRocketmq | ToMqtt, list[ToRocketmq | ToMqtt]] = {}
     for out in to_mqtt:
         reached = as_filter(out.mqtt_topic)
@@ -65,9 +65,9 @@ def find_loop(to_rocketmq: Sequence[ToRocketmq], to_mqtt: Sequence[ToMqtt]) -> l
 
 
 def subscriptions(wanted: Sequence[Wanted]) -> Iterator[Wanted | tuple[Wanted, Wanted]]:
-    """Iterate over the subscriptions that cover all wanted ones, without those that another covers; and over pairs that
-    overlap without that one covers the other. A subscription has the highest QoS of those it covers, and asks for
-    retained messages if one of them does."""
+    """Yield the subscriptions that cover all wanted ones, without those that another subscription covers; and the pairs
+    that overlap although neither covers the other. A subscription has the highest QoS of those that it covers, and asks
+    for retained messages if one of them does."""
     kept: list[Wanted] = []
     for each in wanted:
         if not any(other.filter.covers(each.filter) for other in kept):
@@ -89,7 +89,7 @@ def can_make(rule: ToRocketmq, topic: str) -> bool:
 
 
 def as_filter(template: Template) -> Filter:
-    """Return a filter that matches all MQTT topics that a template makes, and perhaps more."""
+    """Return a filter that matches all MQTT topics that a template can make, and perhaps more."""
     text = template.render(lambda name: _LEVELS if name.startswith("levels:") else _LEVEL)
     levels: list[str] = []
     for level in text.split("/"):
@@ -101,7 +101,7 @@ def as_filter(template: Template) -> Filter:
 
 
 def _known_level(accepts: Filter, name: str) -> str:
-    """Return the level that a field stands for, if the filter has only topics with that one; else _LEVEL."""
+    """Return the level that a field stands for, if all topics of the filter have the same level there; else _LEVEL."""
     levels = accepts.text.split("/")
     if not name.isdigit() or int(name) > len(levels) or levels[int(name) - 1] in ("+", "#"):
         return _LEVEL

@@ -1,4 +1,4 @@
-"""The rules as values that are checked and ready for use.
+"""The rules as values that are checked and ready to use.
 
 `rules.file` makes them from bridge.toml. Templates and filters become functions, so that the rest of the bridge knows
 neither.
@@ -33,7 +33,7 @@ class RulesError(DueMQError):
 
 
 class TemplateError(DueMQError):
-    """A template cannot be filled with the values of a message, or the result is no topic."""
+    """A template cannot be filled with the values of a message, or the result is not a topic."""
 
 
 class DelayRefused(DueMQError):
@@ -70,7 +70,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The address of the MQTT broker, the bridge's identity there, and the limits of what is on its way."""
+    """The address of the MQTT broker, the bridge's identity there, and the limits of messages in flight."""
 
     state_directory: Path
     """Directory of the journal; each bridge has its own."""
@@ -80,7 +80,7 @@ class Connection:
     port: int
     protocol: Protocol
     client_id: str
-    """Names the session at the MQTT broker. It stays the same from start to start, and no other client has it."""
+    """Identifies the session at the MQTT broker. It stays the same from start to start, and no other client has it."""
     user: str | None
     password: str | None = field(repr=False)
     tls: Tls | None
@@ -149,7 +149,7 @@ class Inbound:
     """MQTT filter, without $share."""
     target: Callable[[str], Target | None]
     """Returns the target for an MQTT topic, or None if the filter does not match. Raises TemplateError if it matches
-    and the templates make a name that RocketMQ does not take."""
+    and the templates make a name that RocketMQ does not accept."""
     qos: QoS
     """The highest QoS of the subscription."""
     retained: Retained
@@ -170,11 +170,11 @@ class Outbound:
     """RocketMQ's consumer group. It stays the same from start to start. Each rule has its own; bridges that share the
     load have the same."""
     tags: str
-    """As of a subscription: "a || b", or "*" for all."""
+    """As in a subscription: "a || b", or "*" for all."""
     qos: QoS
     retain: bool
     start: Literal["first", "last"]
-    """The place at which a new group begins: with the oldest message in the topic, or behind the newest."""
+    """Where a new group begins: at the oldest message in the topic, or after the newest."""
     line: int = 0
     """The line at which the rule begins in its file; 0 for none."""
 
@@ -189,13 +189,13 @@ class Delay:
     delay_ms: int | None = None
     """Delay in ms, from the receipt of the message."""
     deliver_at_ms: int | None = None
-    """Due time, ms since the epoch. A time that has passed means at once."""
+    """Due time, ms since the epoch. If it has passed, the message is published immediately."""
     key: str | None = None
     """The RocketMQ key by which the message can be recalled or replaced: not empty, without blanks."""
     replace: bool = False
-    """Whether it takes the place of the message that waits with the same key and was sent with `replace`, too."""
+    """Whether it replaces the waiting message that was also sent with `replace` and has the same key."""
     recall: bool = False
-    """Whether messages that wait with this key are cancelled; then nothing is sent."""
+    """Whether the waiting messages with this key are cancelled; nothing is sent then."""
 
 
 ReadDelay = Callable[[str, UserProperties, int], Delay | None]
@@ -213,9 +213,9 @@ class Delayed:
     topic: str
     """RocketMQ's topic in which delayed messages wait."""
     group: str
-    """RocketMQ's consumer group that takes them when they are due."""
+    """RocketMQ's consumer group that receives them when they are due."""
     qos: QoS
-    """The highest QoS of the subscription. When a message is due, it is published with the QoS that it came with."""
+    """The highest QoS of the subscription. A message that is due is published with the QoS with which it arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The tables of bridge.toml as they are written: names, types and default values. `file` makes rules of them."""
+"""The tables of bridge.toml as they are written: names, types and default values. `file` makes rules from them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ _TABLES: Final[dict[lines.Path, type[_Table]]] = {
 
 
 class WrongTables(DueMQError):
-    """A text has not the tables of `File`. `line`: the line, from 1 on, that is wrong."""
+    """A text does not have the tables of `File`. `line`: the number of the wrong line, from 1 on."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -135,7 +135,7 @@ def convert(text: str) -> File:
         reason, _, at = str(error).partition(" (at line ")
         number = at.partition(",")[0]
         line = int(number) if number.isdigit() else text.count("\n") + 1
-        raise WrongTables(line, f"is no TOML: {reason}") from None
+        raise WrongTables(line, f"is not TOML: {reason}") from None
     except RecursionError:
         raise WrongTables(1, "has values that are nested too deeply") from None
     try:
@@ -146,7 +146,7 @@ def convert(text: str) -> File:
     name = reason.rstrip("`").rpartition("`")[2]
     if "unknown field" in reason:
         known = _TABLES[tuple(part for part in place if isinstance(part, str))].__struct_fields__
-        place, reason = (*place, name), f"{name} is no name here; there are {', '.join(known)}"
+        place, reason = (*place, name), f"{name} is unknown here; known are {', '.join(known)}"
     elif "missing required field" in reason:
         reason = f"{name} is missing"
     else:

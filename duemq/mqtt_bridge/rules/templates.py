@@ -28,7 +28,9 @@ class Template:
             piece, name = match[0], match[1]
             if name is not None:
                 if not is_field(name):
-                    raise ArgumentError(f"the template {text!r} has {{{name}}}, which is no field; there are {known}")
+                    raise ArgumentError(
+                        f"the template {text!r} has {{{name}}}, which is not a field; known are {known}"
+                    )
                 self._pieces.append((name, True))
             elif piece in ("{", "}"):
                 raise ArgumentError(

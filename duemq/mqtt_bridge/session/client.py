@@ -1,4 +1,4 @@
-"""One connection to the MQTT broker: aiomqtt's client, with the acknowledgements under the bridge's control."""
+"""A connection to the MQTT broker: aiomqtt's client, with the acknowledgements under the bridge's control."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ TIMEOUT: Final = 10.0
 _MISC_EVERY: Final = 1.0
 """Seconds between two checks whether a ping is due, as in aiomqtt."""
 _UNTOLD_MAXIMUM: Final = 20
-"""Maximum number of messages without acknowledgement with MQTT 3.1.1, whose brokers do not tell their limit. This is
-Mosquitto's default; it acknowledges and drops messages with QoS 2 beyond it."""
+"""Maximum number of unacknowledged messages with MQTT 3.1.1, whose brokers do not report their limit. This is
+Mosquitto's default limit; beyond it, Mosquitto acknowledges and drops messages with QoS 2."""
 _RETAIN_ONCE, _RETAIN_NEVER = 1, 2
 """Retain handling of a subscription, MQTT 5.0, 3.8.3.1."""
 
@@ -54,7 +54,7 @@ class ServerLimits:
     """Limits of the MQTT broker from its CONNACK. With MQTT 3.1.1 it has none."""
 
     receive_maximum: int = packets.MAX_PACKET_IDS
-    """Maximum number of messages on their way to it without acknowledgement."""
+    """Maximum number of unacknowledged messages in flight to it."""
     maximum_qos: int = 2
     retain: bool = True
     packet_bytes: int = packets.MAX_REMAINING
@@ -71,10 +71,10 @@ class Grant:
 class Session(aiomqtt.Client):
     """One connection, used with `async with`, which raises MqttConnectionError if it cannot be made.
 
-    `received` gets the packets of messages, also before `async with` has returned, since a session that the MQTT
-    broker kept continues at once. `new_id` returns packet ids that are not in use. `limit`: only the head of a packet
-    with more bytes is kept. `will`: topic and payload of the retained message that the MQTT broker publishes when the
-    connection is lost.
+    `received` gets the packets of messages, even before `async with` has returned, since a session that the MQTT
+    broker kept continues immediately. `new_id` returns packet ids that are not in use. `limit`: only the head of a
+    packet with more bytes is kept. `will`: topic and payload of the retained message that the MQTT broker publishes
+    when the connection is lost.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Session(aiomqtt.Client):
             raise
 
     def _client_connect(self) -> None:
-        # Runs in a thread, and to its end even if the session is cancelled meanwhile.
+        # Runs in a thread, and runs to its end even if the session is cancelled in the meantime.
         try:
             super()._client_connect()
         finally:
@@ -174,14 +174,14 @@ class Session(aiomqtt.Client):
         return await asyncio.shield(self._lost)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send packets, together with all others that are sent in this turn of the event loop. Without a connection
-        nothing happens."""
+        """Send packets, together with all others that are sent in this turn of the event loop. Does nothing without a
+        connection."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += data
 
     def pause(self) -> None:
-        """Read nothing more until `resume`. Pings go out as before, so that the MQTT broker keeps the connection."""
+        """Stop reading until `resume`. Pings are still sent, so that the MQTT broker keeps the connection."""
         self._is_paused = True
         self._pauses += 1
         sock = self._client.socket()
@@ -189,15 +189,15 @@ class Session(aiomqtt.Client):
             self._loop.remove_reader(sock.fileno())
 
     def resume(self) -> None:
-        """Read on after a pause."""
+        """Resume reading after a pause."""
         self._is_paused = False
         sock = self._client.socket()
         if sock is not None:
             self._loop.add_reader(sock.fileno(), self._wire.read_all)
-            self._wire.read_all()  # TLS may have bytes in its buffer, of which the event loop does not know
+            self._wire.read_all()  # TLS may have buffered bytes of which the event loop does not know
 
     async def drained(self) -> None:
-        """Wait until the operating system has taken all bytes, or the connection is lost."""
+        """Wait until the operating system has accepted all bytes, or the connection is lost."""
         self._flush()
         while self._wire.is_blocked and not self.is_lost:
             self._drained.clear()
@@ -208,8 +208,8 @@ class Session(aiomqtt.Client):
         options = None
         if self.is_v5:
             is_once = subscription.retained == "once"
-            # The retain flag of a message then means that it was published as retained. With "once" it has to mean that
-            # the MQTT broker had it retained.
+            # With retainAsPublished, the retain flag means that a message was published as retained. With "once" it
+            # must mean that the message is the MQTT broker's retained copy.
             options = SubscribeOptions(
                 subscription.qos,
                 retainAsPublished=not is_once,
@@ -233,8 +233,8 @@ class Session(aiomqtt.Client):
             raise MqttConnectionError(f"cannot unsubscribe from {topic!r}: {error}") from None
 
     async def _unless_lost(self, call: Coroutine[Any, Any, T]) -> T:
-        """Wait for an answer, but not when the connection is lost, which aiomqtt does not notice while it waits. The
-        time of pauses, in which no answer is read, does not count. Raises MqttConnectionError."""
+        """Wait for an answer until the connection is lost, which aiomqtt does not notice while it waits, or for at most
+        TIMEOUT. Pauses, in which no answer is read, do not count. Raises MqttConnectionError."""
         calling = asyncio.create_task(call)
         try:
             while True:
@@ -293,11 +293,11 @@ class Session(aiomqtt.Client):
         if not self._connected.done():
             # aiomqtt would wait for the CONNACK.
             self._connected.set_exception(aiomqtt.MqttError(self._lost.result()))
-            self._connected.exception()  # looked at, also where nobody waits any more
+            self._connected.exception()  # marks it as retrieved, in case no task waits for it any longer
         if self._disconnected.done() and not self._disconnected.cancelled():
             self._disconnected.exception()  # retrieved here, since `wait_lost` reports it
 
-    # aiomqtt's own methods would watch a socket that was closed meanwhile, or the next one with its descriptor.
+    # aiomqtt's own methods might watch a socket that has already been closed, or the next one with its descriptor.
 
     def _on_socket_open(self, client: PahoClient, userdata: Any, sock: PahoSocket) -> None:
         # Runs in the thread that connects.
@@ -331,9 +331,9 @@ class Session(aiomqtt.Client):
 
 
 def _set_no_delay(descriptor: int) -> None:
-    """Have small packets sent at once. Without TCP_NODELAY the kernel holds a packet back until the other side's kernel
-    has acknowledged the one before, which may take 40 ms. paho does not set the option, and aiomqtt cannot set it with
-    WebSocket."""
+    """Set TCP_NODELAY, so that small packets are sent immediately. Without it the kernel holds a packet back until the
+    other side's kernel has acknowledged the previous one, which may take 40 ms. paho does not set the option, and
+    aiomqtt cannot set it with WebSocket."""
     with socket.socket(fileno=os.dup(descriptor)) as same:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

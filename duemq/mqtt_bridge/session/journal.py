@@ -10,14 +10,14 @@
 
 `received`: a message with QoS 2 from MQTT, from before it is sent to RocketMQ until its PUBREL. If the MQTT broker
 sends its packet id again, it is the same message, and the bridge searches for its unique key in the queue, from the
-offset `floor` on; the message cannot lie before. The digest is that of the PUBLISH, since an MQTT broker that lost its
-last seconds may use the packet id for another message. The messages that were released last stay in the table, since
-such a broker sends them again. `is_stored` is on the disk for delayed messages and for recalls, before their PUBREC: a
-delayed message that was cancelled or replaced since is found nowhere.
+offset `floor` on; the message cannot lie before that offset. The digest is that of the PUBLISH: an MQTT broker that
+lost its last seconds may use the packet id for another message. The messages that were released last stay in the table,
+since such a broker sends them again. `is_stored` is written to the disk for delayed messages and for recalls, before
+their PUBREC: a delayed message that has been cancelled or replaced since is found nowhere.
 
 `published`: a message with QoS 2 to MQTT, from before its PUBLISH until the group's offset has passed it. The
-fingerprint, of its id and its store time, tells it from the messages of other stores: the brokers of another name
-server may have the same names, and a broker may get a new store. Then their messages are at the same offsets.
+fingerprint, made from its id and its store time, distinguishes it from messages of other stores at the same offset: the
+brokers of another name server may have the same names, and a broker may get a new store.
 
 `passed`: for rules with QoS 2, the group's offset in each queue: now (`high`), and one to two minutes ago (`low`).
 RocketMQ's brokers save offsets every five seconds, so after a kill they deliver the last messages again. `passed_done`
@@ -30,8 +30,8 @@ versions 1 and 2 had no fingerprints; their rows in `published` have the fingerp
 
 `delayed`: the topics in which delayed messages wait, and the group that takes them when they are due.
 
-The rows are in memory as well. A change is visible at once; `saved` waits until it is on the disk. Only one process can
-open the file; others get JournalError.
+The rows are also in memory. A change is visible immediately; `saved` waits until it is on the disk. Only one process
+can open the file; others get JournalError.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ FILE_NAME: Final = "journal.db"
 KEPT_RELEASED: Final = 10_000
 """Maximum number of released messages in the journal."""
 TURN_MS: Final = 60_000
-"""Least time between `low` and `high` of a queue, in ms; the greatest is twice as long."""
+"""Minimum time between `low` and `high` of a queue, in ms; the maximum is twice as long."""
 UNKNOWN: Final = 0
-"""In place of a fingerprint, in rows of a journal that had none: that of any message."""
+"""The fingerprint in rows of a journal that had no fingerprints: it matches any message."""
 _VERSION: Final = 3
 _PASSED_BYTES: Final = 12
 """Size of the offset and the fingerprint of a message in `passed_done`, in bytes."""
@@ -118,10 +118,10 @@ class Taken:
     queue: MessageQueue
     """The queue to which it is sent; of a delayed message, the queue to which it will be delivered."""
     floor: int
-    """Least offset of the queue at which it can lie."""
+    """The lowest offset of the queue at which it can lie."""
     is_delayed: bool
     is_stored: bool = False
-    """Whether RocketMQ is known to have it, or does not get it any more. Of plain messages not in the file: after a
+    """Whether RocketMQ is known to have it, or no longer gets it. For plain messages this is not in the file: after a
     start the bridge searches for them."""
     is_released: bool = False
     """Whether its PUBREL has arrived."""
@@ -129,7 +129,7 @@ class Taken:
 
 class MessagePosition(NamedTuple):
     """The place of a message to MQTT: the group that reads it, its queue, and its offset in the queue. The fingerprint
-    tells it from the message that another store has there."""
+    distinguishes it from the message that another store has there."""
 
     group: str
     queue: MessageQueue
@@ -138,7 +138,7 @@ class MessagePosition(NamedTuple):
 
 
 def fingerprint_of(message_id: str, store_time_ms: int) -> int:
-    """Return 32 bits, which are not UNKNOWN, that tell a message from those of other stores at the same offset."""
+    """Return 32 bits, not UNKNOWN, that distinguish a message from those of other stores at the same offset."""
     return zlib.crc32(message_id.encode(errors="replace"), store_time_ms & 0xFFFFFFFF) or 1
 
 
@@ -182,7 +182,7 @@ class Fingerprints:
         self._fingerprints = array("I")
 
     def add(self, messages: Iterable[tuple[int, int]]) -> None:
-        """Add offsets and fingerprints, in the order of the offsets. Where there is one already, the new one counts."""
+        """Add offsets and fingerprints, in the order of the offsets. A new fingerprint replaces an old one."""
         new = list(messages)
         if new and self._offsets and new[0][0] <= self._offsets[-1]:
             new = sorted({**dict(zip(self._offsets, self._fingerprints, strict=True)), **dict(new)}.items())
@@ -211,7 +211,7 @@ _Change = tuple[str, list[tuple[Any, ...]]]
 
 
 class Journal:
-    """The journal of one bridge. Made by `open_journal`; its owner alone changes it, from one event loop."""
+    """The journal of one bridge, opened by `open_journal`. Only its owner changes it, from one event loop."""
 
     def __init__(
         self,
@@ -274,8 +274,8 @@ class Journal:
         return found is not None and found.unique_key == taken.unique_key and found.is_stored
 
     def set_stored(self, taken: Iterable[Taken]) -> list[int]:
-        """Mark messages as stored by RocketMQ, in memory only. Other messages may have their packet ids by now; return
-        the packet ids of those that are marked."""
+        """Mark messages as stored by RocketMQ, in memory only, unless other messages have their packet ids by now.
+        Return the packet ids of those that were marked."""
         marked = []
         for each in taken:
             found = self._received.get(each.packet_id)
@@ -285,7 +285,7 @@ class Journal:
         return marked
 
     def note_stored(self, taken: Iterable[Taken]) -> None:
-        """Mark messages as stored by RocketMQ, in the file, too."""
+        """Mark messages as stored by RocketMQ, also in the file."""
         marked = self.set_stored(taken)
         self._change("UPDATE received SET is_stored = 1 WHERE packet_id = ?", [(each,) for each in marked])
 
@@ -310,8 +310,8 @@ class Journal:
     # --- to MQTT
 
     def find(self, place: MessagePosition) -> Published | None:
-        """Return packet id and state of the message at a place, or None. A row without a fingerprint becomes that of
-        the message."""
+        """Return the packet id and the state of the message at a place, or None. A row without a fingerprint gets that
+        of the message."""
         found = self._published.get(place)
         if found is None and self._unknown and (old := place._replace(fingerprint=UNKNOWN)) in self._unknown:
             found = self._published[old]
@@ -345,13 +345,13 @@ class Journal:
             found = history.older.get(place.offset)
         if found is None or found in (place.fingerprint, UNKNOWN):
             return found is not None
-        # The queue is of another store.
+        # The queue now belongs to another store.
         self._begin_history(place, now_ms)
         return False
 
     def in_hand(self, group: str) -> dict[MessageQueue, int]:
-        """Return, by queue, the offset behind the last message with QoS 2 of a group that was published and may be
-        given again."""
+        """Return, by queue, the offset after the last message with QoS 2 of a group that was published and that
+        RocketMQ may deliver again."""
         found: dict[MessageQueue, int] = {}
         for place in self.published:
             if place.group == group:
@@ -377,7 +377,7 @@ class Journal:
         return [place for place, is_done in before if not is_done]
 
     def _begin_history(self, place: MessagePosition, now_ms: int) -> None:
-        """Forget what has passed in a queue, where a group begins at a place."""
+        """Forget the messages that a group has passed in a queue, since it begins anew at `place`."""
         history = History(Passed(place.offset, place.offset, place.offset, now_ms))
         self._histories[place.group, place.queue] = history
         self._set_passed(place.group, place.queue, history.passed)
@@ -427,8 +427,8 @@ class Journal:
     # --- the session
 
     def forget_session(self) -> None:
-        """Remove everything that belongs to a session that the MQTT broker has lost: the packet ids of its messages,
-        and the subscriptions."""
+        """Remove the rows that belong to a session that the MQTT broker has lost: those of messages from MQTT, and the
+        subscriptions."""
         self.forget_received(list(self._received))
         self.forget_subscriptions(list(self._subscriptions))
 
@@ -485,7 +485,7 @@ class Journal:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, _write, self._database, changes)
         except sqlite3.Error as error:
-            raise JournalError(f"the bridge's journal cannot be written: {error}") from None
+            raise JournalError(f"cannot write the bridge's journal: {error}") from None
         finally:
             self._writing = None
 
@@ -520,35 +520,35 @@ async def open_journal(directory: Path) -> Journal:
 
 
 def try_journal(directory: Path) -> None:
-    """Find out whether the journal of a directory can be opened or created, which no bridge of this process has open.
-    Blocks. Raises JournalError as `open_journal` does."""
+    """Check that the journal of a directory, which no bridge of this process has open, can be opened or created.
+    Blocks. Raises JournalError like `open_journal`."""
     with _errors(directory):
         _connect(directory).close()
 
 
 @contextmanager
 def _errors(directory: Path) -> Iterator[None]:
-    """Make JournalErrors of the errors of opening a journal."""
+    """Turn the errors of opening a journal into JournalErrors."""
     path = directory / FILE_NAME
     try:
         yield
     except OSError as error:
         raise JournalError(
-            f"the directory {directory} of the journal cannot be made: {error.strerror or error}; "
+            f"cannot create the directory {directory} of the journal: {error.strerror or error}; "
             "give another one as `state`"
         ) from None
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise JournalError(
-                f"another bridge runs with {directory}; give each bridge a `state` and a `client_id` of its own"
+                f"another bridge runs with {directory}; give each bridge its own `state` and `client_id`"
             ) from None
         raise JournalError(
-            f"the journal {path} cannot be opened: {error}; the bridge has to be able to write files in this directory"
+            f"cannot open the journal {path}: {error}; the bridge must be able to write files in this directory"
         ) from None
     except sqlite3.Error as error:
         raise JournalError(
-            f"the journal {path} cannot be read: {error}. Without it (move it away) the bridge starts, but messages "
-            "with QoS 2 that were under way may come twice"
+            f"cannot read the journal {path}: {error}. The bridge starts without it (move it away), but messages with "
+            "QoS 2 that were in flight may then arrive twice"
         ) from None
 
 
@@ -558,17 +558,17 @@ def _connect(directory: Path) -> sqlite3.Connection:
     path = directory / FILE_NAME
     database = sqlite3.connect(path, timeout=0, isolation_level="IMMEDIATE", check_same_thread=False)
     try:
-        # Exclusive before WAL: so there is no shared memory, and the lock lasts as long as the process.
+        # Exclusive mode before WAL, so that there is no shared memory and the lock lasts as long as the process.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version not in _TO_VERSION:
-            raise sqlite3.DatabaseError(f"it has the version {version}, this bridge knows {_VERSION}")
+            raise sqlite3.DatabaseError(f"it has version {version}, and this bridge supports up to {_VERSION}")
         if version != _VERSION:
             statements = _TO_VERSION[version]
             database.executescript(f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {_VERSION}; COMMIT")
-        # The lock is taken by a write, also by one that changes nothing.
+        # A write takes the lock, even one that changes nothing.
         database.execute("BEGIN IMMEDIATE")
         database.execute(f"PRAGMA user_version = {_VERSION}")
         database.commit()

@@ -13,14 +13,14 @@ class NoPacketIdError(DueMQError):
 
 
 class PacketIds:
-    """Packet ids from 1 to 65535, each in use once. They go round, so that one is not used again soon."""
+    """Packet ids from 1 to 65535, each used once at a time. They are taken in turn, so that none is reused soon."""
 
     def __init__(self, in_use: Iterable[int] = ()) -> None:
         self._in_use = set(in_use)
         self._last = max(self._in_use, default=0)
 
     def take(self) -> int:
-        """Return an id that is in use until it is given back. Raises NoPacketIdError."""
+        """Return an id, which is in use until `give_back`. Raises NoPacketIdError."""
         number = self.lend()
         self._in_use.add(number)
         return number

@@ -2,8 +2,8 @@
 
     | kind 4 bits, flags 4 bits | remaining length 1-4 bytes | rest |
 
-As of MQTT 5.0 (OASIS, 2019), chapters 2 and 3.3 to 3.7, and MQTT 3.1.1 (OASIS, 2014), which has no properties and no
-reason codes. Written for many packets at once: one read of a socket is cut into all its packets.
+As in MQTT 5.0 (OASIS, 2019), chapters 2 and 3.3 to 3.7, and MQTT 3.1.1 (OASIS, 2014), which has no properties and no
+reason codes. Made for many packets at a time: the bytes of one read of a socket are cut into all their packets.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ PUBCOMP: Final = 0x70
 
 SUCCESS: Final = 0x00
 FIRST_ERROR: Final = 0x80
-"""Reason codes from this one on are errors: the message was not taken."""
+"""Reason codes of this value or more are errors: the message was not accepted."""
 IMPLEMENTATION_ERROR: Final = 0x83
 NOT_AUTHORIZED: Final = 0x87
 QUOTA_EXCEEDED: Final = 0x97
 
 MAX_PACKET_IDS: Final = 65_535
 MAX_REMAINING: Final = 268_435_455
-"""Maximum size of a packet behind its head, in bytes."""
+"""Maximum size of a packet without its head, in bytes."""
 HEAD_OF_LARGE: Final = 65_535 + 65_536
-"""Size of the part that is kept of a packet beyond the limit, in bytes: its topic, and properties of common size."""
+"""Size of the part that is kept of a packet that exceeds the limit, in bytes: enough for its topic, and for properties
+of common size."""
 
 _U16: Final = struct.Struct("!H")
 _U32: Final = struct.Struct("!I")
@@ -50,7 +51,8 @@ _USER_PROPERTY: Final = 0x26
 
 
 class PacketError(DueMQError):
-    """Bytes of the MQTT broker that are no packet, a packet that it must not send, or one that cannot be encoded."""
+    """The MQTT broker sent bytes that are not a packet or a packet that it must not send; or a packet cannot be
+    encoded."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Properties:
 
 
 NO_PROPERTIES: Final = Properties()
-"""Not to be changed."""
+"""The properties of a PUBLISH that has none. Shared, so it must not be changed."""
 
 
 @dataclass(slots=True)
@@ -83,12 +85,13 @@ class Publish:
     retain: bool
     dup: bool
     packet_id: int
-    """0 with QoS 0."""
+    """The packet id; 0 with QoS 0."""
     properties: Properties
     size: int
-    """Size of the packet without its head, as far as it is kept, in bytes."""
+    """Size of the part of the packet that is kept, without its head, in bytes."""
     missing: int = 0
-    """Number of bytes of the packet that were beyond the limit and are not kept. Then `payload` is incomplete."""
+    """Number of bytes of the packet that were beyond the limit and are not kept. Unless it is 0, `payload` is
+    incomplete."""
 
 
 @dataclass(slots=True)
@@ -101,7 +104,7 @@ class Ack:
 
     @property
     def is_error(self) -> bool:
-        """Whether it reports an error: the message was not taken."""
+        """Whether it reports an error: the message was not accepted."""
         return self.reason >= FIRST_ERROR
 
 
@@ -116,8 +119,8 @@ class Cutter:
         self._large: tuple[int, bytes, int] | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes, int]]:
-        """Iterate over the packets that are complete now: the first byte, the bytes behind the length, and the number
-        of these that are not kept. Raises PacketError for bytes that are no packet."""
+        """Yield the packets that are now complete: the first byte, the bytes after the length, and the number of bytes
+        that are not kept. Raises PacketError for bytes that are not a packet."""
         if self._to_skip:
             skipped = min(self._to_skip, len(data))
             self._to_skip -= skipped
@@ -148,7 +151,7 @@ class Cutter:
                     self._to_skip = length - len(kept)
                     self._large = (data[position], kept[:HEAD_OF_LARGE], length - HEAD_OF_LARGE)
                     return
-                # So that a large packet is not copied with each read.
+                # Wait for this many bytes, so that a large packet is not copied at each read.
                 self._needed = begin - position + min(length, max(self._limit, HEAD_OF_LARGE))
                 break
             if length > self._limit:
@@ -174,7 +177,7 @@ def _read_length(data: bytes, position: int, end: int) -> tuple[int, int] | None
 
 
 def decode_publish(first: int, body: bytes, *, is_v5: bool, missing: int = 0) -> Publish:
-    """Decode a PUBLISH from its first byte and the bytes behind its length. Raises PacketError."""
+    """Decode a PUBLISH from its first byte and the bytes after its length. Raises PacketError."""
     try:
         qos = first >> 1 & 3
         at = 2 + _U16.unpack_from(body)[0]
@@ -202,7 +205,7 @@ def decode_publish(first: int, body: bytes, *, is_v5: bool, missing: int = 0) ->
 
 
 def decode_ack(first: int, body: bytes) -> Ack:
-    """Decode an acknowledgement from its first byte and the bytes behind its length. Raises PacketError."""
+    """Decode an acknowledgement from its first byte and the bytes after its length. Raises PacketError."""
     if len(body) < 2:
         raise PacketError("an acknowledgement without a packet id")
     return Ack(first & 0xF0, body[0] << 8 | body[1], body[2] if len(body) > 2 else SUCCESS)
@@ -275,8 +278,8 @@ def encode_publish(
     packet_id: int,
     properties: Properties | None,
 ) -> bytearray:
-    """Encode a PUBLISH; `set_dup` marks it as sent again. `properties`: None for MQTT 3.1.1. Raises PacketError for
-    more than a packet can hold: 65,535 bytes of topic or of one property, 268,435,455 of all."""
+    """Encode a PUBLISH; `set_dup` marks it as sent again. `properties`: None for MQTT 3.1.1. Raises PacketError if it
+    exceeds the limits of a packet: 65,535 bytes for the topic and for each property, 268,435,455 for the packet."""
     name = topic.encode()
     try:
         rest = _U16.pack(len(name)) + name

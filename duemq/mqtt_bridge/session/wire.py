@@ -1,10 +1,11 @@
-"""The connection of paho's client, with the packets of messages in the bridge's hands: the one place that knows names
-of paho which are not public.
+"""The connection of paho's client, where the bridge itself handles the packets of messages. Only this module uses
+private names of paho.
 
-paho acknowledges a message with QoS 2 before the application sees it, chooses packet ids itself, forgets them with the
-process, reads a byte at a time and makes one system call a packet. So all packets that carry messages, and their
-acknowledgements, are read and written here: one read of the socket gives one list, and what is sent in one turn of the
-loop goes out in one write. The rest (CONNECT, SUBSCRIBE, PINGREQ, TLS, WebSocket) stays paho's and aiomqtt's.
+paho acknowledges a message with QoS 2 before the application sees it, chooses packet ids itself, forgets them when the
+process ends, reads a byte at a time and makes one system call per packet. Therefore all packets that carry messages,
+and their acknowledgements, are read and written here: one read of the socket yields one list, and all packets that are
+sent in one turn of the loop are sent in one write. paho and aiomqtt handle the rest (CONNECT, SUBSCRIBE, PINGREQ, TLS,
+WebSocket).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAMES_OF_PAHO: Final = (
     "loop_write",
     "want_write",
 )
-"""Names of paho that are used or replaced here."""
+"""Private names of paho that are used or replaced here."""
 
 READ_BYTES: Final = 65_536
 TURN_BYTES: Final = 262_144
@@ -49,7 +50,7 @@ TURN_BYTES: Final = 262_144
 _OURS: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
 
 Received = Callable[[list[Publish | Ack]], None]
-"""Takes the packets of one read, in their order."""
+"""A function that gets the packets of one read, in their order."""
 
 
 class Wire:
@@ -79,7 +80,7 @@ class Wire:
         client._mid_generate = new_id  # type: ignore[method-assign]
 
     def write(self, data: bytes) -> None:
-        """Send packets as soon as the socket takes them. Without a connection nothing happens."""
+        """Send packets as soon as the socket accepts them. Does nothing without a connection."""
         client = self._client
         if client.socket() is None:
             return
@@ -126,7 +127,7 @@ class Wire:
                 return
 
     def _read(self, max_packets: int = 1) -> MQTTErrorCode:
-        """In place of paho's `loop_read`."""
+        """Replace paho's `loop_read`: read the socket, and pass the packets on."""
         client = self._client
         if client.socket() is None:
             return MQTTErrorCode.MQTT_ERR_NO_CONN
@@ -185,6 +186,6 @@ class Wire:
         try:
             result = client._packet_handle()
         except MalformedPacket as error:
-            raise PacketError(f"a packet of the kind 0x{first & 0xF0:02x} that cannot be read: {error}") from None
+            raise PacketError(f"a packet of the kind 0x{first & 0xF0:02x} cannot be read: {error}") from None
         if result > 0:
-            raise PacketError(f"a packet of the kind 0x{first & 0xF0:02x} that is refused: {result.name}")
+            raise PacketError(f"a packet of the kind 0x{first & 0xF0:02x} was refused: {result.name}")

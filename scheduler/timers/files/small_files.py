@@ -113,9 +113,12 @@ class TimerCheck(msgspec.Struct):
 def load_check(files: Files, path: str) -> TimerCheck | None:
     """Read timercheck; return None if the file is missing or too short. Raises StoreFormatError, OSError."""
     data = files.read_whole(path)
-    if data is None or len(data) < _CHECK.size:
-        return None
-    return TimerCheck(*_CHECK.unpack_from(data))
+    return decode_check(data) if data is not None else None
+
+
+def decode_check(data: bytes) -> TimerCheck | None:
+    """Decode the bytes of timercheck; return None if they are too few."""
+    return TimerCheck(*_CHECK.unpack_from(data)) if len(data) >= _CHECK.size else None
 
 
 def save_check(files: Files, path: str, check: TimerCheck) -> None:

@@ -156,7 +156,7 @@ async def test_duemqs_own_client_and_commands(enforcing: DuemqBroker, certificat
     assert "certificate required" in output
     code, output = await run("send", topic, "x", "--nameserver", enforcing.nameserver)
     assert code == 1, "without TLS"
-    with pytest.raises(ConnectError, match="certificate is refused"):
+    with pytest.raises(ConnectError, match="certificate was refused"):
         async with Producer(enforcing.nameserver, tls=True):
             pass
 

@@ -67,11 +67,11 @@ async def test_the_commands(duemq_broker: TestBroker) -> None:
     }
     assert await run(address, ["schedule", "pause", "beats", "tick"]) == "paused\n"
     assert (await run(address, ["schedule", "list", "--topic", "beats"])).startswith("paused  beats  tick")
-    assert await run(address, ["schedule", "resume", "beats", "tick"]) == "goes on\n"
+    assert await run(address, ["schedule", "resume", "beats", "tick"]) == "resumed\n"
     assert await run(address, ["schedule", "remove", "beats", "tick", "--json"]) == '{"result":"REMOVED"}\n'
     child = await start(address, ["schedule", "remove", "beats", "tick"])
     out, _ = await child.communicate()
-    assert (child.returncode, b"no message of beats recurs with the name tick" in out) == (1, True)
+    assert (child.returncode, b"beats has no recurring message with the name tick" in out) == (1, True)
 
 
 async def test_each_delivery_comes_once_over_kills(tmp_path: Path) -> None:

@@ -103,5 +103,6 @@ async def test_the_command_chooses_by_the_topics_table(broker: DuemqBroker) -> N
     assert (refused.returncode, refused.stdout) == (1, "")
     (line,) = refused.stderr.splitlines()
     assert (
-        "only the delay levels 2h 1s of the topic reminders; the broker's own do not count there: 1s 1h 2h 3h" in line
+        "only the delay levels 2h 1s of the topic reminders; the broker's own levels do not apply to it: 1s 1h 2h 3h"
+        in line
     )

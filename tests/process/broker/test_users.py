@@ -47,7 +47,7 @@ def test_init_prepares_a_configuration(tmp_path: Path) -> None:
     failed = run("user", "init", "admin", "--config", tmp_path / "nowhere" / "x", "--out", tmp_path / "x", code=1)
     assert "No such file" in failed.output
     assert not (tmp_path / "x").exists()
-    assert "exists already" in run("user", "init", "a", "--config", tmp_path / "y", "--out", keys, code=2).output
+    assert "already exists" in run("user", "init", "a", "--config", tmp_path / "y", "--out", keys, code=2).output
     assert not (tmp_path / "y").exists()
 
 
@@ -164,7 +164,7 @@ async def test_users_and_policies_from_the_command_line(broker: DuemqBroker, tmp
     for arguments, code, says in (
         (("user", "remove", "asked", *as_admin), 1, "there is no user asked"),
         (("user", "add", "orders", "--out", tmp_path / "unused", *as_admin), 1, "The user is existed"),
-        (("user", "add", "new", "--out", out, *as_admin), 2, "exists already"),
+        (("user", "add", "new", "--out", out, *as_admin), 2, "already exists"),
         (("user", "add", "new", "--prompt", "--secret-file", own, *as_admin), 2, "give one of"),
         (("user", "change", "orders", *as_admin), 2, "say what to change"),
         (("user", "change", "orders", "--enable", "--out", out, *as_admin), 2, "add --new-secret"),

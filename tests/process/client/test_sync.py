@@ -202,7 +202,7 @@ def test_no_message_is_handed_out_while_all_threads_are_busy(
         let_go.set()
         assert sorted(handled.get(timeout=30) for _ in range(3)) == [(b"0", 0), (b"1", 0), (b"2", 0)]
         consumer.caught_up()
-    assert "failed after its time was over" in caplog.text
+    assert "failed after its time limit" in caplog.text
 
 
 def test_a_handler_that_hangs_does_not_hold_up_the_close(duemq_broker: TestBroker) -> None:

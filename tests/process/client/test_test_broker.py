@@ -82,7 +82,7 @@ def test_several_run_at_once_and_a_store_may_be_kept(tmp_path: Path) -> None:
             for address in (broker.nameserver, broker.address):
                 host, port = address.split(":")
                 socket.create_connection((host, int(port))).close()
-        with pytest.raises(TestBrokerError, match="is started already"):
+        with pytest.raises(TestBrokerError, match="is already started"):
             first.start()
     assert (tmp_path / "commitlog").is_dir()
     with TestBroker(store=tmp_path):

@@ -114,7 +114,7 @@ async def test_list_reschedule_and_cancel(tmp_path: Path) -> None:
         (sent,) = re.findall(r"^sent (\S+) to ", told)
         assert sent in await run(broker.nameserver, show)
         filled = [[each.replace("MESSAGE-ID", sent) for each in arguments] for arguments in (reschedule, cancel)]
-        assert "has another time" in await run(broker.nameserver, filled[0])
+        assert "has a new time" in await run(broker.nameserver, filled[0])
         assert sent not in await run(broker.nameserver, show), "it is due in two hours now"
         assert "cancelled" in await run(broker.nameserver, filled[1])
     await broker.stop()

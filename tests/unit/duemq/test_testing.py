@@ -133,7 +133,7 @@ def test_the_command_moves_the_clock_and_tells_the_time(nameserver: Clocked) -> 
     result = CliRunner().invoke(cli.main, ["clock", "advance", "2h", "--nameserver", nameserver.address])
     assert (result.exit_code, result.stderr) == (0, "")
     assert nameserver.ahead_ms == 7_200_000
-    told = datetime.strptime(result.stdout.removeprefix("the brokers' clock says ").strip(), "%Y-%m-%d %H:%M:%S.%f")
+    told = datetime.strptime(result.stdout.removeprefix("the brokers' clock is now ").strip(), "%Y-%m-%d %H:%M:%S.%f")
     assert told.astimezone() == datetime.fromtimestamp((NOW_MS + 7_200_000) / 1000, UTC)
 
 

@@ -778,5 +778,5 @@ async def test_a_dump_shows_users_and_policies_without_passwords(
         assert dump.main([str(path)]) == 0
     assert CANARY not in shown + capsys.readouterr().out
     (tmp_path / "config" / "users" / "CURRENT").write_bytes(b"nonsense\n")
-    assert dump.main([str(tmp_path / "config" / "users")]) == 0
+    assert dump.main([str(tmp_path / "config" / "users")]) == 1
     assert "damaged: " in capsys.readouterr().out

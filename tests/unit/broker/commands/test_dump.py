@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,17 +13,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duemq.broker.dump import __main__ as command
-from duemq.broker.dump import source
+from duemq.broker.dump import source, tables
 from duemq.broker.dump.kinds import lines
+from duemq.protocol.dump import DamageLine
+from duemq.protocol.records.record import StoredMessage, encode
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.timers.files import wheel
-from duemq.storage.queues import index_file
+from duemq.storage.durability.checkpoint import Checkpoint, encode_theirs, save
+from duemq.storage.files import OsFiles
+from duemq.storage.queues import check, index_file
 from duemq.storage.queues.consume_queue import hole
 from tests.support.copies import copy_tree
 from tests.support.extended import extend
@@ -54,9 +60,11 @@ def store(written: Broker, tmp_path: Path) -> Path:
 
 
 def rows(path: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the command's output for a file, without the first line."""
-    assert command.main([str(path), *options]) == 0
-    return capsys.readouterr().out.splitlines()[1:]
+    """Return the command's output for a file, without the first line. The exit code is 1 if a line reports damage."""
+    code = command.main([str(path), *options])
+    found = capsys.readouterr().out.splitlines()[1:]
+    assert code == any(re.search(r"\b(damaged|misplaced)(:| at byte)", line) for line in found), found
+    return found
 
 
 def values(found: list[str], name: str) -> list[str]:
@@ -113,7 +121,7 @@ def test_a_damaged_commitlog(store: Path, capsys: pytest.CaptureFixture[str]) ->
         rf"offset={at[2]} damaged: checksum .* of the body, which has .*; {size[2]} bytes are .*", found[2]
     )
     assert found[3:5] == before[3:5]
-    assert found[5] == f"offset={at[5]} zeros, {size[5] + 2} bytes" or found[5].startswith(f"offset={at[5]} zeros")
+    assert found[5] == f"offset={at[5]} damaged: zeros, {size[5] + 2} bytes"  # two of the next record's size
     assert found[6] == before[6]
     assert re.fullmatch(rf"offset={at[7]} damaged: .*; {size[7]} bytes are passed over", found[7])
     assert found[8] == before[8]
@@ -154,6 +162,59 @@ def test_consume_queues(written: Broker, capsys: pytest.CaptureFixture[str]) -> 
     assert values(timers, "due") == ["2023-11-14T22:13:21.000Z"]
 
 
+def bytes_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of bytes that are read of a file to make its lines."""
+    read, sizes = os.pread, list[int]()
+
+    def counted(descriptor: int, size: int, at: int) -> bytes:
+        data = read(descriptor, size, at)
+        sizes.append(len(data))
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", counted)
+        patch.setattr(source, "WINDOW", WINDOW)
+        assert len(list(lines(str(path)))) > 2
+    return sum(sizes)
+
+
+WINDOW = 8192
+UNIT = struct.pack(">qiq", 5, 200, 7)
+RECORD = StoredMessage(
+    queue_id=0,
+    queue_offset=0,
+    topic="t",
+    body=b"x",
+    born_timestamp=START_MS,
+    born_host=bytes(8),
+    store_timestamp=0,
+    store_host=bytes(8),
+)
+SIZE = len(encode(RECORD))
+RECORDS = b"".join(encode(msgspec.structs.replace(RECORD, physical_offset=at)) for at in range(0, SIZE * 1_000, SIZE))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("consumequeue/plain/0", UNIT * 5_000),
+        ("consumequeue/plain/0", (UNIT + bytes(20)) * 2_500),
+        ("consumequeue_ext/plain/0", (struct.pack(">hqqh", 20, 5, START_MS, 0) + bytes(20)) * 2_500),
+        ("timerlog", (struct.pack(">iqiqiqiiq", 52, -1, 1, START_MS, 0, 5, 200, 7, START_MS) + bytes(52)) * 1_000),
+        ("commitlog", RECORDS),
+        ("commitlog", b"".join(RECORDS[at : at + SIZE] + bytes(SIZE) for at in range(0, len(RECORDS), 2 * SIZE))),
+        ("commitlog", b"".join(RECORDS[at : at + 2 * SIZE - 1] + b"x" for at in range(0, len(RECORDS), 2 * SIZE))),
+        ("commitlog", RECORDS[:SIZE] * 3 + (struct.pack(">i", 60_000) + RECORDS[4:8]) * 10_000),
+    ],
+    ids=["units", "units-and-zeros", "extension", "timers", "records", "zeros", "damaged", "magic-numbers"],
+)  # fmt: skip
+def test_no_byte_is_read_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes) -> None:
+    path = tmp_path / name / FIRST
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    assert bytes_read(path, monkeypatch) < 4 * len(data) + 2 * WINDOW
+
+
 def test_units_that_stand_for_no_record(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = store / "consumequeue/plain/0" / FIRST
     before = rows(path, capsys=capsys)
@@ -172,6 +233,8 @@ def test_units_that_stand_for_no_record(store: Path, capsys: pytest.CaptureFixtu
     assert found[5].startswith("queueOffset=6 damaged: offset=")
     assert found[6:-1] == before[7:49]
     assert found[-1] == "damaged: 19 bytes behind the last unit"
+    moved = path.rename(path.with_name(f"{7:020}"))
+    assert rows(moved, capsys=capsys)[0] == f"damaged: {moved.name} is not a multiple of 20 bytes"
 
 
 def test_extensions_of_consume_queues(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,9 +256,25 @@ def test_extensions_of_consume_queues(store: Path, capsys: pytest.CaptureFixture
     assert found[2:] == [f"address={42 - 2**63} offset=42 end of the file: {(48 << 20) - 42} bytes are free"]
     damage(path, 0, struct.pack(">h", 7) + bytes(58) + struct.pack(">h", 20))
     found = rows(path, capsys=capsys)
-    assert found[0] == f"address={-(2**63)} offset=0 damaged: size 7, and a bitmap of 0 bytes"
+    size = 48 << 20
+    assert found[0] == f"address={-(2**63)} offset=0 damaged: size 7, and a bitmap of 0 bytes, with {size} bytes left"
     assert found[1].endswith(" damaged: zeros, 40 bytes")
     assert values(found[2:-1], "tagsCode") == ["112785"] * 57
+    later = rows(path, "--from", "50", capsys=capsys)
+    assert later == [
+        found[1].replace("zeros, 40", "zeros, 10").replace("=20 ", "=50 ").replace(str(20 - 2**63), str(50 - 2**63)),
+        *found[2:],
+    ]
+    assert rows(path, "--from", "61", capsys=capsys) == found[3:]
+    os.truncate(path, 1190)
+    assert rows(path, "--from", "1160", capsys=capsys)[1].endswith("offset=1180 damaged: 10 bytes behind the last unit")
+    damage(path, 1180, b"\xff\xff\0\0")
+    assert rows(path, "--from", "1180", capsys=capsys)[0].endswith(" end of the file: 10 bytes are free")
+    assert rows(path, "--from", "1181", capsys=capsys) == []
+    damage(path, 1160, struct.pack(">hqqh", 31, 5, START_MS, 11))
+    assert rows(path, "--from", "1160", capsys=capsys)[0].endswith(
+        " damaged: size 31, and a bitmap of 11 bytes, with 30 bytes left"
+    )
 
 
 def test_the_timer_log_and_the_wheel(written: Broker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +305,7 @@ def test_a_damaged_timer_log_and_wheel(store: Path, capsys: pytest.CaptureFixtur
     assert found[1].startswith("position=52 damaged: unitSize=53 second=")
     assert found[2] == before[2]
     assert found[3].startswith("position=156 damaged: unitSize=52 second=")
-    assert found[4:6] == [before[4], "position=260 zeros, 107 bytes"]
+    assert found[4:6] == [before[4], "position=260 damaged: zeros, 107 bytes"]
     assert found[6:] == before[7:]
     path = store / "timerwheel"
     slots = np.fromfile(path, wheel.SLOT)
@@ -236,6 +315,31 @@ def test_a_damaged_timer_log_and_wheel(store: Path, capsys: pytest.CaptureFixtur
     found = rows(path, capsys=capsys)
     assert found[0].startswith(f"damaged: {wheel.FILE_SIZE - 10} bytes;")
     assert sum(line.startswith(f"misplaced: in slot {number} ") for line in found) == 1
+
+
+def test_a_timer_log_that_is_cut_off(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = store / "timerlog" / FIRST
+    before = rows(path, capsys=capsys)
+    for size in (103, 100, 56):
+        os.truncate(path, size)
+        damaged = f"position=52 damaged: {size - 52} bytes behind the last unit"
+        assert rows(path, capsys=capsys) == [before[0], damaged]
+
+
+def test_a_part_of_the_timer_log(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, later = store / "timerlog" / FIRST, store / "timerlog" / f"{52 * 1000:020}"
+    os.truncate(first, 52 * 10)
+    shutil.copy(first, later)
+    for path in (first, later):
+        before = rows(path, capsys=capsys)
+        at = [int(value) for value in values(before, "position")]
+        assert at[0] == int(path.name)
+        assert rows(path, "--from", str(at[1]), "--to", str(at[3]), capsys=capsys) == before[1:3]
+        assert rows(path, "--from", str(at[0] + 1), "--to", str(at[2] + 1), capsys=capsys) == before[1:3]
+    damage(first, 52 * 2, bytes(4) + struct.pack(">qI", 0, 0xCBD43194))
+    assert rows(first, capsys=capsys)[2:] == ["position=104 end of the file: 0 bytes are free"]
+    os.truncate(first, 52 * 2 + 16)
+    assert rows(first, capsys=capsys)[2:] == ["position=104 end of the file: 0 bytes are free"]
 
 
 def test_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,8 +369,19 @@ def test_the_checkpoint_and_the_notes(written: Broker, store: Path, capsys: pyte
     assert any(line.startswith("note levels, ") for line in found)
     assert {"1", "4"} <= set(values(found, "level"))
     assert values(found, "logEnd") == [str(61 * 52)]
-    damage(store / "checkpoint", 2050, b"x")
-    assert rows(store / "checkpoint", capsys=capsys)[1].startswith("what duemq adds is missing, damaged, or ")
+    data = (store / "checkpoint").read_bytes()
+    for at, wrong in (
+        (2050, "byte 2048 does not begin duemq's part"),
+        (2100, "duemq's part, from byte 2048 on, has a wrong checksum"),
+    ):
+        damage(store / "checkpoint", at, b"x")
+        told = rows(store / "checkpoint", capsys=capsys)
+        assert told == [f"damaged: {wrong}", found[0].partition(" recovery")[0]]
+        (store / "checkpoint").write_bytes(data)
+    damage(store / "checkpoint", 2, b"x")
+    assert rows(store / "checkpoint", capsys=capsys)[1] == (
+        "what duemq adds is missing, or older than what RocketMQ has written"
+    )
     check = rows(written.root / "queuecheck", capsys=capsys)
     assert check[0] == "queueFileSize=1000"
     assert any(re.match(rf"  topic=plain queue=0 file={FIRST} units=50 ", line) for line in check)
@@ -277,7 +392,49 @@ def test_the_checkpoint_and_the_notes(written: Broker, store: Path, capsys: pyte
     (timers,) = rows(written.root / "config/timercheck", capsys=capsys)
     assert values([timers], "queueOffset") == ["61"]
     os.truncate(store / "config/timercheck", 50)
-    assert rows(store / "config/timercheck", capsys=capsys) == ["damaged: 50 bytes are too few"]
+    assert rows(store / "config/timercheck", capsys=capsys) == ["damaged: 50 bytes instead of 4096"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "config/timercheck"])
+@pytest.mark.parametrize("size", [0, 23, 24, 55, 56, 2048, 4095, 4097, 100_000])
+def test_files_of_a_wrong_size(store: Path, capsys: pytest.CaptureFixture[str], name: str, size: int) -> None:
+    path = store / name
+    whole = rows(path, capsys=capsys)
+    path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
+    damaged, *found = rows(path, capsys=capsys)
+    assert damaged == f"damaged: {size} bytes instead of 4096"
+    assert bool(found) == (size >= (24 if name == "checkpoint" else 56))
+    assert found == whole or size < 4096
+    path.write_bytes(os.urandom(100_000))
+    assert rows(path, capsys=capsys)[0] == "damaged: 100000 bytes instead of 4096"
+
+
+def test_a_checkpoint_as_apache_s_broker_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(encode_theirs(Checkpoint(START_MS, START_MS, 0)))
+    assert rows(path, capsys=capsys)[1:] == ["what duemq adds is missing, or older than what RocketMQ has written"]
+    save(OsFiles(), str(path), Checkpoint(START_MS, START_MS, 0, 5, {"big": bytes(5000)}))
+    assert rows(path, capsys=capsys)[1].startswith("note big, 5000 bytes")
+
+
+def test_empty_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (*NAMES, *OTHERS, "audit.log"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        found = rows(path, capsys=capsys)
+        assert found == ["empty"] or found[0].startswith("damaged: "), name
+        assert len(found) < 3
+
+
+def test_an_index_file_without_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "index"
+    with path.open("wb") as file:
+        file.truncate(index_file.FILE_SIZE)
+    (head,) = rows(path, capsys=capsys)
+    assert head.endswith(" slots=0 items=0")
+    damage(path, 36, b"\xff\xff\xff\xff")
+    assert rows(path, capsys=capsys)[1].startswith("damaged: -2 items in a file")
 
 
 def test_json_tables(written: Broker, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,6 +452,29 @@ def test_json_tables(written: Broker, store: Path, capsys: pytest.CaptureFixture
     damaged, text = rows(path, capsys=capsys)
     assert damaged.startswith("damaged: JSON that ends or breaks at ")
     assert text == r'"{\"offsetTable\":"'
+
+
+def test_the_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"time": "2026-11-25T19:30:00.123Z", "action": "CLEAN", "code": 5, "topic": "a b", "fields": {"perm": 6}}
+    line = json.dumps(entry, separators=(",", ":")) + "\n"
+    shown = 'time=2026-11-25T19:30:00.123Z action=CLEAN code=5 topic="a b" fields={"perm": 6}'
+    monkeypatch.setattr(source, "WINDOW", 100)
+    for name in ("audit.log", "audit.log.12", "elsewhere"):
+        (tmp_path / name).write_text(line * 3)
+        assert command.main([str(tmp_path / name)]) == 0
+        head, *found = capsys.readouterr().out.splitlines()
+        assert head == f"{tmp_path / name}: audit log, {3 * len(line)} bytes"
+        assert found == [shown] * 3
+    monkeypatch.setattr(tables, "_MAX_ENTRY", len(line))
+    path = tmp_path / "audit.log"
+    path.write_text(f"{line}[1]\nx\n{'y' * 300}\n{line}{line[:-1]}")
+    first, array, text, long, again, cut = rows(path, capsys=capsys)
+    assert first == again
+    size = len(line)
+    assert array == f'damaged at byte {size}: this is no JSON object: "[1]"'
+    assert text.startswith(f"damaged at byte {size + 4}: JSON that ")
+    assert long.startswith(f"damaged at byte {size + 6}: a line of 300 bytes; entries are shown up to {size} bytes: ")
+    assert cut.startswith(f"damaged at byte {2 * size + 307}: the last line has no end: ")
 
 
 def test_a_file_that_was_moved_is_known_by_its_content(written: Broker, tmp_path: Path) -> None:
@@ -325,6 +505,66 @@ def test_a_whole_store_and_what_cannot_be_read(store: Path, capsys: pytest.Captu
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()} == before
 
 
+def test_the_exit_code_counts_damage_and_reads_no_text(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "name\x01damaged: misplaced: x damaged at byte 5"
+    path = tmp_path / "commitlog" / FIRST
+    path.parent.mkdir()
+    path.write_bytes(encode(msgspec.structs.replace(RECORD, topic="damaged", properties_text=text)))
+    assert command.main([str(path), "--body"]) == 0
+    assert "damaged: misplaced" in capsys.readouterr().out
+    assert command.main([str(store)]) == 0
+    damage(store / "queuecheck", 40, b"x")
+    assert command.main([str(store / "queuecheck")]) == 1
+    assert command.main([str(store / "queuecheck"), "--limit", "1"]) == 0
+    assert command.main([str(store)]) == 1
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(store), "--limit", "-1"])
+    assert ended.value.code == 2
+
+
+def test_symbolic_links_are_followed(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for name in ("commitlog", "consumequeue/plain", "config"):
+        (store / name).rename(disk / Path(name).name)
+        (store / name).symlink_to(disk / Path(name).name)
+    (disk / "commitlog" / "loop").symlink_to(store)
+    (store / "again").symlink_to(disk / "config")
+    (store / "index").mkdir(exist_ok=True)
+    assert command.main([str(store), "--limit", "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    for name in (f"commitlog/{FIRST}: commitlog", f"consumequeue/plain/0/{FIRST}: consume queue"):
+        assert sum(line.startswith(f"{store}/{name}, ") for line in told) == 1
+    assert f"{store}/commitlog/loop: the same directory as {store}" in told
+    assert f"{store}/config: the same directory as {store}/again" in told
+    assert f"{store}/index: no files" in told
+
+
+def test_a_directory_that_cannot_be_listed(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list_directory = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == f"{store}/commitlog":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return list_directory(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert command.main([str(store), "--limit", "1"]) == 1
+    told = capsys.readouterr()
+    assert told.err == f"{store}/commitlog: Permission denied\n"
+    assert f"{store}/checkpoint: " in told.out
+
+
+def test_a_name_beyond_all_offsets(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (f"commitlog/{FIRST}", f"timerlog/{FIRST}", f"consumequeue/plain/0/{FIRST}"):
+        path = (store / name).rename((store / name).with_name("9" * 20))
+        assert len(rows(path, "--limit", "3", capsys=capsys)) == 3
+
+
 def test_whoever_has_seen_enough_is_not_told_of_it(written: Broker) -> None:
     run = subprocess.run(
         f"{sys.executable} -m duemq.broker.dump {written.root} --body | head -n 1",
@@ -332,6 +572,36 @@ def test_whoever_has_seen_enough_is_not_told_of_it(written: Broker) -> None:
     )  # fmt: skip
     assert run.stdout.startswith(f"{written.root}/")
     assert run.stderr == ""
+
+
+def test_standard_output_may_be_closed_or_full(written: Broker) -> None:
+    for to, why in (
+        (">&-", "is closed: nothing can be shown"),
+        ("> /dev/full", "cannot be written: No space left on device"),
+    ):
+        run = subprocess.run(
+            f"{sys.executable} -m duemq.broker.dump {written.root} {to}",
+            shell=True, cwd=Path(__file__).parents[4], capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (run.returncode, run.stderr) == (1, f"standard output {why}\n")
+
+
+def test_names_of_files_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / os.fsdecode(b"x\n\xff")
+    (store / "empty").mkdir(parents=True)
+    (store / "broken").symlink_to("nowhere")
+    (store / "loop").symlink_to(".")
+    (store / "topics.json").write_text("{}")
+    assert command.main([str(store)]) == 1
+    told = capsys.readouterr()
+    shown = f"$'{tmp_path}/x\\n\\xff"
+    assert told.err == f"{shown}/broken': No such file or directory\n"
+    assert set(told.out.splitlines()) >= {
+        f"{shown}/topics.json': table, 2 bytes",
+        f"{shown}/empty': no files",
+        f"{shown}/loop': the same directory as {shown}'",
+    }
+    assert all(line.isprintable() for line in told.out.splitlines())
 
 
 NAMES = (
@@ -350,6 +620,15 @@ EXTENSION = struct.pack(">hqqh", 22, 5, START_MS, 2) + b"ab" + struct.pack(">hqq
 OTHERS = ("timerwheel", "index/20231114221320000", "lock", "abort")
 
 
+def reports_damage(path: Path, data: bytes) -> bool:
+    """Whether the lines of a file with these bytes report damage. All lines are printable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    found = list(lines(str(path), with_bodies=True))
+    assert all(line.isprintable() for line in found)
+    return any(isinstance(line, DamageLine) for line in found)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
@@ -357,11 +636,66 @@ def test_any_damage_is_lines(written: Broker, tmp_path: Path, data: st.DataObjec
         original = EXTENSION if "_ext/" in name else (written.root / name).read_bytes()[:4096]
         at = data.draw(st.integers(0, len(original)))
         some = data.draw(st.binary(max_size=30))
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(original[:at] + some + original[at + len(some) :])
-        for line in lines(str(path), with_bodies=True):
-            assert line.isprintable(), line
+        reports_damage(tmp_path / name, original[:at] + some + original[at + len(some) :])
+
+
+def begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1 << 16)
+
+
+def ends_of(name: str, path: Path) -> set[int]:
+    """Return the positions at which a file may end, whole."""
+    if name.startswith("timerlog"):
+        return set(range(0, 4096, 52))
+    if name.startswith("consumequeue/"):
+        return set(range(0, 4096, 20))
+    if name.startswith("consumequeue_ext/"):
+        return {0, 22, 42}
+    if name.startswith("commitlog"):
+        return {0, *(int(offset) for offset in values(list(lines(str(path), limit=40))[1:], "offset"))}
+    if name == "queuecheck":
+        data = path.read_bytes()
+        sizes = [16 + len(items) for _, items in check.blocks(data, 1000)]
+        return {12, *(12 + sum(sizes[:count]) for count in range(len(sizes) + 1))}
+    return set()
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_file_that_is_cut_off_is_reported(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
+    for name in NAMES:
+        original = EXTENSION[:42] if "_ext/" in name else begin_of(written.root / name)
+        used = len(original.rstrip(b"\0")) if name.startswith(("queuecheck", "timerlog")) else len(original)
+        size = data.draw(st.integers(1, min(4095, used - 1)), label=name)
+        ends = ends_of(name, written.root / name)
+        end = max((each for each in ends if each <= size), default=0)
+        # Of a unit that begins with zeros, nothing may be left but these, as in a file's free part.
+        may_be_free = not name.startswith(("commitlog", "consumequeue/"))
+        is_free = may_be_free and bool(ends) and not any(original[end:size])
+        assert reports_damage(tmp_path / name, original[:size]) == (size not in ends and not is_free), name
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_changed_byte_is_reported(written: Broker, tmp_path: Path, data: st.DataObject) -> None:
+    """Where the format has a checksum, or one value only."""
+    log = (written.root / "commitlog" / FIRST).read_bytes()
+    body = log.index(b"plain 0" * 200)
+    checked = (written.root / "checkpoint").read_bytes().rstrip(b"\0")
+    blocks = (written.root / "queuecheck").read_bytes().rstrip(b"\0")
+    for name, places in {
+        f"commitlog/{FIRST}": [*range(body, body + 1400)],
+        f"timerlog/{FIRST}": [52 * unit + at for unit in range(60) for at in (0, 1, 2, 3, 12, 13, 14)],
+        "checkpoint": [*range(2048, len(checked))],
+        "queuecheck": [*range(8), *range(12, len(blocks))],
+        f"consumequeue_ext/plain/0/{FIRST}": [0, 1, 18, 19, 22, 23, 40, 41],
+    }.items():
+        original = EXTENSION[:42] if "_ext/" in name else begin_of(written.root / name)
+        at = data.draw(st.sampled_from(places), label=name)
+        changed = original[at] ^ data.draw(st.integers(1, 255))
+        assert not reports_damage(tmp_path / name, original) or name.startswith("commitlog")
+        assert reports_damage(tmp_path / name, original[:at] + bytes((changed,)) + original[at + 1 :]), name
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -381,6 +715,22 @@ def test_a_huge_file_of_a_small_kind_is_refused(tmp_path: Path, capsys: pytest.C
         file.truncate(source.MAX_WHOLE + 1)
     assert command.main([str(tmp_path / name)]) == 1
     assert f"{source.MAX_WHOLE + 1} bytes; files of this kind are read up to" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("users", "acls"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "CURRENT").write_text("MANIFEST-000001\n")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert command.main([str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "damaged" not in told.out
+    assert told.err.splitlines() == [
+        f"{tmp_path}/{name}: a RocksDB database, for which the package rocksdict is missing: pip install 'duemq[auth]'"
+        for name in ("acls", "users")
+    ]
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,13 +146,13 @@ def test_send_for_programs(run: Callable[..., Result]) -> None:
     [
         (["send"], "Missing argument 'TOPIC'"),
         (["send", "de mo", "x"], "has characters other than"),
-        (["send", "demo", "x", "--in", "5"], "'5' is no duration"),
+        (["send", "demo", "x", "--in", "5"], "'5' is not a duration"),
         (["send", "demo", "x", "--at", "tomorrow"], "'tomorrow' is not a time"),
         (["send", "demo", "x", "--level", "0"], "0 is not in the range"),
         (["send", "demo", "x", "--in", "5s", "--level", "2"], "contradict each other"),
         (["send", "demo", "x", "--property", "novalue"], "is not NAME=VALUE"),
-        (["send", "demo", ""], "an empty body"),
-        (["send", "demo", "x", "--nameserver", "h:x"], "is no address"),
+        (["send", "demo", ""], "the body is empty"),
+        (["send", "demo", "x", "--nameserver", "h:x"], "is not an address"),
         (["receive", "demo", "--from", "middle"], "is not a time"),
         (["receive", "demo", "--tag", "||"], "write * for all"),
     ],
@@ -174,15 +174,15 @@ def test_errors_are_one_line_with_exit_code_1(run: Callable[..., Result]) -> Non
 
 # --- cancel -------------------------------------------------------------------------------------------------------
 
-GONE_LONG_AGO = "was delivered or cancelled long ago, or its store was compacted since"
+GONE_LONG_AGO = "was delivered or cancelled long ago, or its store has been compacted since"
 IDS = ["7F00000100002A9F000000000000000" + digit for digit in "12"]
 
 
 @pytest.mark.parametrize(
     ("outcomes", "lines", "code"),
     [
-        (["CANCELLED", "ALREADY_CANCELLED"], ["is cancelled", "was cancelled before"], 0),
-        (["CANCELLED", "ALREADY_DELIVERED"], ["is cancelled", "is delivered already"], 1),
+        (["CANCELLED", "ALREADY_CANCELLED"], ["is cancelled", "was already cancelled"], 0),
+        (["CANCELLED", "ALREADY_DELIVERED"], ["is cancelled", "was already delivered"], 1),
         (["NO_LONGER_WAITS", "CANCELLED"], [GONE_LONG_AGO, "is cancelled"], 1),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_senders_id_is_refused_with_what_to_do(
     sent = json.loads(run("send", "demo", "hello", "--level", "2", "--json").stdout)["message_id"]
     refused = run(*command, sent)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert f"{sent!r} is the sender's id of a message" in refused.stderr
+    assert f"{sent!r} is the id that a sender gave a message" in refused.stderr
     assert f"duemq pending list --topic TOPIC --key {sent}" in refused.stderr
 
 
@@ -239,7 +239,7 @@ def test_cancel_takes_the_handle_that_send_prints(known: FakeBroker, run: Callab
     known.on(RequestCode.CHANGE_BY_HANDLE, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
     refused = run("cancel", handle)
     assert refused.exit_code == 1
-    assert "is no duemq broker, and to cancel a message without a recall handle" in refused.stderr
+    assert "is not a duemq broker, and cannot cancel a message without a recall handle" in refused.stderr
 
 
 GONE = "7F00000100002A9F0000000000000042"
@@ -256,8 +256,8 @@ def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
     result = run(*command, GONE, here)
     assert (result.exit_code, result.stderr) == (1, "")
     assert result.stdout.splitlines() == [
-        f"{GONE} is of the broker 127.0.0.1:10911, which is not there now; it may wait there",
-        f"{here} is no message that waits or waited here",
+        f"{GONE} is of the broker 127.0.0.1:10911, which the name servers do not know now; it may wait there",
+        f"{here} never waited at these brokers",
     ]
     assert '"BROKER_UNKNOWN"' in run(*command, GONE, "--json").stdout
 
@@ -268,7 +268,7 @@ def test_cancel_says_how_to_go_on_where_there_is_no_answer_in_time(
     known.on(RequestCode.CHANGE_PENDING, None)
     result = run("cancel", IDS[0], "--timeout", "50ms")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "to CHANGE_PENDING within 0.05 s. The same command again tells what became of each" in result.stderr
+    assert "to CHANGE_PENDING within 0.05 s. Run the same command again to see the result for each" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", IDS[0], "0" * 33]])
@@ -370,12 +370,12 @@ def test_a_curve_is_drawn_as_bars(known: FakeBroker, run: Callable[..., Result])
     ("command", "outcome", "line", "code"),
     [
         (["cancel"], "CANCELLED", "is cancelled", 0),
-        (["cancel"], "ALREADY_CANCELLED", "was cancelled before", 0),
-        (["cancel"], "ALREADY_DELIVERED", "is delivered already", 1),
-        (["cancel"], "NO_LONGER_WAITS", "was delivered or cancelled long ago, or its store was compacted since", 1),
+        (["cancel"], "ALREADY_CANCELLED", "was already cancelled", 0),
+        (["cancel"], "ALREADY_DELIVERED", "was already delivered", 1),
+        (["cancel"], "NO_LONGER_WAITS", GONE_LONG_AGO, 1),
         (["deliver"], "DELIVERED_NOW", "is due now", 0),
-        (["deliver"], "ALREADY_CANCELLED", "was cancelled before", 1),
-        (["reschedule", "--in", "1h"], "RESCHEDULED", "has another time", 0),
+        (["deliver"], "ALREADY_CANCELLED", "was already cancelled", 1),
+        (["reschedule", "--in", "1h"], "RESCHEDULED", "has a new time", 0),
     ],
 )
 def test_messages_are_changed_by_id(
@@ -404,7 +404,7 @@ def test_a_selection_is_changed(known: FakeBroker, run: Callable[..., Result]) -
     arguments = ["reschedule", "--topic", "t", "--key", "k", "--to", "2029-01-01T00:00+00:00"]
     result = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
     assert result.exit_code == 1
-    assert result.stdout.splitlines() == ["2 messages have another time", "1 message is delivered already"]
+    assert result.stdout.splitlines() == ["2 messages have a new time", "1 message was already delivered"]
     (request,) = known.requests_of(RequestCode.CHANGE_PENDING)
     assert request.ext == {
         "action": "reschedule",
@@ -414,16 +414,16 @@ def test_a_selection_is_changed(known: FakeBroker, run: Callable[..., Result]) -
         "endMs": "1861920000000",
     }
     nothing = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
-    assert (nothing.exit_code, nothing.stdout) == (0, "no such message waits\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no waiting message matches\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "what_now"),
     [
-        (IDS, "the same command again tells what became of each message"),
+        (IDS, "run the same command again to see the result for each message"),
         (
             ["--topic", "t", "--key", "a b", "--from", "2030-01-01T00:00+00:00"],
-            "how many of the messages still wait: duemq pending count --topic t --key 'a b' --from "
+            "to count the messages that still wait: duemq pending count --topic t --key 'a b' --from "
             "2030-01-01T00:00:00+00:00 --nameserver",
         ),
     ],
@@ -435,7 +435,7 @@ def test_a_change_that_is_not_answered_in_time_goes_on(
     known.on(RequestCode.CHANGE_PENDING, None)
     result = run("pending", *command, *arguments, "--timeout", "50ms")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"to CHANGE_PENDING within 0.05 s. The broker goes on with the change; {what_now}" in result.stderr
+    assert f"to CHANGE_PENDING within 0.05 s. The broker continues with the change; {what_now}" in result.stderr
     known.on(RequestCode.LIST_PENDING, page(counted=7))
     if "count" in what_now:
         again = result.stderr.strip().partition("duemq pending ")[2]
@@ -453,18 +453,18 @@ def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Call
     ("arguments", "complaint"),
     [
         (["cancel"], "give message ids"),
-        (["cancel", "x"], "no offset message id"),
+        (["cancel", "x"], "not an offset message id"),
         (["cancel", IDS[0], "--topic", "t"], "not both"),
         (["cancel", "--topic", "t"], "at least one of"),
         (["reschedule", IDS[0]], "give one of --in and --at"),
         (["reschedule", IDS[0], "--in", "5s", "--at", "2030-01-01T00:00"], "give one of --in and --at"),
-        (["reschedule", IDS[0], "--in", "soon"], "is no duration"),
+        (["reschedule", IDS[0], "--in", "soon"], "is not a duration"),
         (["list", "--from", "soon"], "is not a time"),
         (["list", "--limit", "0"], "range"),
-        (["curve", "--step", "999ms"], "1s or longer"),
+        (["curve", "--step", "999ms"], "1s or more"),
         (["curve", "--steps", "10001"], "range"),
         (["curve", "--to", "2020-01-01T00:00"], "after --from"),
-        (["curve", "--to", "2100-01-01T00:00", "--steps", "5"], "without --steps"),
+        (["curve", "--to", "2100-01-01T00:00", "--steps", "5"], "cannot be combined with --steps"),
         (["curve", "--to", "2100-01-01T00:00", "--step", "1s"], "1 to 10000 steps"),
     ],
 )

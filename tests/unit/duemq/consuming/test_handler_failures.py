@@ -41,7 +41,7 @@ async def test_a_handler_that_raises_no_exception_has_failed_like_any_other(
         await consumer.caught_up()
     assert handled == [b"good"]
     assert len(broker.requests_of(BACK)) == 2
-    assert caplog.text.count("the handler failed at") == 2
+    assert caplog.text.count("the handler failed for") == 2
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
@@ -149,7 +149,7 @@ async def test_a_close_does_not_wait_for_ever_for_a_handler_that_cannot_be_cance
     async with make_consumer(broker, on_message, close_timeout=0.01, _intervals=intervals):
         await started.wait()
     assert broker.requests_of(LEAVE)
-    assert "1 handlers do not end although they are cancelled" in caplog.text
+    assert "1 handlers did not end although they were cancelled" in caplog.text
     let_go.set()
 
 

@@ -35,7 +35,7 @@ async def test_a_handler_that_hangs_is_cancelled_and_its_message_retried_by_the_
     assert broker.offsets["g", "demo", 0] == 3
     lines = [line for line in caplog.messages if "handler" in line]
     assert len(lines) == 1
-    assert "did not end within 0.02 s at <ReceivedMessage" in lines[0]
+    assert "did not end within 0.02 s for <ReceivedMessage" in lines[0]
 
 
 async def test_a_handler_that_ends_at_last_in_spite_of_it_has_succeeded(

@@ -111,14 +111,14 @@ async def test_offsets_in_a_file_outlive_the_consumer(tmp_path: Path) -> None:
 def test_another_file_is_not_taken_for_offsets(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "offsets.json"
     path.write_bytes(text)
-    with pytest.raises(ArgumentError, match="is no file of offsets"):
+    with pytest.raises(ArgumentError, match="is not an offset file"):
         LocalOffsets(path)
 
 
 @pytest.mark.parametrize("name", ["", "no/such/file", "file/offsets.json", "x" * 5000, "null\0"])
 def test_a_path_where_no_offsets_can_be_kept_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="file of offsets"):
+    with pytest.raises(ArgumentError, match="offset file"):
         LocalOffsets(tmp_path / name)
 
 

@@ -79,7 +79,7 @@ async def test_a_heartbeat_that_is_refused_fails_the_connecting_but_not_the_othe
     assert client.broker_addresses == []
     broker.on(BEAT, success())
     await client.beat([broker.address])
-    assert f"heartbeats to {broker.address}: going on" in caplog.text
+    assert f"heartbeats to {broker.address}: resolved" in caplog.text
 
 
 async def test_a_call_gives_the_answers_that_were_expected(broker: FakeBroker, open_: Open) -> None:

@@ -18,4 +18,4 @@ def test_what_hinders_many_is_said_once_and_so_is_its_end(caplog: pytest.LogCapt
     complaints.resolve("reading a")
     complaints.resolve("reading b")
     complaints.resolve("reading b")
-    assert caplog.messages == ["reading a: broker gone", "reading b: disk full", "reading b: going on"]
+    assert caplog.messages == ["reading a: broker gone", "reading b: disk full", "reading b: resolved"]

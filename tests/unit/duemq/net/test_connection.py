@@ -271,5 +271,5 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_an_unknown_codec_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="there are auto, json, msgpack"):
+    with pytest.raises(ArgumentError, match="give one of auto, json, msgpack"):
         check_codec("xml")  # type: ignore[arg-type]

@@ -210,8 +210,8 @@ def test_a_file_of_keys(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "not both"),
-        (f"accessKey: {USER[0]}\n", "not both"),
+        ("", "is missing"),
+        (f"accessKey: {USER[0]}\n", "is missing"),
         (f"secretKey:{USER[1]}\n", "line 1: write accessKey: KEY"),
         (f"accessKey: {USER[0]}\n  {USER[1]}\n", "line 2"),
         (f"{TOOLS}secretKey: {USER[1]}\n", "line 3"),

@@ -108,7 +108,7 @@ async def test_an_unknown_topic_is_sent_to_the_brokers_that_will_create_it(broke
 
 async def test_an_unknown_topic_is_an_error_where_nobody_creates_topics(broker: FakeBroker, pool: Pool) -> None:
     broker.auto_create = False
-    with pytest.raises(NoRouteError, match="no broker creates topics by itself") as caught:
+    with pytest.raises(NoRouteError, match="no broker creates topics automatically") as caught:
         await Routes(NameServers(broker.address, pool), 5).find_to_send("new")
     assert caught.value.topic == "new"
 

@@ -63,10 +63,10 @@ def server_context(certificates: Certificates, name: str) -> ssl.SSLContext:
 async def test_a_failed_handshake_says_why(certificates: Certificates) -> None:
     ours = certificates.client_context()
     assert await attempt(ours, server_context(certificates, "server")) == ""
-    assert "its certificate is refused: unable to get local issuer" in await attempt(
+    assert "its certificate was refused: unable to get local issuer" in await attempt(
         ours, server_context(certificates, "other")
     )
-    assert "its certificate is refused: certificate has expired" in await attempt(
+    assert "its certificate was refused: certificate has expired" in await attempt(
         ours, server_context(certificates, "expired")
     )
     assert "does it have TLS?" in await attempt(ours, None)
@@ -94,9 +94,12 @@ def test_each_option_means_tls(certificates: Certificates) -> None:
     [
         (["--tls-cert", "{}/client.pem"], "--tls-cert and --tls-key go together"),
         (["--tls-trust", "{}/nothing"], "No such file"),
-        (["--tls-trust", "{}/client.key"], "no certificates"),
-        (["--tls-cert", "{}/client.pem", "--tls-key", "{}/server.key"], "no key that belongs to them"),
-        (["--tls-cert", "{}/server.pem", "--tls-key", "{}/encrypted.key"], f"${KEY_PASSWORD} is the key's password"),
+        (["--tls-trust", "{}/client.key"], "not certificates in PEM"),
+        (["--tls-cert", "{}/client.pem", "--tls-key", "{}/server.key"], "not the key that belongs to them"),
+        (
+            ["--tls-cert", "{}/server.pem", "--tls-key", "{}/encrypted.key"],
+            f"if the key has a password, set ${KEY_PASSWORD}",
+        ),
     ],
 )
 def test_wrong_files_are_wrong_usage(certificates: Certificates, options: list[str], error: str) -> None:

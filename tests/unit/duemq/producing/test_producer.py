@@ -384,7 +384,7 @@ async def test_a_broker_that_stored_nothing_is_tried_until_the_time_is_up(
     async with slow:
         with pytest.raises(UnavailableError, match="disk full") as caught:
             await slow.send("demo", b"x", timeout=1)
-    assert caught.value.__notes__ == ["the send was tried 1 times within 1 s"]
+    assert caught.value.__notes__ == ["the send was attempted 1 times within 1 s"]
 
 
 async def test_a_restart_costs_latency_and_no_errors(broker: FakeBroker, producer: Producer) -> None:

@@ -236,7 +236,7 @@ async def test_what_the_source_raises_comes_after_what_it_gave_is_sent(broker: F
     with pytest.raises(RuntimeError, match="the source"):
         await producer.send_many(source())
     assert batches(broker) == [[b"0", b"1", b"2"]]
-    with pytest.raises(ArgumentError, match="is no Message"):
+    with pytest.raises(ArgumentError, match="is not a Message"):
         await producer.send_many([b"x"])  # type: ignore[list-item]
 
 
@@ -299,7 +299,7 @@ async def test_single_sends_wait_for_their_turn(broker: FakeBroker, options: dic
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(broker.requests_of(SEND)) == 2
-        with pytest.raises(RequestTimeoutError, match="own limit of sends under way") as caught:
+        with pytest.raises(RequestTimeoutError, match="own limit of sends in flight") as caught:
             await producer.send("demo", b"abc", timeout=0.01)
         assert not caught.value.maybe_stored
         gate.open()

@@ -86,7 +86,7 @@ def test_keys_may_be_one_text() -> None:
 
 
 def test_too_many_properties_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="the most is 32767"):
+    with pytest.raises(ArgumentError, match="the limit is 32767"):
         prepared(user_properties={"n": "v" * 32767}).property_text({})
 
 

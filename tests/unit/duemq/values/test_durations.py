@@ -54,7 +54,7 @@ def test_a_duration_is_read_to_the_millisecond(text: str, milliseconds: int) -> 
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ArgumentError, match="is no duration"):
+    with pytest.raises(ArgumentError, match="is not a duration"):
         parse_duration(text)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
+import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 from duemq.protocol import dump
 from duemq.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from duemq.protocol.dump_output import shown_path
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, join_frame
@@ -108,6 +112,19 @@ def test_bodies_of_json_and_of_other_bytes() -> None:
     assert lines(answer(bytes(300)), with_bodies=True)[-1] == f"  body 0x{'00' * 300}"
 
 
+def test_the_exit_code_counts_damage_and_reads_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "frames"
+    command = Command(code=10, ext={"damaged": "5", "body damaged": ""}, remark="damaged at byte 5")
+    path.write_bytes(codec.encode(command))
+    assert dump.main([str(path)]) == 0
+    assert "  damaged=5\n" in capsys.readouterr().out
+    parts = batch.encode([(0, b"a", "")])
+    torn = wire.send("orders", parts[:-1], code=RequestCode.SEND_BATCH_MESSAGE, batch=True)
+    for data in (join_frame(0, b"{", b"x"), answer(b'{"a":'), answer(encode(STORED)[:-1]), codec.encode(torn)):
+        path.write_bytes(data)
+        assert dump.main([str(path)]) == 1
+
+
 def test_a_code_of_no_name() -> None:
     assert lines(answer(b"", 4711))[1].startswith("  answer 4711 of no known name, ")
 
@@ -118,6 +135,22 @@ def test_a_header_that_does_not_parse_and_what_follows() -> None:
     assert found[1].startswith("  damaged: ")
     assert found[2:4] == ['  header "{"', '  body "x"']
     assert found[4] == f"frame 2, bytes 10 to {10 + len(good)}"
+
+
+@pytest.mark.parametrize(
+    ("word", "why"), [(7 << 24 | 2, "header codec 7; known are "), (9, "a header of 9 bytes in a frame of length 7")]
+)
+def test_a_frame_that_is_unknown_is_passed_over_by_its_length(word: int, why: str) -> None:
+    good = codec.encode(SEND)
+    bad = struct.pack(">iI", 7, word) + b"{}x"
+    found = lines(bad + good + bad + bad + good)
+    _, *rest = lines(good)
+    damaged = [line for line in found if line.startswith("damaged ")]
+    starts = [0, 11 + len(good), 22 + len(good)]
+    assert [line.partition(": ")[0] for line in damaged] == [f"damaged at byte {at}" for at in starts]
+    assert all(why in line and line.endswith("; 11 bytes are passed over") for line in damaged)
+    assert f"frame 2, bytes 11 to {11 + len(good)}" in found
+    assert found[-len(rest) - 1 :] == [f"frame 5, bytes {33 + len(good)} to {33 + 2 * len(good)}", *rest]
 
 
 def test_a_stream_that_is_cut_off_or_broken() -> None:
@@ -176,6 +209,83 @@ def test_the_command_goes_on_behind_what_cannot_be_read(tmp_path: Path, capsys: 
     told = capsys.readouterr()
     assert [line.partition(": ")[0] for line in told.err.splitlines()] == paths[:2]
     assert told.out.startswith(f"== {paths[2]}\nframe 1, ")
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "why"),
+    [
+        ("hex", "00 0g", 'this is not hex: byte 4 is "g"'),
+        ("hex", "\u00fc", "this is not hex: byte 0 is 0xc3"),
+        ("hex", "00 0", "this is not hex of whole bytes: there are 3 digits"),
+        ("base64", "AA?A", 'this is not base64: byte 2 is "?"'),
+        ("base64", "AAA", "this is not base64: Incorrect padding"),
+    ],
+)
+def test_text_of_another_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, text: str, why: str
+) -> None:
+    path = tmp_path / "frames"
+    path.write_text(text)
+    assert dump.main([str(path), "--as", form]) == 1
+    assert capsys.readouterr().err == f"{path}: {why}\n"
+
+
+def shell(command: str, directory: Path) -> tuple[int, str, str]:
+    """Run a command line in a directory; return its exit code, output and errors."""
+    command = command.replace("DUMP", f"{sys.executable} -m duemq.protocol.dump")
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, shell=True, cwd=directory, env=paths, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_s_files_may_be_closed_full_or_of_another_encoding(tmp_path: Path) -> None:
+    command = Command(code=10, ext={"name": "J\u00f6rg"}, body=b"x" * 100_000)
+    (tmp_path / "f").write_bytes(codec.encode(command))
+    (tmp_path / "small").write_bytes(codec.encode(SEND))
+    closed = "standard output is closed: nothing can be shown\n"
+    full = "standard output cannot be written: No space left on device\n"
+    for line, wanted in {
+        "DUMP f >&-": (1, "", closed),
+        "DUMP - <&-": (1, "", "-: standard input is closed\n"),
+        "DUMP f f --body > /dev/full": (1, "", full),
+        "DUMP small > /dev/full": (1, "", full),
+        "DUMP missing 2>&-": (1, "", ""),
+    }.items():
+        assert shell(line, tmp_path) == wanted, line
+    code, out, err = shell("PYTHONIOENCODING=ascii DUMP f", tmp_path)
+    assert (code, err) == (0, "")
+    assert "  name=J\\xf6rg\n" in out
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide" / "sitecustomize.py").write_text("import sys; sys.modules['msgspec'] = None\n")
+    run = "PYTHONPATH=$PWD/hide:$PYTHONPATH DUMP f"
+    assert shell(run, tmp_path) == (
+        1,
+        "",
+        "python -m duemq.protocol.dump needs the package msgspec: pip install duemq\n",
+    )
+
+
+def test_names_of_files_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {
+        b"a b": "a b",
+        b"a\n\x1b[31m": r"$'a\n\x1b[31m'",
+        b"x\xff\xfe'\\": r"$'x\xff\xfe\'\\'",
+        "\u00fc\u200b".encode(): "$'\u00fc\\xe2\\x80\\x8b'",
+    }
+    for name, shown in names.items():
+        path = os.fsdecode(name)
+        assert shown_path(path) == shown
+        (tmp_path / path).write_bytes(codec.encode(SEND))
+        before = "" if shown == path else "$'"
+        wanted = f"{before}{tmp_path}/{shown.removeprefix('$' + chr(39))}"
+        assert dump.main([str(tmp_path / path)] * 2) == 0
+        assert capsys.readouterr().out.startswith(f"== {wanted}\n")
+        (tmp_path / path).unlink()
+        assert dump.main([str(tmp_path / path)]) == 1
+        assert capsys.readouterr().err == f"{wanted}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(

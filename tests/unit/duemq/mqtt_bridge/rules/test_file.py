@@ -163,7 +163,7 @@ def test_a_file_says_what_goes_to_mqtt(whole: Rules) -> None:
     assert commands.group == "mqtt-bridge-site-Commands"
     assert raw.mqtt_topic(message("Raw", where="a/b+")) == "a/b%2B"
     for where in ("$SYS/x", "later/5/x"):
-        with pytest.raises(TemplateError, match="meaning of its own"):
+        with pytest.raises(TemplateError, match="a special meaning"):
             raw.mqtt_topic(message("Raw", where=where))
     assert raw.group == "raw"
 
@@ -211,37 +211,37 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
     [
         ("", 1, "mqtt is missing"),
         ("[mqtt]\n", 1, "client_id is missing"),
-        ("a = \n", 1, "is no TOML"),
+        ("a = \n", 1, "is not TOML"),
         (f'{HEAD}port = "x"', 3, "port: expected"),
         (f"{HEAD}port = 70000", 3, "port: expected `int` <= 65535"),
-        (f'{HEAD}hots = "x"', 3, "hots is no name here; there are client_id, host"),
-        (f"{HEAD}[other]\n", 3, "other is no name here; there are mqtt, nameserver"),
+        (f'{HEAD}hots = "x"', 3, "hots is unknown here; known are client_id, host"),
+        (f"{HEAD}[other]\n", 3, "other is unknown here; known are mqtt, nameserver"),
         ('[mqtt]\nclient_id = "a/b"', 2, "has a /"),
         ('[mqtt]\nclient_id = "a#"', 2, "only filters may have"),
-        (f'{HEAD}keepalive = "60"', 3, "no duration"),
+        (f'{HEAD}keepalive = "60"', 3, "not a duration"),
         (f'{HEAD}keepalive = "1500ms"', 3, "whole seconds"),
         (f'{HEAD}share = "a/b"', 3, "MQTT does not allow"),
-        (f'{HEAD}share = "a"\nprotocol = "3.1.1"', 3, "are of MQTT 5"),
+        (f'{HEAD}share = "a"\nprotocol = "3.1.1"', 3, "need MQTT 5"),
         (f'[mqtt]\nshare = "a"\nclient_id = "{"ä" * 170}"', 3, "would have 1020 characters: at most 1000"),
         (f'{HEAD}protocol = "3.1"', 3, "protocol: invalid enum value"),
         (f'{HEAD}password = "x"\npassword_file = "y"', 4, "not both"),
-        (f'{HEAD}password_file = "\\u0000"', 3, "is no path"),
-        (f'{HEAD}state = "~nobody-here/x"', 3, "no such user"),
-        (f'{HEAD}[mqtt.tls]\nca_file = "\\u0000"', 4, "is no path"),
+        (f'{HEAD}password_file = "\\u0000"', 3, "is not a path"),
+        (f'{HEAD}state = "~nobody-here/x"', 3, "the user does not exist"),
+        (f'{HEAD}[mqtt.tls]\nca_file = "\\u0000"', 4, "is not a path"),
         (f'{HEAD}[mqtt.tls]\nca_file = "/"', 4, "is missing, or cannot be read"),
-        (f'account_file = "~nobody-here/x"\n{HEAD}', 1, "no such user"),
-        (f'nameserver = "h:x"\n{HEAD}', 1, "is no address"),
+        (f'account_file = "~nobody-here/x"\n{HEAD}', 1, "the user does not exist"),
+        (f'nameserver = "h:x"\n{HEAD}', 1, "is not an address"),
         (f'nameserver = ";"\n{HEAD}', 1, "no address"),
-        (f'{HEAD}host = "a b"', 3, "no host name"),
-        (f'{HEAD}host = "a..b"', 3, "no host name"),
-        (f'{HEAD}host = "{"x" * 64}.org"', 3, "no host name"),
-        (f'{HEAD}websocket_path = "mqtt"', 3, "begins with /"),
+        (f'{HEAD}host = "a b"', 3, "neither a host name"),
+        (f'{HEAD}host = "a..b"', 3, "neither a host name"),
+        (f'{HEAD}host = "{"x" * 64}.org"', 3, "neither a host name"),
+        (f'{HEAD}websocket_path = "mqtt"', 3, "must begin with /"),
         (f'{HEAD}websocket_path = "/\\r\\nX: y"', 3, "without blanks"),
         (f'{HEAD}user = "\\u0001"', 3, "control character"),
         (f'{HEAD}user = "u"\npassword = "{"x" * 65_536}"', 4, "more than 65535 bytes"),
-        (f'{HEAD}password = "x"', 3, "a password goes with a user"),
-        (f'nameserver = "a..b:9876"\n{HEAD}', 1, "'a..b' is no host name"),
-        (f'nameserver = "127.0.0.1:9876;{"a" * 64}.de:9876"\n{HEAD}', 1, "is no host name"),
+        (f'{HEAD}password = "x"', 3, "a password needs a user"),
+        (f'nameserver = "a..b:9876"\n{HEAD}', 1, "'a..b' is neither a host name"),
+        (f'nameserver = "127.0.0.1:9876;{"a" * 64}.de:9876"\n{HEAD}', 1, "is neither a host name"),
         (f'{HEAD}share = "\\u0001"', 3, "control character"),
         (f'{HEAD}[status]\ntopic = "delayed/x"', 4, "prefix of delays"),
         (f'{HEAD}[status]\ntopic = "{"x" * 65_530}"', 4, "more than 65535 bytes"),
@@ -253,37 +253,37 @@ def test_the_port_follows_the_way_to_connect(extra: str, port: int) -> None:
         (f'access_key = "a"\nsecret_key = "canary"\naccount_file = "x"\n{HEAD}', 3, "not both"),
         (f'account_file = "/nowhere/x"\n{HEAD}', 1, "/nowhere/x: No such file"),
         (f"access_key = 'a'\nsecret_key = [\"canary\"]\n{HEAD}", 2, "secret_key: expected `str"),
-        (f"access_key = 'a'\nsecret_key = canary\n{HEAD}", 2, "is no TOML"),
+        (f"access_key = 'a'\nsecret_key = canary\n{HEAD}", 2, "is not TOML"),
         (f'{HEAD}password_file = "/nowhere/y"', 3, "/nowhere/y: cannot be read: No such file"),
         (f'{HEAD}tls = {{ ca_file = "/nowhere/ca" }}', 3, "is missing, or cannot be read"),
         (f'{HEAD}tls = {{ ca_file = "/etc/hostname" }}', 3, "the files of tls cannot be used"),
         (f'{HEAD}tls = {{ certificate_file = "/etc/hostname" }}', 3, "the files of tls cannot be used"),
-        (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is no name here"),
+        (f"{HEAD}[mqtt.tls]\nca = 1", 4, "ca is unknown here"),
         (f'{HEAD}[tls]\nca_file = "/nowhere/ca"', 4, "is missing, or cannot be read"),
         (f'{HEAD}[tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
         (f'{HEAD}[mqtt.tls]\nca_file = "/etc/passwd"', 3, "the files of tls cannot be used"),
-        (f"{HEAD}[delayed]\nprefixes = []", 4, "no prefixes"),
+        (f"{HEAD}[delayed]\nprefixes = []", 4, "prefixes is empty"),
         (f'{HEAD}[delayed]\nprefixes = ["a/b"]', 4, "has a /"),
         (f'{HEAD}[delayed]\nprefixes = ["a", "a"]', 4, "given twice"),
-        (f'{HEAD}[delayed]\nlongest = "x"', 4, "no duration"),
+        (f'{HEAD}[delayed]\nlongest = "x"', 4, "not a duration"),
         (f'{HEAD}[delayed]\ntopic = "a b"', 4, "characters other than"),
         (f'{HEAD}[[to_rocketmq]]\nfilter = "a#"\ntopic = "T"', 4, "# stands alone"),
         (f'{HEAD}[[to_rocketmq]]\nfilter = "a"\ntopic = "T T"', 5, "characters other than"),
-        (f'{HEAD}[[to_rocketmq]]\nfilter = "a"\ntopic = "{{0}}"', 5, "which is no field; there are {1}"),
-        (f'{HEAD}[[to_rocketmq]]\nfilter = "a"\ntopic = "T"\nkey = "{{key}}"', 6, "which is no field"),
+        (f'{HEAD}[[to_rocketmq]]\nfilter = "a"\ntopic = "{{0}}"', 5, "which is not a field; known are {1}"),
+        (f'{HEAD}[[to_rocketmq]]\nfilter = "a"\ntopic = "T"\nkey = "{{key}}"', 6, "which is not a field"),
         (f'{HEAD}[[to_rocketmq]]\nfilter = "a"\ntopic = "T"\nqos = 3', 6, "qos: invalid enum value 3"),
         (f'{HEAD}[[to_rocketmq]]\nfilter = "a"', 3, "topic is missing"),
         (f'{HEAD}[[to_rocketmq]]\nfilter = "duemq/#"\ntopic = "T"', 1, "matches the filter of line 4"),
         (f'{HEAD}[[to_rocketmq]]\nfilter = "x"\ntopic = "MQTT_DELAYED_b"', 3, "delayed messages wait"),
         (f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "a/#"', 5, "only filters may have"),
-        (f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "a/{{1}}"', 5, "which is no field; there are {topic}"),
+        (f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "a/{{1}}"', 5, "which is not a field; known are {topic}"),
         (f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "delayed/5/a"', 5, "a prefix of delays"),
         (f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "a"\ntags = "||"', 6, "tag"),
         (f'{HEAD}[[to_mqtt]]\ntopic = "MQTT_DELAYED_b"\nmqtt_topic = "a"', 3, "leave it to"),
         (
             f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "a"\n[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "b"',
             6,
-            "that of line 3, too",
+            "also that of line 3",
         ),
         (
             f'{HEAD}[[to_mqtt]]\ntopic = "T"\nmqtt_topic = "a/{{key}}"\n[[to_rocketmq]]\nfilter = "+/x"\ntopic = "T"',
@@ -352,7 +352,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             ],
             True,
         ),
-        ("later/recall;key=k/x", ["later/recall;key=k/x: cancels the message that waits with the key x#k"], True),
+        ("later/recall;key=k/x", ["later/recall;key=k/x: cancels the waiting message with the key x#k"], True),
     ],
 )
 def test_what_becomes_of_a_topic(whole: Rules, topic: str, lines: list[str], is_taken: bool) -> None:
@@ -362,7 +362,7 @@ def test_what_becomes_of_a_topic(whole: Rules, topic: str, lines: list[str], is_
 def test_a_wrong_delay_is_told(whole: Rules) -> None:
     lines, is_taken = check.sample(whole, "later/soon/x", 0)
     assert not is_taken
-    assert lines[0].startswith("later/soon/x: refused: 'soon' is no delay")
+    assert lines[0].startswith("later/soon/x: refused: 'soon' is not a delay")
 
 
 def test_the_rules_are_described(whole: Rules) -> None:

@@ -176,7 +176,7 @@ async def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path)
     journal.take([taken(1)])
     journal._change("INSERT INTO nowhere VALUES (?)", [(1,)])
-    with pytest.raises(JournalError, match="cannot be written"):
+    with pytest.raises(JournalError, match="cannot write the bridge"):
         await journal.saved()
     await journal.close()
 
