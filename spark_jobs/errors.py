@@ -8,7 +8,7 @@ from typing import Final
 
 
 class JobError(Exception):
-    """A job cannot do what it was asked to: the text says in one line what is wrong and what to do."""
+    """A job cannot be done. The text says in one line what is wrong and what to do."""
 
 
 class NoStore(JobError):
@@ -36,8 +36,8 @@ _HINTS: Final = {
     errno.EISDIR: "is a directory, and a file belongs there; move it away, or put the file back",
     errno.ENOTDIR: "is a file, and a directory belongs there; move it away, or put the directory back",
     errno.ELOOP: "is a link that leads back to itself; put back what it should lead to, or remove it",
-    errno.EIO: "the disk does not give it (Input/output error); put it back from a copy, or move it away: a job then "
-    "tells what it held",
+    errno.EIO: "the disk cannot read it (Input/output error); restore it from a copy, or move it away: a job then "
+    "reports what it held",
 }
 
 
@@ -45,6 +45,6 @@ def cannot_read(path: str, error: OSError) -> CannotRead:
     """Return the error for a file or directory that cannot be read. `path`: as the user knows it."""
     hint = _HINTS.get(error.errno or 0)
     if error.errno == errno.ENOENT and error.filename and os.path.islink(error.filename):
-        hint = f"is a link to {os.readlink(error.filename)}, where nothing is; put that back, or remove the link"
+        hint = f"is a link to {os.readlink(error.filename)}, which does not exist; put that back, or remove the link"
     lines = str(error.strerror or error).splitlines() or [type(error).__name__]
     return CannotRead(f"{path}: {hint or f'cannot be read: {lines[0]}'}")

@@ -1,9 +1,9 @@
-"""Filters standard error: removes output of Spark that looks like a failure in good runs.
+"""Filters standard error: removes output of Spark that looks like a failure although the run is good.
 
 - The line that Java prints at each start, `WARNING: Using incubator modules`: Spark asks for the module, Java warns,
   and no setting of either removes the line.
 - Tracebacks of pyspark's own loop around its workers that end with BrokenPipeError: Spark closes the socket of a worker
-  that it needs no more.
+  that it no longer needs.
 - After Java was killed, the tracebacks of all threads that talked to it.
 """
 
@@ -32,8 +32,8 @@ _SOURCE: Final = b"    "
 
 
 def let_java_end() -> None:
-    """Keep this process's pyspark and py4j from printing tracebacks after Java has ended: all threads that talked to it
-    fail at once, each separately, and one line is enough."""
+    """Keep this process's pyspark and py4j from printing tracebacks after Java has ended: every thread that talked to
+    it then fails and would print one, and one line is enough."""
     from pyspark import accumulators
 
     for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
@@ -48,7 +48,7 @@ def _say_nothing(server: object, request: object, client: object) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a line of a log is other than py4j's message that it could not reach Java."""
+    """Return whether a log record is anything else than py4j's message that it could not reach Java."""
     return not str(record.msg).startswith("Exception while sending command")
 
 
@@ -101,7 +101,8 @@ def _copy(source: int, target: int) -> None:
 
 
 def _begun(text: bytes) -> int:
-    """Return where at the end of a text possible noise begins; its length if none does."""
+    """Return the position at which possible, still incomplete noise at the end of a text begins; the text's length if
+    there is none."""
     at = text.rfind(_FIRST)
     if at >= 0 and (at == 0 or text[at - 1] == 10):
         found = _BEGUN.match(text, at)

@@ -28,7 +28,7 @@ DRIVER_MEMORY: Final = "1536m"
 _MIN_MEMORY: Final = 450 << 20
 """The least memory with which Spark starts."""
 _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)", re.IGNORECASE | re.ASCII)
-"""A size as Java, which is started with it, takes it: without a unit in bytes."""
+"""A size as Java, which is started with it, accepts it; without a unit it is in bytes."""
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -64,7 +64,7 @@ def check_java() -> None:
 
 
 def check_memory(memory: str) -> None:
-    """Raise JobError if the driver's memory is no size, or too small for Spark."""
+    """Raise JobError if the driver's memory is not a size, or is too small for Spark."""
     found = _MEMORY.fullmatch(memory)
     if found is None:
         raise JobError(f"a memory of {memory!r}: give a number and k, m, g or t, such as {DRIVER_MEMORY} or 2g")
@@ -81,10 +81,10 @@ def make_session(
     settings: Mapping[str, str] | None = None,
     for_jobs: bool = False,
 ) -> SparkSession:
-    """Return a session with the data source `rocketmq` registered. `master`: local[*] by default; under spark-submit
-    its setting. `memory`: that of the driver, and so of local tasks, in Spark's notation (2g). `for_jobs`: for duemq's
-    own jobs, whose Java only moves arrays: on this machine it then only compiles quickly, which would slow long
-    queries. Raises JobError."""
+    """Return a session with the data source `rocketmq` registered. `master`: by default local[*], or under spark-submit
+    its setting. `memory`: that of the driver, and so of local tasks, in Spark's notation (2g). `for_jobs`: whether the
+    session is for duemq's own jobs, whose Java only moves arrays. A local Java then uses only its fast compiler, which
+    would slow down long queries. Raises JobError."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -100,7 +100,7 @@ def make_session(
         # Tasks import duemq, and Spark's workers do not know where it is.
         root = str(Path(os.path.abspath(__file__)).parents[2])
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Spark does not start if the host name does not resolve, or resolves to an address that is not there.
+    # Spark does not start if the host name does not resolve, or resolves to an address that no interface has.
     is_local = (master is None and "SPARK_ENV_LOADED" not in os.environ) or (master or "").startswith("local")
     builder = SparkSession.builder.appName(name)
     if master is not None or "SPARK_ENV_LOADED" not in os.environ:
@@ -122,7 +122,7 @@ def make_session(
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
-    # For a query that cannot run it would print Java's whole stack; the exception says what is wrong.
+    # This logger would print Java's whole stack for a query that cannot run; the exception says what is wrong.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     try:
         with without_noise() if is_local else nullcontext():

@@ -1,4 +1,4 @@
-"""Errors in Spark's processes, in one line. Spark wraps them in pages of its own text."""
+"""Reduces errors of Spark's processes, which Spark wraps in pages of its own text, to one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUT_OF_MEMORY: Final = (
     "the machine more memory"
 )
 _ENDED: Final = (
-    "Spark's Java has ended: something killed it, as the system does where memory runs out, or it crashed; let fewer "
+    "Spark's Java has ended: something killed it, as the system does when memory runs out, or it crashed; let fewer "
     "tasks run at a time (--master 'local[1]'), or give the machine more memory"
 )
 _JAVA_MEMORY: Final = "Spark's Java ran out of memory: give it more, such as --memory 3g"
@@ -56,8 +56,8 @@ def advice(error: BaseException) -> str | None:
 
 
 def summary(error: BaseException) -> str | None:
-    """Return the text as `advice`, or Spark's own message in one line. None for exceptions that are not Spark's, and if
-    the whole text is to be shown."""
+    """Return the text that `advice` returns, or else Spark's own message in one line. None for exceptions that are not
+    Spark's, and if the whole text is to be shown (TRACEBACK)."""
     found = advice(error)
     if found is not None:
         return found
@@ -85,7 +85,8 @@ def _is_of_spark(error: BaseException) -> bool:
 
 
 def _is_of_dead_java(error: BaseException) -> bool:
-    """Return whether Java has ended: while py4j retries, the error raised is then none of its own."""
+    """Return whether an error means that Java has ended. While py4j retries, it raises errors of the socket, not its
+    own."""
     seen: BaseException | None = error
     while seen is not None:
         if type(seen).__name__ == "Py4JNetworkError":

@@ -14,9 +14,9 @@ _PRINT_EXC: Final = traceback.print_exc
 
 @cache
 def settle() -> None:
-    """Prepare a worker process; to be called at the beginning of each task, and done once. Spark's workers collect all
-    garbage after each task, which takes 40 ms and more with the imported modules, for tasks of 200 ms. The objects that
-    exist by then stay for good anyway, so they are frozen."""
+    """Prepare a worker process. To be called at the beginning of each task; only the first call does anything. Spark's
+    workers collect all garbage after each task, which takes 40 ms and more with the imported modules, for tasks of
+    200 ms. The objects that exist at the first call live until the process ends anyway, so they are frozen."""
     # Spark sets this for its workers; a driver's process belongs to the user.
     if "SPARK_REUSE_WORKER" in os.environ:
         gc.freeze()
@@ -24,8 +24,8 @@ def settle() -> None:
 
 
 def hush() -> None:
-    """Keep pyspark's loop around the tasks from printing that its socket was closed: Spark closes it once it has all
-    rows that a limit lets through, and the traceback looks like a failure within a good result."""
+    """Keep pyspark's loop around the tasks from printing that its socket was closed: Spark closes the socket once it
+    has all rows that a limit asks for, and the traceback would make a good result look like a failure."""
     traceback.print_exc = _print_exc
 
 

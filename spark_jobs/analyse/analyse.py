@@ -159,7 +159,7 @@ def forecast_of(
 
 
 def load_of(figures: Figures, last_ms: int, rate: float | None) -> Load:
-    """Return the waiting messages with the rate of delivery: the given one, or the one measured. `last_ms`: store time
+    """Return the waiting messages with the rate of delivery: the given one, or the measured one. `last_ms`: store time
     of the last record, ms since the epoch."""
     measured, source = 0, "given"
     if rate is None:
@@ -173,9 +173,9 @@ def load_of(figures: Figures, last_ms: int, rate: float | None) -> Load:
 
 
 def figures_of(materials: Sequence[Material]) -> dict[str, Any]:
-    """Return the fields of an Analysis that are sums or percentiles, of one store or of several together. A percentile
-    is that of all deliveries, and figures of a topic are of all stores that have it. Raises JobError, and OSError if
-    the store cannot be read; of several stores, the keys of an unreadable one are left out."""
+    """Return the fields of an Analysis that are sums or percentiles, of one store or of several together. Percentiles
+    are over all deliveries, and figures of a topic over all stores that have it. Raises JobError, and OSError if the
+    store cannot be read; of several stores, the keys of an unreadable one are left out."""
     figures, step_ms = _added(materials)
     topics = {key: name for one in materials for key, name in one.topics.items()}
     usage = materials[0].usage if len(materials) == 1 else Usage([one.usage.summary() for one in materials])
@@ -258,7 +258,8 @@ def _topics(usage: Usage) -> list[Topic]:
 
 
 def _keys(materials: Sequence[Material]) -> list[Key]:
-    """Return the most frequent keys: for each a record that has it is read, from the first store with one."""
+    """Return the most frequent keys. The text of each key is read from a record that has it, in the first store with
+    one."""
     keys = []
     for one, counts in zip(materials, frequent_keys([each.usage for each in materials], TOP), strict=True):
         try:
@@ -389,7 +390,7 @@ def _due_by_step(rows: NDArray[Any], topic_names: dict[int, str]) -> tuple[list[
         return [], MINUTE_MS
     start_ms = rows["second"] * 1000
     is_coarse = is_by_minute(int(rows["second"][0]), int(rows["second"][-1]))
-    # A few messages due in a month must not squeeze the many of the next hour into one point.
+    # A few messages due in a month must not squeeze the many that are due in the next hour into one point.
     most = np.searchsorted(np.cumsum(rows["count"]), 0.99 * rows["count"].sum())
     span = int(start_ms[most] - start_ms[0])
     step = step_of(span, BARS, MINUTE_MS if is_coarse else 1000)
@@ -410,7 +411,7 @@ def _due_by_step(rows: NDArray[Any], topic_names: dict[int, str]) -> tuple[list[
 def _over_time(rows: NDArray[Any], step_ms: int) -> tuple[list[LatePoint], int]:
     """Return lateness by deliver time, and the step, ms. Histograms are added up, rather than percentiles averaged."""
     if len(rows):
-        # A few messages due long before or after the others must not squeeze these into one point.
+        # A few messages due long before or after the others must not squeeze the others into one point.
         up_to = np.cumsum(rows["count"])
         low, high = np.searchsorted(up_to, np.array([0.005, 0.995]) * up_to[-1])
         span = int(rows["key"][high] - rows["key"][low]) * step_ms
@@ -431,7 +432,8 @@ def _heat_cells(rows: NDArray[Any]) -> list[HeatCell]:
 
 
 def _by_purpose(counts: Any) -> tuple[int, int, int, int]:
-    """Return the numbers of messages sent for now, sent for later, and delivered of those; and of other records."""
+    """Return the numbers of messages sent for now, of messages sent for later, of deliveries of the latter, and of
+    other records."""
     first = int(counts[MESSAGE]), int(counts[LEVEL] + counts[TIMER]), int(counts[DELIVERY])
     return (*first, int(counts.sum()) - sum(first))
 

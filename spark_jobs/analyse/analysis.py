@@ -1,5 +1,5 @@
 """The contents of an analysis: figures, and lists, each of which is a table too. Times in ms since the epoch, durations
-in ms, sizes in bytes. `analysis.json` is this as JSON."""
+in ms, sizes in bytes. `analysis.json` is an `Analysis` as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Traffic(msgspec.Struct):
 
 
 class Topic(msgspec.Struct):
-    """A topic, as it is on disk."""
+    """A topic on the disk: its records and their sizes."""
 
     topic: str
     messages: int
@@ -51,7 +51,7 @@ class Count(msgspec.Struct):
 
 
 class Key(msgspec.Struct):
-    """A key (the property KEYS), and how often it occurs at least in its topic."""
+    """A key (the property KEYS), and the least number of times that it occurs in its topic."""
 
     topic: str
     key: str
@@ -187,7 +187,7 @@ class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     producers: list[Count]
     keys: list[Key]
     key_error: int
-    """Largest possible excess of a key's true count over the given one."""
+    """The most by which a key's true count can exceed the given one."""
     duplicates: int
     """Messages that producers stored again, by topic and unique key."""
     retries: list[Retry]

@@ -1,12 +1,12 @@
 """The analysis of a cluster: of the stores of several brokers together.
 
-Each store is analysed, and its messages are matched, for itself: a message and its delivery are in one store. The
+Each store is analysed, and its messages are matched, by itself: a message and its delivery are in one store. The
 cluster's figures are those that one analysis over the records of all stores would have: sums are added up, percentiles
-are of the histograms of all deliveries together, and a topic or a consumer group that several brokers have is one.
-Figures that depend on where a broker's own log ends stay the store's: overdue messages, and how far behind a group is
-at a queue. Brokers do not help each other, so the forecast treats each by itself (`forecast`).
+are of the histograms of all deliveries together, and a topic or a consumer group that several brokers have counts as
+one. Figures that depend on where a broker's own log ends are computed for each store: overdue messages, and how far
+behind a group is at a queue. Brokers do not help each other, so the forecast treats each by itself (`forecast`).
 
-A message that a producer sent once more to another broker is not detected: `duplicates` are those within a store.
+A message that a producer sent again to another broker is not detected: `duplicates` counts those within a store.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def analyse_cluster(
     tell: Callable[[str], None] = warn,
     made_ms: int | None = None,
 ) -> Analysis:
-    """Analyse a cluster. `stores`: their paths or URIs, or a pattern that names them, each read once; those that cannot
-    be read are in `audit.missing` of the result. `name`: that of the cluster, by default the pattern. `rate`: messages
-    per second that each broker delivers. All others as for `analyse.analyse`. Raises JobError if no store can be
-    read."""
+    """Analyse a cluster. `stores`: their paths or URIs, or a pattern that names them; each is read once, and those that
+    cannot be read are in `audit.missing` of the result. `name`: that of the cluster, by default the pattern. `rate`:
+    messages per second that each broker delivers. All others as for `analyse.analyse`. Raises JobError if no store can
+    be read."""
     paths = each_once(expand(stores) if isinstance(stores, str) else stores, tell)
     name = name or (shown(stores) if isinstance(stores, str) else ", ".join(map(shown, paths)))
     parts, missing, names = list[Analysed](), list[Missing](), list[str]()
@@ -238,8 +238,8 @@ def _member(analysis: Analysis) -> Member:
 
 def finish(analysis: Analysis, runs: Sequence[StoreRun], out: str, key: bytes | None = None) -> None:
     """Sign the audit of a cluster (`key`: as for `audit.finish`), write its files to the directory `out`, and set the
-    addresses of its stores' reports relative to `out`. offenders.parquet has those of all stores, with the store of
-    each. Raises JobError."""
+    addresses of its stores' reports relative to `out`. offenders.parquet has the offenders of all stores, each with its
+    store. Raises JobError."""
     out = local_path(out)
     reports = {run.store: os.path.relpath(run.report, out) for run in runs}
     for member in analysis.stores:

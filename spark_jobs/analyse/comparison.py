@@ -1,11 +1,11 @@
 """An audit compared with the one before it: which offenders are new, known or gone, and which figures grew worse.
 
-Two offenders are the same if their status, physical offset and store time are. So both audits must be of one store;
+Two offenders are the same if they agree in status, physical offset and store time. So both audits must be of one store;
 after a compaction, which moves records, all offenders are new.
 
-A cluster is compared store by store, each with the last run that read it: a store that could not be read one night
-makes nothing new, nor gone, the night after. The cluster's comparison has sums over the stores, and percentiles if both
-runs read the same stores.
+A cluster is compared store by store, each store with the last run that read it. So if a store cannot be read one night,
+none of its offenders counts as new, or as gone, the night after. The cluster's comparison has sums over the stores, and
+percentiles if both runs read the same stores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATUSES: Final = ("lost", "destroyed", "twice", "unclaimed")
 """Statuses of offenders, the worst first."""
 _IDENTITY: Final = ("status", "physical_offset", "store_ms")
 _COUNTS: Final = {"damaged": "damaged stretches", "overdue": "overdue"}
-"""Figures of a summary that are worse if greater. Offenders are not among them: their new ones are listed."""
+"""Figures of a summary that are worse if greater. Offenders are not among them: new offenders are listed instead."""
 _PERCENTILES: Final = {"p99": "late, p99", "p100": "latest"}
 _LATE_MS: Final = 10
 """Least difference of lateness, in ms, that counts as grown."""
@@ -64,8 +64,8 @@ class Worse(msgspec.Struct):
 
 
 class Comparison(msgspec.Struct, omit_defaults=True):
-    """comparison.json. Offenders by status: new ones, those that the audit before had too, and those that only it
-    had."""
+    """comparison.json. Offenders by status: `new`; `known`, those that the audit before had too; and `gone`, those that
+    only the audit before had."""
 
     made_ms: int
     """The time of the audit before, ms since the epoch."""
@@ -126,7 +126,8 @@ class Earlier:
 
 
 def read_before(directory: str) -> Before:
-    """Return what the files of an audit in a directory tell of it. Raises JobError if they are missing or damaged."""
+    """Return what a comparison needs of an audit, from its files in a directory. Raises JobError if they are missing or
+    damaged."""
     with _readable(directory), open(os.path.join(directory, "audit.json"), "rb") as file:
         return msgspec.json.decode(file.read(), type=Before)
 

@@ -1,9 +1,10 @@
 """The forecast: which seconds ahead will be late, and by how much, from the waiting messages and the rate of delivery.
 
-The broker is modelled as a queue that delivers `rate` messages a second: messages due in a second that do not fit into
-it wait for the next ones. With b messages left at the end of a second, the last of its own is b / rate seconds late.
+The broker is modelled as a queue that delivers `rate` messages a second: if more are due in a second, the rest waits
+for the next seconds. With b messages left at the end of a second, the last message due in it is b / rate seconds late.
 
-Brokers do not help each other: each of several is a queue of its own, and a second is late if it is at any of them.
+Brokers do not help each other: each of several is a queue of its own, and a second is late if it is late at any of
+them.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ _NONE: Final = np.empty(0, np.int64)
 
 
 class LateSecond(msgspec.Struct):
-    """A second ahead whose last message will be late. Times in ms (since the epoch)."""
+    """A second ahead whose last message will be late. Times in ms since the epoch, except `late_ms`."""
 
     second_ms: int
     due: int
-    """Messages due in it; for several brokers at those that will be late."""
+    """Messages due in it; for several brokers, only at the brokers at which it will be late."""
     late_ms: int
-    """Lateness of its last message."""
+    """Lateness of its last message, ms."""
 
 
 class Episode(msgspec.Struct):
-    """Consecutive late seconds; for several brokers late at any of them. Times in ms (since the epoch)."""
+    """Consecutive late seconds; for several brokers, seconds that are late at any of them. Times in ms since the epoch,
+    except `worst_ms`."""
 
     start_ms: int
     end_ms: int
@@ -44,7 +46,7 @@ class Episode(msgspec.Struct):
     messages: int
     """Messages due in these seconds."""
     worst_ms: int
-    """Lateness of the latest message."""
+    """Lateness of the latest message, ms."""
 
 
 class Forecast(msgspec.Struct):
@@ -124,10 +126,8 @@ def _late(load: Load) -> _LateSeconds:
 
 
 def backlog(seconds: Integers, due: Integers, rate: float) -> NDArray[np.float64]:
-    """Return the messages left at the end of each second.
-
-    They are those due since the broker was last idle, minus those delivered since; which is the largest such difference
-    over all points to begin at."""
+    """Return the number of messages left at the end of each second: those due since the broker was last idle, minus
+    those delivered since. This is the largest such difference over all points from which one can begin to count."""
     surplus = np.cumsum(due) - rate * (seconds + 1 - seconds[0])
     # Just before a second begins, all earlier messages may be delivered: unused capacity until then is lost.
     idle = np.cumsum(due) - due - rate * (seconds - seconds[0])
@@ -174,9 +174,9 @@ def _joined(episodes: list[Episode]) -> list[Episode]:
 def measured_rate(seconds: Integers, delivered: Integers, late: Integers) -> tuple[float, int]:
     """Return messages per second, and the number of seconds in which that was measured.
 
-    `seconds`: those with deliveries; `delivered`, `late`: for each the number of deliveries, and of those that were
-    late by more than a second. If nearly all are late, the broker delivers as fast as it can: the result is the median
-    of those seconds; else the fastest second, a lower bound."""
+    `seconds`: those with deliveries; `delivered`, `late`: for each second the number of deliveries, and the number of
+    those that were more than a second late. In seconds in which nearly all are late, the broker delivers as fast as it
+    can: the result is the median of such seconds. If there are none, it is the fastest second, a lower bound."""
     if not len(seconds):
         return 0.0, 0
     # The first and the last second of a backlog are only partly busy: a second counts if its neighbours are busy too.

@@ -1,4 +1,5 @@
-"""The figures of runs that later runs compare with and draw: of one run, of a night, and of history.jsonl."""
+"""The figures of a run that later runs need, to compare with it and to draw curves: one run's, night.json, and
+history.jsonl."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def read_history(path: str) -> list[RunFigures]:
 
 
 class StoreNight(msgspec.Struct):
-    """A store of a cluster's night, and the name of the directory of its own night; None if it could not be read."""
+    """A store of a cluster's night, and the name of the directory of its own night, None if the store could not be
+    read."""
 
     store: str
     name: str | None
@@ -106,9 +108,9 @@ class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_ms: int
     """Lateness of the latest delivery."""
     compared_ms: int | None
-    """The time of the run that it was compared with; None without one."""
+    """The time of the run that it was compared with, ms since the epoch; None if there was none."""
     new: int | None
-    """Number of offenders that the run before did not have; None without one."""
+    """Number of offenders that the run before did not have; None without a run before."""
     worse: int | None
     """Number of figures that grew; None without a run before."""
     stores: list[StoreNight] = []

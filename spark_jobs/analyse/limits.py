@@ -1,4 +1,4 @@
-"""Limits that make a nightly run fail, and the user's hook that is told the result.
+"""Limits that make a nightly run fail, and the user's hook, which receives the result.
 
 A hook is a shell command. It gets one JSON object on standard input:
 
@@ -110,7 +110,7 @@ def exit_code(summary: Summary, exceeded: list[str]) -> int:
 
 
 def worst(codes: list[int]) -> int:
-    """Return the exit code of several runs: LOST before FAILED before EXCEEDED before 0."""
+    """Return the most severe of some exit codes: LOST, then FAILED, then EXCEEDED, then 0."""
     return next(code for code in (LOST, FAILED, EXCEEDED, 0) if code in codes)
 
 
@@ -134,6 +134,6 @@ def tell(
             process.communicate(json.dumps(told), HOOK_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with all processes of the shell
-            raise JobError(f"the hook took more than {HOOK_SECONDS} s and was ended: {hook}") from None
+            raise JobError(f"the hook took more than {HOOK_SECONDS} s and was killed: {hook}") from None
     if process.returncode:
-        raise JobError(f"the hook ended with {process.returncode}: {hook}")
+        raise JobError(f"the hook ended with exit code {process.returncode}: {hook}")

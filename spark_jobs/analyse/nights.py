@@ -1,14 +1,14 @@
 """A folder of nights: one directory for each run, each compared with the one before, and a page that lists them.
 
     <folder>/index.html             all nights, the last one first
-             history.jsonl          a line for each run, also of nights that were removed since (see `output`)
+             history.jsonl          a line for each run, even of nights that were removed since (see `output`)
              .nights.lock           held while the folder is changed
              2030-01-31T031702Z/    a night: the files of `output` and of the audit, and night.json
-             .night-XXXXXXXX/       a run that has not ended; the next run removes that of a killed one
+             .night-XXXXXXXX/       a run that has not ended; if it was killed, the next run removes this
 
-A night gets its name when all of its files are there. Only files written by these jobs are ever removed: from a
-directory with the name of a night and a night.json, the files with names that a run writes; a directory with any other
-file is left as it is. Links are not followed.
+A night gets its name when all of its files are written. Only files written by these jobs are ever removed: a directory
+must have the name of a night and a night.json, and in it only files with names that a run writes are removed. A
+directory with any other file is left as it is. Links are not followed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _MAX_NIGHT: Final = 64 << 20
 
 
 class RunOutput:
-    """Where a run writes its files, and the run before it there."""
+    """The place in which a run writes its files, with the run that wrote there before it."""
 
     def __init__(
         self, store: str, *, out: str | None = None, folder: str | None = None, previous: str | None = None
     ) -> None:
-        """`out`: a directory that each run overwrites; or `folder`: one of nights. `previous`: a directory with the
-        files of an audit of the same store, whatever its name was then, to compare with; by default the last run there
-        of a store of that name. Raises JobError."""
+        """`out`: a directory that each run overwrites; or `folder`: a folder of nights. `previous`: a directory with
+        the files of an audit of the same store, whatever its name was then, to compare with; by default the last run in
+        `out` or `folder` of a store of this name. Raises JobError."""
         self._folder = local_path(folder) if folder is not None else None
         self._directory: int | None = None
         self.earlier: Earlier | None = None
@@ -79,7 +79,8 @@ class RunOutput:
             except OSError as error:
                 raise JobError(f"{self._folder}: cannot be written: {reason(error)}") from None
             if previous is None:
-                # In a directory in which runs wrote before it had nights, the last such run precedes the first night.
+                # If runs used the folder as their `out` before it had nights, the last such run precedes the first
+                # night.
                 self.earlier = _last_night(self._folder, store) or _last_run(self._folder, store)
         else:
             assert out is not None
@@ -197,8 +198,8 @@ def _read_night(directory: str) -> Night | None:
 
 
 def last_stores(cluster: str, *, out: str | None = None, folder: str | None = None) -> list[str]:
-    """Return the stores of a cluster in its last run, also those that could not be read; none if the last run is
-    unknown. `out`, `folder`: where it wrote, as for `RunOutput`."""
+    """Return the stores of a cluster in its last run, including those that could not be read; none if the last run is
+    unknown. `out`, `folder`: where that run wrote, as for `RunOutput`."""
     directory = folder if folder is not None else out
     if directory is None or not is_local(directory) or not os.path.isdir(local_path(directory)):
         return []
@@ -246,7 +247,7 @@ def _tidy(folder: str, keep: int | None, tonight: str) -> list[str]:
     stay, go, seen = list[Listed](), list[Listed](), Counter[str]()
     for listed in sorted(found, key=lambda listed: listed.name != tonight):
         store = listed.night.run.store
-        # Older nights have the path as it was given: where a relative one led is unknown.
+        # Older nights have the path as it was given; it is unknown where a relative one led.
         store = real_path(store) if os.path.isabs(store) else os.path.normpath(store)
         seen[store] += 1
         (stay if keep is None or seen[store] <= keep else go).append(listed)
@@ -265,7 +266,7 @@ def _tidy(folder: str, keep: int | None, tonight: str) -> list[str]:
             left.append(f"{path}: cannot be removed: {reason(error)}")
         else:
             if foreign is not None:
-                left.append(f"{path}: is left, for it has {foreign}, which is not of a night")
+                left.append(f"{path}: is kept, since it has {foreign}, which is not part of a night")
     return left
 
 
@@ -343,4 +344,4 @@ def _check_index(folder: str) -> None:
     except FileNotFoundError:
         return
     if GENERATOR.encode() not in head:
-        raise JobError(f"{folder}: has an {INDEX} that is not of nights; give a directory of their own")
+        raise JobError(f"{folder}: has an {INDEX} that was not written for nights; give a directory only for nights")

@@ -35,9 +35,9 @@ def write(
     history: str | None = None,
     index: str | None = None,
 ) -> list[str]:
-    """Write the files into a directory, which is made if missing; return the paths of those written here that are no
-    tables. `history`: the path of history.jsonl, if it is not in the directory: the caller then adds the run to it, by
-    `note`, once the run is whole. `index`: the address of a page of all reports. Raises JobError."""
+    """Write the files into a directory, which is made if missing; return the paths of the files written here that are
+    not tables. `history`: the path of history.jsonl, if it is not in the directory; the caller then adds the run to it
+    with `note`, once the run is whole. `index`: the address of a page of all reports. Raises JobError."""
     out = local_path(out)
     try:
         os.makedirs(os.path.join(out, "parquet"), exist_ok=True)
@@ -72,7 +72,8 @@ def note(run: RunFigures, history: str) -> None:
 
 
 def _with(run: RunFigures, history: str) -> tuple[list[RunFigures], list[RunFigures]]:
-    """Return the runs of the store of a run that history.jsonl is to have, the run last; and those of other stores."""
+    """Return the runs that history.jsonl is to have: those of the given run's store, the given run last; and those of
+    other stores."""
     before = read_history(history)
     # The limit holds for each store: several may share a history.
     mine = [each for each in (*before, run) if is_same(each.store, run.store)][-MAX_RUNS:]

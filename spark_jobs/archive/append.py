@@ -2,8 +2,8 @@
 Delta.
 
 Rows are those of `archive.rows`, with `store`, the store's name in the table, and `day`, the UTC day of store_time. The
-table itself records up to where it has a store (`Mark`), in the same commit as the rows: a run that is killed or
-repeated leaves no row out and none twice. Records that expired from the store stay in the table.
+table itself records up to where it has a store (`Mark`), in the same commit as the rows. So a run that is killed or
+repeated neither leaves a row out nor adds one twice. Records that expired from the store stay in the table.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ def append(
     """Append the records that a store got since the last run to a table.
 
     `name`: the store's name in the table, by default its URI or its absolute path without links, or the name that an
-    earlier version used. `adopt`: nothing is appended, and what the store has now counts as appended: for a store that
-    was compacted or restored since. `allow_gap`: go on if records expired before they were appended. Tasks as for
-    `compact.compact`. Raises JobError if the store is not the one that was appended under this name, was cut, or has
-    expired further than the table goes."""
+    earlier version used. `adopt`: nothing is appended, and all present records of the store count as appended: for a
+    store that was compacted or restored since. `allow_gap`: continue if records expired before they were appended.
+    Tasks as for `compact.compact`. Raises JobError if the store is not the one that was appended under this name, was
+    cut, or has lost records to expiry that the table does not have."""
     store = StoreFiles.open(store_path)
     refuse_unknown_queues(store)
     try:
@@ -187,7 +187,7 @@ def append(
         end = store.records_end(begin)
         result = AppendResult(store.path, name, begin, end, expired=expired)
         if adopt and mark is None:
-            raise JobError(f"{store.path}: the table has no store {name} that this one could go on with")
+            raise JobError(f"{store.path}: the table has no store {name} for this one to continue")
         if end > begin or adopt:
             with _tasks(table.directory, spark, workers) as tasks:
                 _append(store, table, result, mark, tasks, range_size, progress or (lambda done, total: None))
@@ -233,25 +233,26 @@ def _may_be(name: str, real: str) -> bool:
 
 
 def _begin(store: StoreFiles, name: str, mark: Mark | None, *, allow_gap: bool) -> tuple[int, int]:
-    """Return where to go on, and how many bytes expired before. Raises JobError."""
+    """Return the physical offset from which to continue, and how many bytes expired before it was reached. Raises
+    JobError."""
     first = store.segments[0].first_offset
     if mark is None:
         return first, 0
     advice = (
         "If it is another store, give it a name of its own (--store-name). If it is the same after a compaction or a "
-        "restore, and has nothing that is not in the table, say so once with --adopt"
+        "restore, and the table has all of its records, run once with --adopt"
     )
     if mark.end > store.written_end:
         raise JobError(
-            f"{store.path}: ends at physical offset {store.written_end}, and the table has {name} up to {mark.end}: "
+            f"{store.path}: ends at physical offset {store.written_end}, but the table has {name} up to {mark.end}: "
             f"it was cut or exchanged. {advice}"
         )
     tail = tail_of(store, mark.end)
     if tail is None:
         if not allow_gap:
             raise JobError(
-                f"{store.path}: the table has {name} up to physical offset {mark.end}, and the store begins at "
-                f"{first}: what was between has expired before it was appended. --allow-gap goes on behind that"
+                f"{store.path}: the table has {name} up to physical offset {mark.end}, but the store begins at "
+                f"{first}: what was between expired before it was appended. --allow-gap continues behind it"
             )
         return first, first - mark.end
     if tail != mark.tail:
@@ -263,9 +264,9 @@ def _begin(store: StoreFiles, name: str, mark: Mark | None, *, allow_gap: bool) 
 
 
 def _adopted_end(store: StoreFiles, mark: Mark | None) -> int:
-    """Return the physical offset up to which an adopted store counts as appended: its end. If it is the store that the
-    table has, and a running broker holds readers back before the table's end, return that end instead: rows in the
-    table must not be appended again."""
+    """Return the physical offset up to which an adopted store counts as appended: the store's end. But if it is the
+    store that the table has, and a running broker holds readers back before the table's end, return the table's end:
+    rows in the table must not be appended again."""
     end = store.records_end()
     if mark is not None and end < mark.end and is_known(store, mark.end, mark.tail):
         return mark.end
@@ -319,7 +320,7 @@ def _sum_up(
     result.files, result.damages = len(files), len(damages)
     tail = tail_of(store, result.end)
     if tail is None:
-        raise JobError(f"{store.path}: its files were removed while they were appended; nothing was. Try again")
+        raise JobError(f"{store.path}: its files were removed while they were read; nothing was appended. Try again")
     about = {
         "store": result.name,
         "path": store.path,

@@ -3,7 +3,7 @@
     <archive>/manifest.json            the contents: see `ArchiveManifest`
               messages/day=2026-11-21/topic=orders/part-00000.parquet ...    the records, see `archive.rows`: by the
                                        UTC day of their store time and by topic, one file a range of the commitlog
-              damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
+              damaged.parquet          stretches of the commitlog that are not records: where, why, their bytes
               consume_queue/part-00000.parquet ...     the units of the consume queues
               state.tar.zst            all other files of the store: config/, checkpoint, timers; see `archive.state`
 
@@ -11,7 +11,7 @@ All readers of Parquet can read the messages; pyarrow, Spark and DuckDB take the
 compressed with zstd.
 
 Restoring returns the store: every record with the same bytes at the same physical offset, the same consume queues, and
-the other files as they were, except index files, which are made anew. An archive made while a broker had the store open
+the other files as they were, except index files, which are rebuilt. An archive made while a broker had the store open
 has only the records, up to where they are durable, and cannot be restored.
 
 Each task needs memory for three times the size of a range (64 MiB).
@@ -81,7 +81,7 @@ class ArchiveManifest(msgspec.Struct):
 class ArchiveResult:
     """The result of archiving. Sizes in bytes: `size` of the records, `disk_before` of all files of a store on this
     machine, `disk_after` of the archive. `damaged`: number of damaged stretches, which are kept as they are; `missing`:
-    of stretches for which there is no file, or a file that was cut."""
+    number of stretches for which there is no file, or only a file that was cut."""
 
     records: int = 0
     size: int = 0
@@ -138,7 +138,7 @@ def archive(
 
 
 def _why_not_at_rest(store: StoreFiles) -> str | None:
-    """Return why a store's files may change, or may not fit each other; None if neither."""
+    """Return why a store's files may change, or may not fit together; None if they neither change nor disagree."""
     if not store.is_local:
         return "the store was read from another machine"
     if store.is_running:
@@ -278,10 +278,10 @@ def restore(
     if not manifest.is_restorable:
         raise JobError(
             f"{directory.path}: was made from another machine's store, while a broker had it open, or after a crash: "
-            "it has the records, not what else a store is"
+            "it has only the records, not the store's other files"
         )
     if is_local(archive_path) and f"{real_path(out_path)}/".startswith(f"{real_path(archive_path)}/"):
-        raise JobError(f"{out_path}: lies in the archive that is restored; give a path beside it")
+        raise JobError(f"{out_path}: lies in the archive that is restored; give a path outside it")
     place = NewDirectory(out_path)
     tasks = None
     try:

@@ -76,7 +76,7 @@ class DeltaTable:
         from deltalake.exceptions import DeltaError
 
         try:
-            # If two runs begin a table at once, one of them makes it.
+            # If two runs begin a table at the same time, one of them makes it.
             with self.directory.alone():
                 if not Library.is_deltatable(self._uri, self._options):
                     self._create()
@@ -139,8 +139,8 @@ class DeltaTable:
         self._table.update_incremental()
         if self._mark(name) != after:
             raise JobError(
-                f"{self.directory.path}: has the rows of version {self._table.version()}, and does not say so in its "
-                "transaction ids: restore the version before, and do not append with this version of deltalake"
+                f"{self.directory.path}: has the rows of version {self._table.version()}, but lacks its transaction "
+                "ids: restore the version before, and do not append with this version of deltalake"
             )
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:

@@ -74,7 +74,7 @@ class IcebergTable:
         """See `table.Table`."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        # If two runs begin a table at once, one of them makes it.
+        # If two runs begin a table at the same time, one of them makes it.
         with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
             catalog, identifier = self._open()
             try:
@@ -109,7 +109,7 @@ class IcebergTable:
 
         path = os.path.abspath(local_path(self._path))
         if os.listdir(path) and not os.path.exists(os.path.join(path, "catalog.db")):
-            raise JobError(f"{path}: has files, but is not such a warehouse; give another directory")
+            raise JobError(f"{path}: has files, but is not a warehouse of duemq's; give another directory")
         try:
             return SqlCatalog("duemq", uri=f"sqlite:///{path}/catalog.db", warehouse=f"file://{path}"), _IDENTIFIER
         except Exception as error:  # SQLite's, through a library
@@ -153,7 +153,7 @@ class IcebergTable:
                 self._table.refresh()
                 if self._mark(name) != before or not tries_left:
                     raise JobError(
-                        f"{self._path}: another run appended {name} meanwhile; nothing was appended by this one: "
+                        f"{self._path}: another run appended {name} meanwhile; this one appended nothing: "
                         f"{reason(error)}"
                     ) from None
             except Exception as error:  # each catalog has its own
@@ -161,7 +161,7 @@ class IcebergTable:
                     raise JobError(f"{self._path}: nothing was appended: {reason(error)}; run it again") from error
                 raise JobError(
                     f"{self._path}: the catalog did not say whether the rows are in the table: {reason(error)}; run it "
-                    "again, which goes on where the table is"
+                    "again, which continues from what the table has"
                 ) from error
 
     def _has_mark(self, name: str, mark: Mark | None) -> bool:

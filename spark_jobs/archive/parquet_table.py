@@ -4,10 +4,11 @@
                                     number of the commit, `range` the physical offsets that a task read
             _duemq/<name>/<run>.json    a commit: see `Commit`. The files that it names are in the table
             _duemq/<name>/begun         exists while a run appends, and after one that was killed
-            _duemq/<name>/lock          locked meanwhile, on this machine
+            _duemq/<name>/lock          locked while a run appends, on this machine
 
-A run writes its files, then its commit, as one file: its files are not in the table before that. The next run removes
-the files of a killed one, so that readers of the directories who do not know the commits then find each row once too.
+A run writes its files, and then its commit, which is one file: before that, its files are not part of the table. The
+next run removes the files of a killed one. After that, readers that look only at the directories, not at the commits,
+find each row once too.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ParquetTable:
         """See `table.Table`."""
         names = self.directory.names()  # in one listing: another run may be making the table
         if names and not any(name.startswith(f"{_NOTES}/") for name in names):
-            raise JobError(f"{self.directory.path}: has files, but is not such a table; give another directory")
+            raise JobError(f"{self.directory.path}: has files, but is not a table of duemq's; give another directory")
         self._hold(name)
         runs = self._runs(name)
         self._run = (runs[-1] if runs else 0) + 1
@@ -105,7 +106,9 @@ class ParquetTable:
         except msgspec.DecodeError as error:
             raise JobError(f"{self.directory.path}: {file}: {error}") from None
         if commit.version != VERSION:
-            raise JobError(f"{self.directory.path}: {file}: is of version {commit.version}; this program has {VERSION}")
+            raise JobError(
+                f"{self.directory.path}: {file}: is of version {commit.version}; this program reads version {VERSION}"
+            )
         return commit
 
     def _hold(self, name: str) -> None:
@@ -118,7 +121,7 @@ class ParquetTable:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise JobError(f"{self.directory.path}: another run appends {name}; wait for it") from None
+            raise JobError(f"{self.directory.path}: another run is appending {name}; wait for it to end") from None
         except OSError as error:
             raise JobError(f"{path}: {reason(error)}") from None
 

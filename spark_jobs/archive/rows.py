@@ -83,7 +83,7 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAME: Final = 255
 """Largest number of bytes in a name in a directory, by ext4, XFS and HDFS."""
 _HASH: Final = 16
-"""Hexadecimal digits of the hash that tells shortened names apart."""
+"""Hexadecimal digits of the hash that distinguishes shortened names."""
 PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,

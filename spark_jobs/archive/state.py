@@ -6,7 +6,7 @@ bsdtar and Python's tarfile read:
 
     extended header     GNU.sparse.major=1, .minor=0, .name: the member's, .realsize: of the file
     member              "<parts>\\n" and for each part "<offset>\\n<size>\\n", zeros up to a multiple of 512 bytes;
-                        then the bytes of the parts. A file that ends in a hole has an empty part at its end.
+                        then the bytes of the parts. A file that ends in a hole has an empty part at its end
 """
 
 from __future__ import annotations

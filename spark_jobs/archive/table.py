@@ -74,8 +74,8 @@ class Table(Protocol):
         """Add files and set the store's mark, atomically."""
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """After a failed run, remove the files that it wrote, unless they are in the table, or that is unknown.
-        `is_commit`: whether it was the commit that failed."""
+        """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
+        they are. `is_commit`: whether it was the commit that failed."""
 
     def close(self) -> None:
         """Release what `begin` acquired."""

@@ -1,12 +1,12 @@
-"""Whether records and the units of their consume queues agree: some fields that no checksum covers are stored in both.
+"""Checks that records and the units of their consume queues agree: both store some fields that no checksum covers.
 
-    of a record                        of its unit in consumequeue/<topic>/<queue id>/
-    topic, queue id, queue offset      where the unit lies
+    field of a record                  in its unit, in consumequeue/<topic>/<queue id>/
+    topic, queue id, queue offset      the place of the unit
     physical offset                    physical offset
     TAGS                               hash of the tags (of a waiting message the deliver time, which is not compared)
 
 If a record's unit lies elsewhere, one of the first three fields is wrong, or the queue is. A record without a unit is
-not reported: its queue's files may have expired, or its topic may have been deleted, and made again since.
+not reported: its queue's files may have expired, or its topic may have been deleted and created again since.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 _GAP: Final = 1024
-"""Gap in queue offsets up to which units that no record names are read too, rather than reading the queue once more."""
+"""Largest gap in queue offsets, in units, that is read along with the units around it, to save another read."""
 _MAX_SEARCHED: Final = 100
-"""Number of records that are looked for in the queues of all topics; more usually belong to a deleted topic."""
+"""Most records that are searched for in the queues of all topics. If there are more, they usually belong to a deleted
+topic."""
 _LEAST_HASH: Final = -(1 << 31)
 """The least hash: lower tags codes are addresses in RocketMQ's extended queues."""
 _DUE: Final = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
@@ -74,7 +75,7 @@ class Agreement:
             topic, queue_id, offset = names[codes[row]], int(records.queue_id[row]), int(records.queue_offset[row])
             place = self._place_of(int(records.physical_offset[row]), topic)
             if place is not None:
-                wrong[row] = f"says that it is {topic}/{queue_id}/{offset}, and the queue that lists it says {place}"
+                wrong[row] = f"says that it is {topic}/{queue_id}/{offset}, but the queue that lists it says {place}"
         return wrong
 
     def _listed(self, records: Records, codes: NDArray[np.int32], names: list[str]) -> tuple[Integers, Integers]:
@@ -127,7 +128,7 @@ class Agreement:
                 yield _File(file.topic, file.queue_id, file.first_unit, file.path, units, first, last)
 
     def _unit(self, path: str, at: int) -> tuple[int, int]:
-        """Return physical offset and size of a unit; zeros behind the end of the file."""
+        """Return the physical offset and the size in a unit; zeros behind the end of the file."""
         data = self._store.read(path, at * UNITS.itemsize, UNITS.itemsize)
         if len(data) < UNITS.itemsize:
             return 0, 0
@@ -136,7 +137,7 @@ class Agreement:
 
 
 def _other_tags(records: Records, rows: Integers, tags_codes: Integers) -> dict[int, str]:
-    """Return the records whose tags do not have the hash in their units, as reasons by index."""
+    """Return the records whose tags do not have the hash that their units state, as reasons by index."""
     told = records.take(rows).property_strings("TAGS").dictionary_encode()
     codes = np.array([properties.tags_code(tags) for tags in told.dictionary.to_pylist()] + [0], np.int64)
     of_record = codes[told.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)]

@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     Session = SparkSession | Callable[[], SparkSession]
-    """A session, or a function that returns one when it is needed."""
+    """A session, or a function that returns one, which is called only if Spark is needed."""
 
 DESTROYED: Final = "destroyed"
 MAX_LISTED: Final = 100
 """Number of offending messages in the summary; offenders.parquet has all."""
 PARTITION_BYTES: Final = 128 << 20
 RANGE_BYTES: Final = 64 << 20
-"""Bytes of the commitlog in a range. The next run reads the last range again, so ranges are short."""
+"""Bytes of the commitlog in a range. Ranges are short since the next run reads the last one again."""
 PERCENTILES: Final = (50, 90, 99, 99.9, 100)
 
 
 def warn(text: str) -> None:
-    """Pass a line of text to a caller in Python, as a warning."""
+    """Raise a line of text as a Python warning."""
     warnings.warn(text, stacklevel=2)
 
 
@@ -114,7 +114,7 @@ class Missing(msgspec.Struct):
 
 
 class Cluster(msgspec.Struct):
-    """The stores of a cluster's audit. Each is matched for itself; the figures are of all of them together."""
+    """The stores of a cluster's audit. Each is matched by itself; the figures are of all of them together."""
 
     stores: list[str]
     """All stores, in order, including the missing ones."""
@@ -141,9 +141,9 @@ class Summary(msgspec.Struct, kw_only=True):
     lost: int
     twice: int
     destroyed: int
-    """Messages that wait by the broker's files, but whose records cannot be read."""
+    """Messages that wait according to the broker's files, but whose records cannot be read."""
     unreachable: int
-    """Pending messages that the broker that had the store last will not find when it starts on it as it is."""
+    """Pending messages that a start on the store as it is will not find, by the broker that had the store last."""
     starts: list[StartOutcome]
     """What each broker would find; empty if one has the store open."""
     levels: dict[str, int]
@@ -155,7 +155,7 @@ class Summary(msgspec.Struct, kw_only=True):
     superfluous: int
     """Deliveries beyond the first of a message."""
     unclaimed: int
-    """Deliveries whose message is not in the log, though its place is."""
+    """Deliveries whose message is not in the log, although the log has the place where it would be."""
     expired: int
     """Deliveries whose message was in an expired part of the log."""
     lateness: Lateness
@@ -193,7 +193,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 class Audit:
-    """What was read of a store, and the outcome of its scheduled messages."""
+    """The data read from a store, and the outcome of its scheduled messages."""
 
     def __init__(
         self,
@@ -219,7 +219,8 @@ class Audit:
         except ValueError as error:
             raise JobError(f"the table of delay levels: {error}") from None
         if self.store.is_running:
-            # Whatever was delivered by then is in the commitlog if its end is looked up afterwards.
+            # The end of the commitlog is looked up after the progress, so that it has every delivery that the progress
+            # counts.
             self.store = StoreFiles.open(path, unflushed=True)
         folder = _folder(state, self.store, tell) if state is not None else None
         try:
@@ -293,7 +294,7 @@ def _folder(state: str, store: StoreFiles, tell: Callable[[str], None]) -> Folde
     try:
         return Folder.open(path)
     except BlockingIOError:
-        tell(f"{path}: another run is at work with it; this one reads everything, and keeps nothing")
+        tell(f"{path}: another run is using it; this one reads everything, and keeps nothing")
     except OSError as error:
         tell(f"{path}: nothing can be kept for the next run: {reason(error)}")
     return None
@@ -314,8 +315,8 @@ def audit(
 ) -> Summary:
     """Audit a store; write the files to the directory `out`. `key`: a private Ed25519 key in PEM, to sign with.
     `check_bodies`: also check the checksums of all records, and their units. `state`: a directory in which each run
-    keeps its results for the next one of the same store, which then reads only new records; `anew`: read everything all
-    the same, as `check_bodies` does. `tell`: called with a line if kept results cannot be used; a warning by default.
+    keeps its results for the next one of the same store, which then reads only new records; `anew`: read everything
+    anyway, as `check_bodies` does. `tell`: called with a line if kept results cannot be used; a warning by default.
     `made_ms`: the time of the audit in the summary, ms since the epoch; now by default. Raises JobError."""
     refuse_within(path, out, state)
     work = Audit(session, path, delay_levels=delay_levels, check_bodies=check_bodies, state=state, anew=anew, tell=tell)
@@ -514,7 +515,7 @@ def _told_of(store: StoreFiles, cases: NDArray[Any]) -> dict[str, pa.Array]:
     offsets, sizes = (cases[name][order].astype(np.int64) for name in ("physical_offset", "size"))
     found: dict[str, list[Any]] = {name: [None] * len(cases) for name in _TOLD}
     has_size = sizes > 0
-    # For a delivery without a message the size is unknown: each is read by itself.
+    # The size is unknown for a delivery without a message, so each of these is read by itself.
     all_records = chain(at_offsets(store, offsets[has_size], sizes[has_size]), records_at(store, offsets[~has_size]))
     for records in all_records:
         batch = tables.Batch(records)
@@ -552,7 +553,7 @@ def _private_key(pem: bytes) -> Any:
     except (ValueError, TypeError) as error:
         raise JobError(f"the key to sign with is not readable: {error}; openssl genpkey -algorithm ed25519") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise JobError("the key to sign with is no Ed25519 key: openssl genpkey -algorithm ed25519")
+        raise JobError("the key to sign with is not an Ed25519 key: openssl genpkey -algorithm ed25519")
     return key
 
 
@@ -565,10 +566,10 @@ def verify(text: bytes, public_key: bytes | None = None) -> Summary:
         raise JobError(f"this is not an audit.json: {error}") from None
     digest = hashlib.sha256(_text(summary)).digest()
     if digest.hex() != summary.digest:
-        raise JobError("the summary was changed after it was made: its digest is another")
+        raise JobError("the summary was changed after it was made: its digest differs")
     joined = "".join(part.sha256 for part in summary.inputs)
     if hashlib.sha256(joined.encode()).hexdigest() != summary.inputs_sha256:
-        raise JobError("the summary's inputs do not have the hash that it says")
+        raise JobError("the summary's inputs do not have the hash that it states")
     if public_key is not None:
         _check_signature(summary, digest, public_key)
     return summary
@@ -584,10 +585,10 @@ def _check_signature(summary: Summary, digest: bytes, public_key: bytes) -> None
     except ValueError as error:
         raise JobError(f"the public key is not readable: {error}") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise JobError("the public key is no Ed25519 key")
+        raise JobError("the public key is not an Ed25519 key")
     if not summary.signature:
         raise JobError("the summary is not signed")
     try:
         key.verify(bytes.fromhex(summary.signature), digest)
     except (InvalidSignature, ValueError):
-        raise JobError("the signature is not of this summary, or not by this key") from None
+        raise JobError("the signature is not for this summary, or not by this key") from None

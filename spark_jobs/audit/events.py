@@ -1,9 +1,9 @@
 """The events of waiting messages: the records of a range that schedule, deliver, continue or cancel, as arrays.
 
     scheduled   a message waits, for a delay level or in the wheel                                          WAITS
-    done        a message was delivered, cancelled, or waits on by this record in place of another          DONE
+    done        a message was delivered or cancelled, or now waits by this record in place of another       DONE
 
-A record that is done names its origin if duemq wrote it; RocketMQ's name none, and are matched by hashes:
+A record of the second kind names its origin if duemq wrote it. RocketMQ's records name none, and are matched by hashes:
 
     message   of real topic and unique key (without one: the body's checksum and size)
     key       of that, real queue, producer's time and retries: the same in a waiting message and in its delivery
@@ -66,10 +66,10 @@ DONE: Final = np.dtype(
         ("sent_again", "?"),
     ]
 )
-"""`origin`: physical offset of the record that waited, NO_ORIGIN where none is named. `slot`: for a delivery that names
-none the latest time, ms since the epoch, at which its message can have been scheduled. `sent_again`: it looks
-delivered, but cannot have waited, since its producer made it when it would already have been due: an application that
-forwards a received message also sends the properties of the delivery."""
+"""`origin`: physical offset of the record that waited, NO_ORIGIN if none is named. `slot`: for a delivery that names no
+origin, the latest time, ms since the epoch, at which its message can have been scheduled. `sent_again`: the record
+looks like a delivery, but cannot have waited, since its producer made it when it would already have been due. If an
+application forwards a received message, it also sends the properties of the delivery."""
 DELIVERED: Final = 1
 CANCELLED: Final = 2
 CONTINUED: Final = 3
@@ -87,8 +87,8 @@ class Events(NamedTuple):
 
 
 class RangeRead(NamedTuple):
-    """What was read of a range. `damages`: the first MAX_DAMAGES of `damaged`; `corruptions`: those of `corrupt`, which
-    is None if not checked."""
+    """The result of reading a range. `damages`: the first MAX_DAMAGES of the `damaged` stretches; `corruptions`: the
+    first of the `corrupt` records, whose number is None if that was not checked."""
 
     start: int
     end: int
@@ -104,8 +104,8 @@ class RangeRead(NamedTuple):
 
 
 class RangeEvents:
-    """The events of a range: iterate over them, then take `read`. An observer sees the records too. `check`: also look
-    for records with wrong checksums, or that disagree with their consume queues; their events count all the same."""
+    """The events of a range: iterate over them, then use `read`. An observer sees the records too. `check`: also look
+    for records with wrong checksums, or that disagree with their consume queues; their events count anyway."""
 
     def __init__(
         self,

@@ -113,9 +113,9 @@ class Figures:
     @classmethod
     def of(cls, cases: Rows, step_ms: int, begin: int, begin_ms: int = 0, compacted_to: int = 0) -> Figures:
         """Return the figures of CASE. `step_ms`: step of the curve over time. `begin`, `begin_ms`: where the log
-        begins, and the store time of its first record, 0 if unknown; a delivery whose message was before is no
-        offender. `compacted_to`: neither is one before this physical offset, where a compaction has removed its
-        message."""
+        begins, and the store time of its first record, 0 if unknown; a delivery whose message was stored before that is
+        not an offender. `compacted_to`: nor is a delivery before this physical offset, since a compaction has removed
+        its message."""
         self = cls()
         status = cases["status"]
         more = np.maximum(cases["deliveries"].astype(np.int64) - 1, 0)
@@ -123,7 +123,7 @@ class Figures:
         is_before = (cases["due_ms"] < begin_ms) | (cases["physical_offset"] < compacted_to)
         is_before = np.where(cases["origin"] >= 0, cases["origin"] < begin, is_before)
         is_expired = (status == UNCLAIMED) & is_before
-        # Expired ones are counted as a separate kind of unclaimed delivery, in the field that tells levels of other
+        # Expired ones are counted as a separate kind of unclaimed delivery, in the field that has the level in other
         # cases.
         second_key = np.where(status == UNCLAIMED, is_expired, is_level)
         ones = np.ones(len(cases), np.int64)

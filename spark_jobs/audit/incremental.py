@@ -2,15 +2,15 @@
 
 The commitlog only grows, so all of its ranges but the last are read once (`kept`). Their matched records are kept in
 two parts: closed groups, as figures and hashes of their messages; and open groups, which have a message without a
-delivery, as they are. A run
+delivery, as records. A run
 
     reads the ranges that are new                     -> WAITS and DONE
     adds the whole ones to the open groups            -> more closed groups; the result is kept
-    adds the last range, of which the next run will see more    -> the figures of now
+    adds the last range, which the next run will find longer    -> the present figures
 
-A closed group stays so unless a new record belongs to it: a second delivery, or the same message sent once more. If one
-does, and if the log lost its first files, progress went back or a curve has another step, everything is matched again
-from the kept ranges. The result does not depend on which way was taken.
+A closed group stays closed unless a new record belongs to it: a second delivery, or the same message sent once more. If
+that happens, or if the log lost its first files, the progress went back or a curve has another step, everything is
+matched again from the kept ranges. The result is the same either way.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class Kept:
             return None
 
     def _tell_not_kept(self, error: NotKept, what: str) -> None:
-        self._tell(f"what was kept in {self._folder.path} does not count: {error}; {what}")
+        self._tell(f"the results kept in {self._folder.path} are not used: {error}; {what}")
 
     def _trusted_of(self, before: KeptManifest) -> list[KeptRange]:
         begin = self._store.segments[0].first_offset
@@ -354,7 +354,7 @@ class Kept:
         return known
 
     def find(self, step_ms: int) -> StoreFindings:
-        """Return what `cases.find` finds in all ranges. `step_ms`: step of curves over time."""
+        """Return the result of `matching.find` over all ranges. `step_ms`: step of curves over time, ms."""
         begin, end = self._store.segments[0].first_offset, self._store.readable_end
         self._matching = Matching(
             begin,
@@ -410,8 +410,8 @@ class Kept:
         return _Ended(state, parts, figures, duplicates, is_new=bool(found))
 
     def _still_matched(self, complete: list[Range]) -> Matches | None:
-        """Return the kept matches if they are of the first of the ranges and would be the same now, and if the other
-        ranges are small; else None."""
+        """Return the kept matches if they cover the first of these ranges and would be the same now, and if the
+        remaining ranges are small; else None."""
         matches = self._before.matches if self._before is not None else None
         if matches is None or self._before is None:
             return None
@@ -429,8 +429,8 @@ class Kept:
         self, state: _State, found: list[RangeFound], tail: list[RangeFound], since: int
     ) -> tuple[Figures | None, int]:
         """Add whole ranges, from the physical offset `since` on, to the matched groups; return the figures including
-        the last range, and the duplicates. The figures are None if the last range has records of closed groups. Raises
-        _Touched if a whole range has some; NotKept."""
+        the last range, and the number of duplicates. The figures are None if the last range has records of closed
+        groups. Raises _Touched if a whole range has such records; NotKept."""
         matching, progress = self._matching, self._progress
         new, now = _Events.of(found), _Events.of(tail)
         end = int(tail[0].read["start"]) if tail else since
@@ -506,8 +506,8 @@ class Kept:
         return buckets
 
     def _stray(self, named: NDArray[Any], since: int) -> NDArray[Any]:
-        """Return the deliveries among events that name origins that are not open, in ranges from physical offset
-        `since` on. Raises _Touched if such an origin is in the log, and so closed; NotKept."""
+        """Return the deliveries among events whose named origins are not open, in ranges from physical offset `since`
+        on. Raises _Touched if such an origin is in the log, and so closed; NotKept."""
         before = named["origin"][(named["origin"] >= self._matching.begin) & (named["origin"] < since)]
         places = np.array([part.start for part in self.ranges], np.int64)
         numbers = np.searchsorted(places, before, "right") - 1
@@ -524,7 +524,7 @@ class Kept:
         deliveries: NDArray[Any] = named[named["what"] == DELIVERED]
         return deliveries
 
-    # --- matching anew
+    # --- matching everything again
 
     def _matched_anew(self, complete: list[Range], tail: list[RangeFound]) -> _Ended | None:
         """Match all whole ranges, reading those that are not kept; None if the result cannot be kept."""
@@ -597,7 +597,7 @@ class Kept:
                 try:
                     found = kept.decode_range(kept.read_file(path, part.file), part.read)
                 except (NotKept, ValueError, msgspec.DecodeError) as error:
-                    why = f"what was kept in {path} does not count: {error}; its range is read"
+                    why = f"the results kept in {path} are not used: {error}; their range is read"
                 else:
                     found.waits["passed"] = are_passed(found.waits, progress)
                     return found

@@ -1,15 +1,15 @@
 """The results that a run keeps for the next one, in a directory of their own.
 
-    <directory>/manifest        what there is, and of what: `KeptManifest`, with its checksum
+    <directory>/manifest        the kept files, and their origin: `KeptManifest`, with its checksum
                 range-XXXX      the contents of a range of the commitlog (`encode_range`)
                 open-XXXX       WAITS, DONE and CLOSED of groups in which a message has no delivery, of a bucket
                 matched-XXXX stray-XXXX keys-XXXX unique-XXXX    hashes, ascending
                 figures-XXXX ahead-XXXX usage-XXXX     of all closed groups, and of all whole ranges
-                .lock           held by the run at work
+                .lock           held while a run works
 
-All of it is derived from the store, and is always checked: each file has its size and checksum in the manifest; a range
-is used only while its file of the commitlog is unchanged (`trusted`); and another version of this code uses nothing of
-it.
+All files are derived from the store, and are always checked. The manifest has the size and the checksum of each file; a
+range is used only while its file of the commitlog is unchanged (`trusted`); and another version of this code uses none
+of them.
 
 A written file is not changed. The manifest is replaced once all others are on the disk, and files that it no longer
 names are removed after that: a run that is killed leaves the earlier results intact.
@@ -185,14 +185,14 @@ def write_file(directory: str, kind: str, data: bytes) -> Ref:
 
 
 def read_file(directory: str, ref: Ref) -> bytes:
-    """Return the contents of a file. Raises NotKept if they are not those that were written."""
+    """Return the contents of a file. Raises NotKept if they differ from what was written."""
     try:
         with open(os.path.join(directory, ref.name), "rb") as file:
             data = file.read(ref.size + 1)
     except OSError as error:
         raise NotKept(f"{ref.name} cannot be read: {error.strerror or error}") from None
     if len(data) != ref.size or zlib.crc32(data) != ref.crc:
-        raise NotKept(f"{ref.name} is not as it was written")
+        raise NotKept(f"{ref.name} differs from what was written")
     return data
 
 
@@ -205,7 +205,7 @@ class Folder:
 
     @classmethod
     def open(cls, path: str) -> Folder:
-        """Make the directory if it is missing, and hold it for this run. Raises OSError, BlockingIOError if another
+        """Make the directory if it is missing, and hold it for this run. Raises OSError, BlockingIOError if another run
         holds it."""
         os.makedirs(path, exist_ok=True)
         lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -221,7 +221,7 @@ class Folder:
         os.close(self._lock)
 
     def read(self) -> KeptManifest | None:
-        """Return the manifest; None if there is none. Raises NotKept if it is of another version, or not whole."""
+        """Return the manifest; None if there is none. Raises NotKept if it is from another version, or damaged."""
         try:
             with open(os.path.join(self.path, _MANIFEST), "rb") as file:
                 data = file.read()
@@ -231,14 +231,14 @@ class Folder:
             raise NotKept(f"cannot be read: {error.strerror or error}") from None
         head, text = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
         if head != _MAGIC + hashlib.sha256(text).digest():
-            raise NotKept("the manifest is not as it was written")
+            raise NotKept("the manifest differs from what was written")
         try:
             head_of = msgspec.msgpack.decode(text, type=_Head)
             if head_of.format != _FORMAT or head_of.rules != rules():
-                raise NotKept("it is of another version of duemq")
+                raise NotKept("they are from another version of duemq")
             return msgspec.msgpack.decode(text, type=KeptManifest)
         except msgspec.DecodeError:
-            raise NotKept("the manifest is not as it was written") from None
+            raise NotKept("the manifest differs from what was written") from None
 
     def write(self, manifest: KeptManifest) -> None:
         """Replace the manifest, and remove files that it does not name. Raises OSError."""
@@ -268,9 +268,10 @@ class _Head(msgspec.Struct):
 
 
 def encode_range(found: RangeFound) -> bytes:
-    """Return the contents of a range as bytes, without `read`. `passed` in its WAITS holds for this run only."""
+    """Return the contents of a range as bytes, without `read`. The field `passed` of its WAITS is not kept, since it
+    holds for this run only."""
     done = found.done.copy()
-    # Records that name their origin are matched by that only, except the key of one that continues another.
+    # Records that name their origin are matched only by it, except that a record that continues another needs its key.
     named = done["origin"] >= 0
     for name in ("message", "slot"):
         done[name][named] = 0
@@ -328,7 +329,7 @@ def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRang
 
 
 def _is_as_hashed(store: StoreFiles, read: Mapping[str, Any]) -> bool:
-    """Return whether all bytes of a range have their former SHA-256."""
+    """Return whether all bytes of a range still have the SHA-256 in `read`."""
     segment = store.segment_of(read["start"])
     if segment is None:
         return False
@@ -358,9 +359,9 @@ def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int)
 
 
 def trusted(store: StoreFiles, manifest: KeptManifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
-    """Return the kept ranges whose bytes in the commitlog are unchanged. A file with the same inode, size and times
-    proves that; for others, usually only the file that was the last one, all bytes of the range are read and compared
-    by hash."""
+    """Return the kept ranges whose bytes in the commitlog are unchanged. The same inode, size and times of the file
+    show that. If they differ, usually only for the file that was the last one, all bytes of the range are read and
+    compared by hash."""
     possible: list[tuple[KeptRange, bool]] = []
     for part in manifest.ranges:
         start, end = part.place
@@ -391,7 +392,7 @@ def runs_of(progress: Progress) -> dict[int, list[tuple[int, int]]]:
 
 
 def has_gone_on(old: Mapping[int, Iterable[tuple[int, int]]], progress: Progress) -> bool:
-    """Return whether a progress has passed everything that an older one had passed in the levels."""
+    """Return whether a progress in the levels has passed everything that an older progress had passed."""
     for level, parts in old.items():
         runs = [Run(start, cursor) for start, cursor in parts]
         now = progress.levels.get(level, [])

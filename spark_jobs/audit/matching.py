@@ -2,9 +2,9 @@
 
 Matching has two rounds, each over buckets that fit in memory, of arrays rather than rows. The first matches records
 that name their origin, by physical offset. Messages then still open are matched by what a waiting message has in common
-with its delivery (see `events`), the n-th delivery with the n-th message where several have the same key. So are
-messages closed by their origin that another broker delivered as well, since that broker's deliveries name no origin. A
-message that was rolled or given another time is one message: its last record.
+with its delivery (see `events`), the n-th delivery with the n-th message if several have the same key. Messages that
+were closed by origin also take part, since another broker may have delivered them as well, and its deliveries name no
+origin. A message that was rolled or given another time is one message, represented by its last record.
 
     status     delivered    once
                twice        more often than once
@@ -61,10 +61,10 @@ AHEAD: Final = np.dtype([("queue_offset", "<i8"), ("level", "<i2")])
 """A delivered message of a level that the broker's progress has not passed."""
 CLOSED: Final = np.dtype([*CASE.descr, ("message", "<i8"), ("key", "<i8"), ("again", "?")])
 """A case closed by a record that names its origin, with the last three fields of its WAITS, since more records may
-belong to it. Or, with the status GONE, no case, but a record that waited in place of another that it does not name,
-until a third one named it."""
+belong to it. A row with the status GONE is not a case, but a record that waited in place of another that it does not
+name, until a third record named it."""
 GONE: Final = -1
-"""The status of a record that is no case of its own, see CLOSED."""
+"""The status of a record that is not a case of its own, see CLOSED."""
 
 
 class StoreFindings(NamedTuple):
@@ -203,7 +203,8 @@ def find(
     found = StoreFindings(
         sorted(reads, key=lambda read: int(read["start"])),
         Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
-        # Each begins with the place of its range; in another order, ties between equally frequent values would differ.
+        # Each begins with the number of its range. They are sorted, since in another order ties between equally
+        # frequent values would be broken differently.
         [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
         sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
     )
@@ -303,7 +304,7 @@ class OriginMatches(NamedTuple):
     closed: NDArray[Any]
     """CLOSED: cases closed by records that name their origins."""
     stray: NDArray[Any]
-    """CASE of deliveries whose origin is not there."""
+    """CASE of deliveries whose origin is not in the log."""
     waits: NDArray[Any]
     """WAITS that are open."""
     done: NDArray[Any]
@@ -319,7 +320,7 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> OriginMatches:
     known = at < len(waits)
     known[known] = waits["offset"][at[known]] == named["origin"][known]
     mine, at = named[known].copy(), at[known]
-    # A message with a key that replaces another names it as if it continued it; but it is another message.
+    # A message that replaces another one by its timer key names it as if it continued it; but it is another message.
     mine["what"][(mine["what"] == CONTINUED) & (mine["key"] != waits["key"][at])] = WAS_CANCELLED
     counts = {what: np.bincount(at[mine["what"] == what], minlength=len(waits)) for what in (1, 2, 3)}
     deliveries = mine["what"] == WAS_DELIVERED
@@ -551,7 +552,7 @@ def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[
 
 
 def closed_figures(cases: NDArray[Any], matching: Matching) -> Figures:
-    """Return the figures of closed cases, except those for which the broker's progress must be asked each time
+    """Return the figures of closed cases, without those that depend on the broker's progress at each run
     (`ahead_of`)."""
     figures = matching.figures(cases)
     figures.again = figures.again[:0]
@@ -581,9 +582,9 @@ def _in_order(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _messages(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the records (CLOSED, by key) that count, one of each message. Among the records of a key as many are
-    messages as were not rolled, at least one (the first may have expired), and the last records stand for them.
-    Deliveries of the other records are added to the first record that counts."""
+    """Return the records (CLOSED, by key) that count, one for each message. A key has as many messages as it has
+    records that were not rolled, and at least one, since the first record may have expired. The last records stand for
+    these messages, and deliveries of the other records are added to the first record that counts."""
     if not rows["again"].any():
         return rows
     is_gone = rows["status"] == GONE

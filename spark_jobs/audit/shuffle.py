@@ -1,4 +1,4 @@
-"""How the parts of a matching are brought together: by Spark, or in this process if there are few.
+"""Brings the parts of a matching together: by Spark, or in this process if there are few.
 
 A shuffle takes three functions of Arrow data (`PART`): `scan` makes rows from the numbers of ranges; `by_origin` and
 `by_key` make new rows from all rows of a bucket. It returns kind and data of the rows of `by_key`, in any order.
@@ -85,7 +85,7 @@ class BySpark:
         return [(row.kind, bytes(row.data)) for row in ended]
 
     def sees(self, directory: str) -> bool:
-        """See `Shuffle`. Asks tasks started for it, which must be able to write to the directory."""
+        """See `Shuffle`. Starts tasks to find out, which must be able to write to the directory."""
         context = self._session.sparkContext
         if (context.master or "").startswith("local"):
             return os.path.isdir(directory)

@@ -1,19 +1,20 @@
-"""Whether a broker that starts on a store as it is finds the waiting messages.
+"""Finds out whether a broker that starts on a store as it is finds the waiting messages.
 
-Records say what waits; a broker goes by the files that it has derived from them. What each start repairs of those:
+Records say what waits, but a broker relies on the files that it has derived from them. At a start, brokers repair these
+files as follows:
 
-    4.9.7, 5.3.3   records behind all that the consume queues know, or after a kill behind the start of the last file
-                   whose first record is three seconds older than the checkpoint, get their units once more, except in
-                   queues that know later ones. From a queue's last three files they take the units before the first
-                   invalid one
-    5.3.3          without timercheck the timer topic's queue is put into the wheel once more, from its begin. Slots of
-                   the wheel are made again from the timer log's last two files
-    all            nothing, if a file of the commitlog has another size than the others: then they do not start. A
-                   last one of 0 bytes, which a kill leaves, is skipped, but not by 4.9.7. Nor does duemq start if a
-                   file between others is missing
-    duemq          all of its own files, unless the commitlog lacks a place that its checkpoint goes by: then it does
-                   not start; all of another broker's, if they do not fit together (`storage.durability.recovery`,
-                   `scheduler.timers.recovery`)
+    4.9.7, 5.3.3   Some records get their units again, except in queues that have later ones: all records behind the
+                   last one that the consume queues know; or after a kill, all records from the start of the last file
+                   whose first record is three seconds older than the checkpoint. From a queue's last three files these
+                   brokers use the units before the first invalid one
+    5.3.3          Without timercheck the timer topic's queue is put into the wheel again, from its beginning. Slots of
+                   the wheel are rebuilt from the timer log's last two files
+    all            They do not start if a file of the commitlog differs in size from the others. A last file of 0 bytes,
+                   which a kill leaves, is skipped, but not by 4.9.7. Nor does duemq start if a file between others is
+                   missing
+    duemq          It repairs all of its own files. But if the commitlog lacks a place that its checkpoint refers to, it
+                   does not start. It rebuilds all of another broker's files if they do not fit together
+                   (`storage.durability.recovery`, `scheduler.timers.recovery`)
 
 Apache's brokers end the commitlog at the first damaged stretch in its last three files.
 """
@@ -101,7 +102,7 @@ class _Queue(NamedTuple):
 def starts(store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> list[StartOutcome]:
     """Return what each broker would do. `damages`: stretches of the commitlog, as physical offset, bytes and reason.
     Raises OSError."""
-    if store.is_running:  # it has read its files, and works from memory
+    if store.is_running:  # the broker has read its files, and works from memory
         return []
     return [each.judge() for each in _Judges(store, figures, damages)]
 
@@ -165,7 +166,7 @@ class _Judges:
 
     @cached_property
     def dispatched_from(self) -> int:
-        """Records from this physical offset on get their units once more."""
+        """The physical offset from which on records get their units again."""
         return self.end_of_queues if self.store.is_clean else self._by_timestamp()
 
     @cached_property
@@ -236,7 +237,7 @@ class _Judge:
         expected = int(files[0][0]) if files else 0
         for name, found in files:
             if found != size:
-                why = f"commitlog/{name} has {found} bytes, and others have {size}"
+                why = f"commitlog/{name} has {found} bytes, but others have {size}"
                 return f"{why}: {self._broker} does not start. Put the whole file back"
             if self._broker == OURS and int(name) != expected:
                 return f"commitlog/{expected:020} is missing: duemq does not start. Put the file back"
@@ -244,7 +245,7 @@ class _Judge:
         return None
 
     def _refusal(self) -> str | None:
-        """Return why duemq does not start on its own store: the commitlog lacks a place that the checkpoint goes by
+        """Return why duemq does not start on its own store: the commitlog lacks a place that the checkpoint refers to
         (`MessageStore.need`). None if it starts."""
         store = self._store
         known = checkpoint.load(cast(Files, store), "checkpoint")
@@ -255,8 +256,8 @@ class _Judge:
                 base = position - position % store.segment_size
                 has = "has 0 bytes" if f"{base:020}" in store.names("commitlog") else "is missing"
                 return (
-                    f"commitlog/{base:020} {has}, and the checkpoint goes by {position}, which lies there: duemq "
-                    "does not start. Put the file back, or see what `duemq store repair --dry-run` says"
+                    f"commitlog/{base:020} {has}, but the checkpoint refers to position {position} in it: duemq does "
+                    "not start. Put the file back, or see what `duemq store repair --dry-run` says"
                 )
         return None
 
@@ -280,7 +281,7 @@ class _Judge:
         self._judge_offsets()
 
     def _not_in(self, waiting: _Waiting, topic: str, queue_id: int) -> _Waiting:
-        """Return the messages that have no unit in their queue, and will get none."""
+        """Return the messages that have no unit in their queue, and will not get one at a start."""
         known, queue = self._known, self._known.queue(topic, queue_id)
         lacks = waiting.where(~is_among(waiting.physical, queue.there) & (waiting.physical < known.cut_at))
         if not len(lacks.physical) or self._broker == OURS:
@@ -313,13 +314,14 @@ class _Judge:
             )
 
     def _judge_offsets(self) -> None:
-        """Count the messages of levels that are delivered again, since a level begins before them."""
+        """Count the messages of levels that are delivered again, since their level begins at an earlier offset."""
         if self._broker == OURS and self._wrote == OURS:
             return
         store = self._store
         is_there = any(store.read_whole(f"config/delayOffset.json{more}") is not None for more in ("", ".bak"))
         again = {int(level): int(count) for level, count in self._known.figures.again.tolist() if count}
-        if self._wrote == OURS and is_there:  # as of the last stop; those that overtook others are marked
+        # The file is exact as of duemq's last stop, and messages that were delivered before earlier ones are marked.
+        if self._wrote == OURS and is_there:
             return
         self._redelivered = sum(again.values())
         if not is_there and again:
@@ -355,7 +357,7 @@ class _Judge:
         if self._broker == OURS and self._makes_all_again([not_queued]):
             return
         if check is None:
-            why = "config/timercheck is missing: the timer topic is read from its begin, and what was delivered comes "
+            why = "config/timercheck is missing: the timer topic is read from its start, and what was delivered comes "
             self._reasons.append(f"{why}again")
             self._miss_timers(not_queued)
             return
@@ -367,7 +369,7 @@ class _Judge:
         offset = waits.enqueued_to(check, behind_last(store))
         queued = self._queued_from(offset)
         lost = timers.where(~is_among(timers.physical, joined([in_log, queued])))
-        # Messages to be enqueued that are dispatched once more get into the queue.
+        # Messages that are dispatched again get into the queue, and from there into the wheel.
         made_again = (lost.physical >= known.dispatched_from) & (lost.physical > known.queue(TIMER_TOPIC, 0).last)
         lost = lost.where(~made_again)
         if len(lost.physical):
@@ -379,7 +381,7 @@ class _Judge:
             rest = len(timers.physical) - len(lost.physical)
             if rest and not (timers.physical >= known.dispatched_from).all():
                 self._misses += rest
-                self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing of the wheel")
+                self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing from the wheel")
 
     def _miss_timers(self, lacks: _Waiting) -> None:
         if len(lacks.physical):
@@ -406,7 +408,7 @@ class _Judge:
         return joined(found), links, end
 
     def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
-        """Return which units the wheel's slot of their second leads to, directly or by a later unit."""
+        """Return which units can be reached from the wheel's slot of their second, directly or through later units."""
         try:
             data = self._store.read("timerwheel", 0, SLOTS * SLOT.itemsize)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Steps of curves over time: round ones, chosen by the span of the data.
 
-Counts by time are by second while the data spans half an hour at most, and by minute beyond that: a test of a minute
-has curves, and a year has no more rows than it has minutes. Counts made in parts (of a range, of a bucket) add up to
-the same however they were divided.
+Counts by time are by second while the data spans half an hour at most, and by minute beyond that. So a test of one
+minute has curves, and a year has no more rows than it has minutes. Counts made in parts (by range, by bucket) add up to
+the same total however the data was divided.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS_MS: Final = (
     *(n * _DAY for n in (1, 7, 28, 364)),
 )
 POINTS: Final = 720
-"""Most points of a line; more than one in two pixels cannot be told apart."""
+"""Most points of a line; points closer than two pixels could not be told apart."""
 BARS: Final = 240
 """Most bars of a chart: each is some pixels wide."""
 _BY_SECOND: Final = 30

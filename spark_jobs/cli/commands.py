@@ -58,12 +58,12 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.audit.audit import Summary
 
 P = ParamSpec("P")
-_GONE: Final = "the last run had this store, and it is not there now: if it was taken away for good, say --retired PATH"
+_GONE: Final = "the last run had this store, which no longer exists: if it was taken away for good, give --retired PATH"
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 _UNDECODABLE: Final = re.compile("[\udc80-\udcff]")
-"""Characters by which Python stands for bytes of a name that are none in its encoding."""
+"""Characters by which Python represents the bytes of a file name that cannot be decoded."""
 KEPT: Final = ".kept"
-"""Directory in a folder of nights with the results that its runs keep of the stores."""
+"""Name of the directory, in a folder of nights, with the results that its runs keep for the next one."""
 
 
 def _fail(text: str) -> NoReturn:
@@ -104,7 +104,7 @@ def _line_of(error: Exception) -> str | None:
     if isinstance(error, UnicodeEncodeError) and _UNDECODABLE.search(error.object):
         return (
             f"{error.object!a}: a name on this disk is not text in {error.encoding}: rename it, or set LC_ALL to a "
-            "locale in which it is, such as C.UTF-8"
+            "locale in which it is text, such as C.UTF-8"
         )
     found = summary_of(error)
     if found is None and isinstance(error, OSError) and not os.environ.get(TRACEBACK):
@@ -114,21 +114,21 @@ def _line_of(error: Exception) -> str | None:
 
 def spark_options(command: Callable[P, None]) -> Callable[P, None]:
     """Add the options of commands that start Spark."""
-    master = click.option("--master", metavar="URL", help="Where Spark runs; local[*], or what spark-submit says.")
-    memory = click.option("--memory", metavar="SIZE", help="Memory of Spark's driver, such as 2g; 1536m.")
-    conf = click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's; may be repeated.")
+    master = click.option("--master", metavar="URL", help="Where Spark runs; default: local[*], or spark-submit's.")
+    memory = click.option("--memory", metavar="SIZE", help="Memory of Spark's driver, such as 2g; default: 1536m.")
+    conf = click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's; repeatable.")
     return master(memory(conf(command)))
 
 
 def state_options(command: Callable[P, None]) -> Callable[P, None]:
     """Add the options of commands that continue from their last run."""
-    state = click.option("--state", metavar="DIR", help="Keep there what was read, and read only what came since.")
+    state = click.option("--state", metavar="DIR", help="Keep the results in DIR, and read only what is new since.")
     full = click.option("--full", is_flag=True, help="Read everything, and replace the kept results.")
     return state(full(command))
 
 
 levels_option = click.option(
-    "--delay-levels", metavar="TABLE", help="The broker's messageDelayLevel, where the store does not tell it."
+    "--delay-levels", metavar="TABLE", help="The broker's messageDelayLevel, if the store does not have it."
 )
 store_argument = click.argument("store", metavar="STORE")
 
@@ -180,18 +180,20 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
             "--hook", metavar="COMMAND", help="A shell command that gets the result as JSON on standard input."
         ),
         click.option(
-            "--fail-unclaimed", metavar="N", type=number, help="Exit code 3 with more stray deliveries than N."
+            "--fail-unclaimed", metavar="N", type=number, help="Exit code 3 if there are more than N stray deliveries."
         ),
         click.option(
-            "--fail-damaged", metavar="N", type=number, help="Exit code 3 with more damaged stretches than N."
+            "--fail-damaged", metavar="N", type=number, help="Exit code 3 if there are more than N damaged stretches."
         ),
-        click.option("--fail-twice", metavar="N", type=number, help="Exit code 3 with more doubled messages than N."),
+        click.option(
+            "--fail-twice", metavar="N", type=number, help="Exit code 3 if more than N messages were delivered twice."
+        ),
         click.option(
             "--fail-late",
             metavar="LIMIT",
             type=_LatenessLimit(),
             multiple=True,
-            help="Exit code 3 where the latest is later, such as 1s; or a percentile, p99=200ms. Repeatable.",
+            help="Exit code 3 if the latest delivery is later (1s), or a percentile is (p99=200ms). Repeatable.",
         ),
     ):
         decorated = option(decorated)
@@ -200,7 +202,7 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
-    """Tell a hook if a job cannot be done, or is interrupted."""
+    """Run the hook, if there is one, when the job in the block fails or is interrupted; the error is raised on."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -217,8 +219,8 @@ def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
 
 
 def _each(stores: list[str], work: Callable[[str], int]) -> list[int]:
-    """Do a job with each of some stores; return the exit codes. If it cannot be done with one of several, go on with
-    the others."""
+    """Do a job with each of some stores; return the exit codes. If it fails for one of several, continue with the
+    others."""
     codes = []
     for store in stores:
         try:
@@ -248,8 +250,8 @@ def _ending(
     comparison: Comparison | None = None,
     stores: Sequence[Mapping[str, str | None]] = (),
 ) -> int:
-    """Print what is over a limit, and tell the hook; return the exit code. `stores`: for a cluster, its stores as the
-    hook gets them."""
+    """Print which figures are over a limit, and run the hook; return the exit code. `stores`: for a cluster, its stores
+    as the hook gets them."""
     exceeded = limits.exceeded(summary, comparison)
     for line in exceeded:
         click.echo(f"over the limit: {line}", err=True)
@@ -310,8 +312,8 @@ def _session(
 
 
 def _check(store: str, *places: str | None) -> None:
-    """Check the paths of a store and of a job's output before Spark is started, which takes seconds. Raises
-    JobError."""
+    """Check the paths of a store and of a job's output. To be called before Spark is started, which takes seconds.
+    Raises JobError."""
     from duemq.spark_jobs.store.store_files import StoreFiles
 
     found = StoreFiles.open(store)
@@ -320,7 +322,8 @@ def _check(store: str, *places: str | None) -> None:
 
 
 def _shown_there(path: str, written: str | None, out: str | None) -> str:
-    """Return the path of a result as seen by a user who asked for `out`."""
+    """Return the path of a result to show to the user. `written`: the directory it was written to; `out`: the one the
+    user asked for, which may be a URI."""
     if out is None or written is None or is_local(out):
         return path
     return f"{shown(out).rstrip('/')}/{os.path.relpath(path, written)}"
@@ -341,7 +344,7 @@ def main() -> None:
     duemq spark sql STORE QUERY             any question, in SQL
 
     STORE is the directory that holds commitlog/, or its URI (hdfs://..., s3://...). A running broker's store can be
-    read as well, not compacted.
+    read, but not compacted.
     """
 
 
@@ -349,14 +352,14 @@ def main() -> None:
 @store_argument
 @click.option("--out", metavar="DIR", help="Where report.html, analysis.json, parquet/ ... go.")
 @click.option("--nights", metavar="DIR", help="Instead of --out: a folder of nights, with a page that lists them.")
-@click.option("--keep-nights", metavar="N", type=click.IntRange(min=1), help="Remove older nights than the last N.")
-@click.option("--previous", metavar="DIR", help="Compare with the run in DIR; by default with the last one there.")
+@click.option("--keep-nights", metavar="N", type=click.IntRange(min=1), help="Remove nights older than the last N.")
+@click.option("--previous", metavar="DIR", help="Compare with the run in DIR; default: the last one of this store.")
 @click.option("--retired", metavar="PATH", multiple=True, help="A store of the last run that was taken away for good.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages a second that a broker delivers.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages per second that a broker delivers.")
 @click.option(
-    "--sign-key", type=click.Path(exists=True, dir_okay=False), help="Private Ed25519 key (PEM) for the audit."
+    "--sign-key", type=click.Path(exists=True, dir_okay=False), help="Private Ed25519 key (PEM) to sign the audit with."
 )
-@click.option("--fail-worse", is_flag=True, help="Exit code 3 where more is wrong than in the run before.")
+@click.option("--fail-worse", is_flag=True, help="Exit code 3 if more is wrong than in the run before.")
 @click.option("--check-bodies", is_flag=True, help="Look for wrong bytes in all records as well.")
 @limit_options
 @state_options
@@ -384,12 +387,12 @@ def analyse(
     conf: tuple[str, ...],
 ) -> None:
     """Audit STORE, make all figures, and write them into DIR: report.html, analysis.json, parquet/, audit.json,
-    offenders.parquet. Runs into the same DIR, night after night, are compared, and add up to curves in the report. With
-    --nights each has a directory of its own in DIR, and DIR/index.html lists them.
+    offenders.parquet. Each run into the same DIR is compared with the one before, and the report has curves over the
+    runs. With --nights each run has a directory of its own in DIR, and DIR/index.html lists them.
 
     STORE may have wildcards (in quotes, for the shell): each store that matches is analysed, one after the other, and
-    all of them together, as a cluster. The report is of the cluster then, and links that of each store; limits are of
-    the whole. A store that cannot be read is named, and the others go on.
+    all of them together, as a cluster. The report is then of the cluster, with links to that of each store; limits
+    apply to the whole. A store that cannot be read is named, and the analysis continues with the others.
 
     \b
     duemq spark analyse ./data --nights reports --keep-nights 90
@@ -415,7 +418,7 @@ def analyse(
     before = last_stores(shown(store), out=out, folder=nights)
     there = [*map(shown, stores), *map(shown, retired)]
     gone = [one for one in before if not any(is_same(one, other) for other in there)]
-    # A cluster stays one, also where one store is left.
+    # A cluster stays one, even if only one store is left.
     is_cluster = len(stores) > 1 or len(before) > 0
     if is_cluster and previous is not None:
         raise click.UsageError("--previous is for one store; several are compared with their last runs there")
@@ -493,8 +496,8 @@ def _analyse_cluster(
     hook: str | None,
 ) -> int:
     """Analyse the stores that a pattern names, one after the other, and then all of them together; return the exit
-    code. If one cannot be analysed, go on with the others. `gone`: stores of the last run that the pattern does not
-    match any more; they count as those that cannot be read."""
+    code. If one cannot be analysed, continue with the others. `gone`: stores of the last run that the pattern no longer
+    matches; they count as stores that cannot be read."""
     from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join, missing_of, none_of
     from duemq.spark_jobs.analyse.comparison import Compared
     from duemq.spark_jobs.analyse.history import run_of
@@ -590,8 +593,8 @@ def audit(
     memory: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Tell what became of every scheduled message in STORE: delivered, cancelled, pending, lost or delivered twice.
-    Exit code 1 when one was lost or destroyed, or will not be found by the broker, or when records have wrong bytes."""
+    """Report what became of every scheduled message in STORE: delivered, cancelled, pending, lost or delivered twice.
+    Exit code 1 if one was lost or destroyed, or will not be found by the broker, or if records have wrong bytes."""
     _check_state(state, full=full)
     _settings(conf)
     with _told_to(hook, "audit", store):
@@ -629,12 +632,12 @@ def audit(
     sys.exit(_ending("audit", summary, limits, hook))
 
 
-@main.command(short_help="Check that an audit.json is as it was made, and by whom.")
+@main.command(short_help="Check that an audit.json is unchanged, and who signed it.")
 @click.argument("summary", type=click.Path(exists=True, dir_okay=False))
 @click.option("--public-key", type=click.Path(exists=True, dir_okay=False), help="Public Ed25519 key (PEM).")
 @one_line_errors
 def verify(summary: str, public_key: str | None) -> None:
-    """Check the digest of SUMMARY, an audit.json, and its signature where a public key is given."""
+    """Check the digest of SUMMARY, an audit.json, and its signature if a public key is given."""
     from duemq.spark_jobs.audit.audit import verify as check
 
     found = check(Path(summary).read_bytes(), Path(public_key).read_bytes() if public_key else None)
@@ -644,10 +647,10 @@ def verify(summary: str, public_key: str | None) -> None:
         click.echo(f"without {one.store}, which could not be read: {one.why}")
 
 
-@main.command(short_help="Which seconds ahead will be late, and by how much.")
+@main.command(short_help="Say which seconds ahead will be late, and by how much.")
 @store_argument
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages a second; by default as measured.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages per second; default: as measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print the forecast as JSON.")
 @levels_option
 @spark_options
 @one_line_errors
@@ -660,8 +663,8 @@ def forecast(
     memory: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """From what waits in STORE, and from how fast its broker delivered when it was busy: which seconds ahead will be
-    late."""
+    """Say which seconds ahead will be late, from the messages that wait in STORE and the rate at which its broker
+    delivered when it was busy."""
     _check(store)
     import msgspec
 
@@ -679,18 +682,18 @@ def forecast(
         print_forecast(found)
 
 
-@main.command(short_help="Make a new, smaller store without what nobody can read again.")
+@main.command(short_help="Make a new, smaller store, without what no one can read again.")
 @store_argument
 @click.argument("new", metavar="NEW")
 @click.option(
-    "--reserved-hours", type=click.FloatRange(min=0), help="Leave out messages older than that, as retention."
+    "--reserved-hours", type=click.FloatRange(min=0), help="Leave out messages older than this, as retention would."
 )
 @click.option(
     "--compact-topic", multiple=True, metavar="TOPIC", help="Keep the newest message of each key; repeatable."
 )
-@click.option("--holes", is_flag=True, help="Of such topics let messages go from the middle of queues too.")
-@click.option("--no-index", is_flag=True, help="Make no index files (queries by key find nothing then).")
-@click.option("--skip-damaged", is_flag=True, help="Leave out damaged stretches rather than refuse.")
+@click.option("--holes", is_flag=True, help="In these topics, drop messages from the middle of queues too.")
+@click.option("--no-index", is_flag=True, help="Make no index files (queries by key then find nothing).")
+@click.option("--skip-damaged", is_flag=True, help="Leave out damaged stretches instead of refusing.")
 @spark_options
 @one_line_errors
 def compact(
@@ -705,8 +708,9 @@ def compact(
     memory: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Write STORE to NEW without delivered copies in the schedule topics, ended transactions and whatever the options
-    name. STORE is only read; no broker may have it open. Brokers open NEW as they would STORE: queue offsets stay."""
+    """Write STORE to NEW without delivered copies in the schedule topics, ended transactions and what the options name.
+    STORE is only read; no broker may have it open. Brokers open NEW as they would STORE: queue offsets stay the
+    same."""
     local_path(new)
     _check(store, new)
     from duemq.spark_jobs.cli.progress_bar import bytes_done
@@ -731,14 +735,14 @@ def compact(
 @main.command(short_help="Write a store's records to Parquet, by day and topic, or append them to a table.")
 @store_argument
 @click.argument("directory", metavar="DIR")
-@click.option("--append", is_flag=True, help="Append what came since the last time to the table in DIR.")
+@click.option("--append", is_flag=True, help="Append the records since the last time to the table in DIR.")
 @click.option(
-    "--table-format", type=click.Choice(["parquet", "iceberg", "delta"]), help="Of the table; parquet by default."
+    "--table-format", type=click.Choice(["parquet", "iceberg", "delta"]), help="Format of the table; default: parquet."
 )
-@click.option("--store-name", metavar="NAME", help="What the column store of the table has; by default STORE.")
+@click.option("--store-name", metavar="NAME", help="The value of the table's column store; default: STORE.")
 @click.option("--catalog", metavar="NAME", help="A catalog of pyiceberg's; DIR is the name of a table in it.")
-@click.option("--allow-gap", is_flag=True, help="Go on where messages have expired before they were appended.")
-@click.option("--adopt", is_flag=True, help="Append nothing: what STORE has now, compacted, is in the table already.")
+@click.option("--allow-gap", is_flag=True, help="Continue if messages expired before they were appended.")
+@click.option("--adopt", is_flag=True, help="Append nothing: STORE was compacted, and the table has its records.")
 @spark_options
 @one_line_errors
 def archive(
@@ -754,11 +758,11 @@ def archive(
     memory: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Write the records of STORE to DIR as Parquet (zstd), partitioned by day (UTC) and topic: readable by anything,
-    and by `duemq spark restore`, which makes the store of it again, byte for byte.
+    """Write the records of STORE to DIR as Parquet (zstd), partitioned by day (UTC) and topic: readable by any tool,
+    and by `duemq spark restore`, which rebuilds the store from it, byte for byte.
 
-    With --append DIR is a table of several stores, in Parquet, Iceberg or Delta, and what came since the last time is
-    appended to it, each record once. STORE may have wildcards then (in quotes, for the shell).
+    With --append, DIR is a table of several stores, in Parquet, Iceberg or Delta. The records since the last time are
+    appended to it, each record once. STORE may then have wildcards (in quotes, for the shell).
     """
     if append:
         _append(
@@ -851,14 +855,14 @@ def _unknown_column(error: Exception, query: str) -> JobError | None:
     return JobError("; ".join([f"there is no column {column[1].replace('`', '')}", *there]))
 
 
-@main.command(short_help="Ask a store anything, in SQL.")
+@main.command(short_help="Query a store in SQL.")
 @store_argument
 @click.argument("query", metavar="QUERY")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
-@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows that are printed.")
-@click.option("--topic", "topics", multiple=True, help="Read only what is of this topic; repeatable.")
-@click.option("--since", type=TIME, help="Read only what was stored then or later (2030-01-31T08:30+02:00).")
-@click.option("--until", type=TIME, help="Read only what was stored before then.")
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Most rows to print.")
+@click.option("--topic", "topics", multiple=True, help="Read only records of this topic; repeatable.")
+@click.option("--since", type=TIME, help="Read only records stored then or later (2030-01-31T08:30+02:00).")
+@click.option("--until", type=TIME, help="Read only records stored before then.")
 @levels_option
 @spark_options
 @one_line_errors
@@ -876,8 +880,8 @@ def sql(
     conf: tuple[str, ...],
 ) -> None:
     """Run QUERY over the tables of STORE: messages, schedules, pending, consume_queue, timers, offsets, damaged. STORE
-    may have wildcards (in quotes, for the shell): all stores that match are asked as one, and the column `store` of
-    each table tells them apart.
+    may have wildcards (in quotes, for the shell): all stores that match are queried as one, and the column `store`
+    of each table tells them apart.
 
     \b
     duemq spark sql ./data "select topic, count(*), sum(size) from messages group by topic"
@@ -885,8 +889,8 @@ def sql(
     duemq spark sql ./data "select count(*) from messages" --topic orders --since 2030-01-31T08:00
     duemq spark sql '/data/*/store' "select store, count(*) from pending group by store"
 
-    The options spare reading what they leave out; the tables consume_queue (but for --topic), timers, offsets and
-    damaged stay whole.
+    Records that --topic, --since and --until leave out are not read. The tables consume_queue (except for --topic),
+    timers, offsets and damaged stay whole.
     """
     for path in each_once(expand(store), _say):
         _check(path)
@@ -932,7 +936,7 @@ def package(path: str) -> None:
     """
     root = Path(duemq.__file__).parent
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive_file:
-        # The whole package: the archive hides an installed duemq, also from a program that sends messages. In the
+        # The whole package: the archive hides an installed duemq, even from a program that only sends messages. In the
         # source tree some folders are links.
         for folder, folders, files in os.walk(root, followlinks=True):
             folders[:] = sorted(name for name in folders if name != "__pycache__")

@@ -40,7 +40,7 @@ def print_summary(summary: Summary) -> None:
             continue
         if start in again and not start.reasons:
             had = f", which had {start.store or 'the store'} last," if start.wrote_it else ""
-            click.echo(f"{start.broker}{had} delivers {start.again:,} of those delivered again when it starts")
+            click.echo(f"{start.broker}{had} will deliver {start.again:,} delivered messages again when it starts")
         elif start.reasons:
             found = f"{start.finds:,} of those pending" if start.misses else "all that are pending, but"
             had = f", which had {start.store or 'the store'} last," if start.wrote_it else ""
@@ -98,7 +98,7 @@ def print_forecast(found: Forecast, *, of_several: bool = False) -> None:
         )
     click.echo(f"{found.messages:,} wait; {'the brokers deliver' if of_several else 'the broker delivers'} {rate}")
     if not found.episodes:
-        click.echo("none of them will be late for want of speed")
+        click.echo("at this rate none of them will be late")
     for episode in sorted(found.episodes, key=lambda episode: -episode.worst_ms)[:10]:
         click.echo(
             f"late from {time_text(episode.start_ms)} to {time_text(episode.end_ms)}: {episode.messages:,} messages, "
@@ -115,7 +115,7 @@ def print_compacted(result: CompactResult) -> None:
     for reason, count in sorted(result.removed.items(), key=lambda item: -item[1]):
         click.echo(f"  {count:>12,} {reason}")
     if result.lost:
-        click.echo(f"  {result.lost:>12,} lost messages stay: `duemq store repair` on the new store lets them arrive")
+        click.echo(f"  {result.lost:>12,} lost messages stay: after `duemq store repair` of the new store they arrive")
 
 
 def print_archived(result: ArchiveResult) -> None:
@@ -127,9 +127,9 @@ def print_archived(result: ArchiveResult) -> None:
     if result.damaged:
         click.echo(f"{result.damaged:,} damaged stretches are kept as they are")
     if result.missing:
-        click.echo(f"{result.missing:,} stretches of the commitlog have no file any more, and are not in the archive")
+        click.echo(f"{result.missing:,} stretches of the commitlog no longer have a file, and are not in the archive")
     if result.why_not_restorable is not None:
-        click.echo(f"{result.why_not_restorable}: the archive can be read, not restored")
+        click.echo(f"{result.why_not_restorable}: the archive can be read, but not restored")
 
 
 def print_appended(result: AppendResult) -> None:
@@ -139,7 +139,9 @@ def print_appended(result: AppendResult) -> None:
         f"offsets {result.begin} to {result.end}"
     )
     if result.expired:
-        click.echo(f"  {size_text(result.expired)} before those offsets expired before a run could append them")
+        click.echo(
+            f"  {size_text(result.expired)} below those offsets are missing: they expired before a run appended them"
+        )
     if result.damages:
         click.echo(f"  {result.damages:,} damaged stretches among them are not in the table")
 

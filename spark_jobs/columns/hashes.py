@@ -1,4 +1,5 @@
-"""63-bit hashes of many values at once. The same value has the same hash in every process, however the input is cut."""
+"""63-bit hashes of many values in one call. The same value has the same hash in every process, however the input is
+divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many slices of one buffer as one Arrow string or binary column."""
+"""Makes one Arrow string or binary column from many slices of one buffer."""
 
 from __future__ import annotations
 

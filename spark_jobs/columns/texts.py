@@ -1,8 +1,8 @@
-"""The property texts of many records at once: name \\x01 value \\x02 name \\x01 value ... (see
+"""The property texts of many records as arrays: name \\x01 value \\x02 name \\x01 value ... (see
 `protocol.records.properties`).
 
 All separators are found in one pass; finding a property then compares names as arrays. As in RocketMQ, a part without
-\\x01, without a name or with an empty value is no property, and of two properties of one name the last counts.
+\\x01, without a name or with an empty value is not a property, and of two properties of one name the last counts.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Texts:
         return gather(self.data, at, size, missing=at < 0, kind=pa.string())
 
     def ints(self, name: str) -> tuple[Integers, Flags]:
-        """Return the values of a property that is a decimal number, and where there is one. A value that is no number,
-        or has more than 18 digits, counts as absent."""
+        """Return the values of a property that is a decimal number, and where there is one. A value that is not a
+        number, or has more than 18 digits, counts as absent."""
         at, size = self.find(name)
         present = (at >= 0) & (size > 0)
         values = np.zeros(self._count, np.int64)
@@ -196,7 +196,8 @@ class _Some(Texts):
         index = np.full(self._whole._count, -1, np.int64)
         index[self._which] = np.arange(self._count)
         mine = index[record]
-        # The properties come in the order of the whole; here they are sorted by the order in which records were taken.
+        # The properties come in the order of the original records; they are sorted by the order in which records were
+        # taken.
         order = np.argsort(mine, kind="stable")
         order = order[np.searchsorted(mine[order], 0) :]
         return name_at[order], name_end[order], value_end[order], mine[order]

@@ -1,18 +1,19 @@
 """Compacting: makes a new store from an old one, without records that will never be read again.
 
-    1. scan      the kind of each record                 a task a range      `compact.scan`
-    2. decide    which stay, by the store's books        a task a range      `compact.decide`, `compact.state`,
-                                                                             `compact.deleted`
-                 which the books are wrong about         a task a range      `compact.lost`; if there may be any
+    1. scan      the kind of each record                 a task per range    `compact.scan`
+    2. decide    which records stay, by the store's      a task per range    `compact.decide`, `compact.state`,
+                 books                                                       `compact.deleted`
+                 records that the books are wrong        a task per range    `compact.lost`; if there may be any
+                 about
     3. lay out   their new offsets                       from sums alone     `writers.layout`
-    4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
-                 timer files, checkpoint, config         queues, files       `timers`
-    5. finish    sync, and rename                        at once             `writers.new_directory`
+    4. write     commitlog; consume queues, index,       a task per range,   `writers.commitlog`, `queues`, `index`,
+                 timer files, checkpoint, config         queues, or file     `timers`
+    5. finish    sync, and rename                        in one step         `writers.new_directory`
 
 The old store is only read. Records keep their bytes except the physical offset and the origin; queues keep their queue
-offsets. `writers.queues` describes what brokers make of the units of removed records.
+offsets. `writers.queues` describes how brokers treat the units of removed records.
 
-The new commitlog begins at the second file's offset or later, never at 0: units that stand for no record can always
+The new commitlog begins at the second file's offset or later, never at 0. So units that stand for no record can always
 point before it, and offset 0 is free to mean "no record".
 
 Memory: arrays of delivered messages (8 bytes each), of messages waiting in the wheel (60 bytes each), of keys (41 bytes
@@ -95,7 +96,7 @@ class CompactOptions:
     index: bool = True
     """Whether to make index files."""
     skip_damaged: bool = False
-    """Whether to leave damage out of the new store, rather than refuse."""
+    """Whether to leave damaged stretches out of the new store, instead of refusing to compact."""
     range_size: int = RANGE_SIZE
     """Bytes of the commitlog for each task."""
     now_ms: int | None = None
@@ -116,8 +117,8 @@ class CompactResult:
     """Number of removed records, by reason (see `compact.decide`)."""
     removed_bytes: dict[str, int] = field(default_factory=dict)
     lost: int = 0
-    """Number of kept scheduled messages that the broker has passed, or no longer has in its files, though they were
-    neither delivered nor cancelled."""
+    """Number of scheduled messages that were kept although the broker has passed them, or no longer has them in its
+    files: they were neither delivered nor cancelled."""
     superseded_kept: int = 0
     """Number of messages with a newer one of the same key that had to stay (see `CompactOptions.holes`)."""
     damaged: int = 0
@@ -172,7 +173,7 @@ def open_at_rest(store_path: str) -> StoreFiles:
     """Return a store on this machine that no broker has open and that the last one left in order. Raises JobError."""
     store = StoreFiles.open(store_path)
     if not store.is_local:
-        raise JobError(f"{store_path}: stores are compacted and restored where brokers have them, on a local disk")
+        raise JobError(f"{store_path}: compact a store, and restore one, on a local disk of the broker's machine")
     if store.is_running:
         raise JobError(f"{store_path}: a broker has this store open; stop it first")
     if not store.is_clean:
@@ -204,9 +205,11 @@ class _Compaction:
         self._done = self._total = 0
         self._step_began = time.perf_counter()
         self._kept_done = np.empty(0, np.int64)
-        """Physical offsets of records that must stay though they are done, and of the records that say so."""
+        """Physical offsets of records that must stay although they are done, and of the records that say that they are
+        done."""
         self._delivered = self._deliveries = np.empty(0, np.int64)
-        """Physical offsets of delivered messages among them, and of their deliveries, which do not name them."""
+        """Physical offsets of the delivered messages in `_kept_done`, and of their deliveries, which do not name
+        them."""
         self._has_holes = False
         """Whether a kept message lies in a queue from whose middle others may be removed."""
 
@@ -282,8 +285,8 @@ class _Compaction:
         if (damages or gaps) and not self._options.skip_damaged:
             at, why = (damages[0].physical_offset, damages[0].reason) if damages else (gaps[0][0], gaps[0][2])
             raise JobError(
-                f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} places in all; what is "
-                "damaged would be left out: say so to go on without it"
+                f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} places in all; to "
+                "continue without what is damaged, give --skip-damaged (skip_damaged=True)"
             )
         self._result.damaged = len(damages) + len(gaps)
         return scanned
@@ -340,9 +343,9 @@ class _Compaction:
         return np.sort(np.concatenate([part.undelivered for part in found]))
 
     def _keep_anchors(self, books: StoreState, decided: list[Decided]) -> list[Decided]:
-        """Keep the last record of each queue of the schedule topic of which any record stays. For all records that must
-        stay though they are done, also keep the records that say so, which may be done themselves: a message may have
-        replaced another."""
+        """Keep the last record of each queue of the schedule topic that keeps any record. For all records that must
+        stay although they are done, also keep the records that say that they are done. The latter may be done
+        themselves, since a message may have replaced another."""
         scratch, starts = self._place.scratch, [part.start for part in self._ranges]
         anchors = [at for level, at in books.anchors.items() if any(found.levels.get(level) for found in decided)]
         self._keep(decided, starts, anchors)

@@ -60,7 +60,7 @@ class DecideTask(NamedTuple):
 class Decided(NamedTuple):
     """The decision on a range: number and bytes of records that stay; (records, bytes) to remove by reason; number of
     records that stay by queue of the schedule topic; and number of messages removed because the broker has passed them,
-    though no record names them as delivered: they may be lost (see `compact.lost`)."""
+    although no record names them as delivered. The last may be lost (see `compact.lost`)."""
 
     number: int
     kept: int
@@ -137,14 +137,14 @@ def join_done(scratch: str, numbers: range) -> None:
 
 def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_per_file: int, holes: bool) -> int:
     """Find the messages superseded by a newer one with the same key in the same queue, and save those that may be
-    removed. Return the number of those that must stay all the same.
+    removed. Return the number of those that must stay anyway.
 
     A message may be removed if everything before it in its queue is: the queue then begins later, as it does when files
     expire. With `holes` others may be removed too, except the last in each file of the queue, by which brokers
     determine the file's age.
     """
     rows = np.concatenate([np.empty(0, KEYED), *(np.asarray(load(scratch, f"{number}.keys")) for number in numbers)])
-    # Queues of a topic that was made again are not continuations of the earlier ones.
+    # Queues of a topic that was deleted and created again are not continuations of the earlier ones.
     rows = rows[~is_among(rows["physical_offset"], load(scratch, "deleted"))]
     if not len(rows):
         save(scratch, "superseded", np.empty(0, np.int64))
@@ -206,7 +206,7 @@ def keep_one(scratch: str, starts: list[int], physical: int) -> KeptAfterAll | N
 
 def done_by(scratch: str, numbers: range, physical: Integers) -> Integers:
     """Return the physical offsets of the records that say that the records at some physical offsets, ascending, are
-    done. Where one of the latter stays, these must stay too, since audits, and rebuilding the queues, go by the
+    done. If one of the latter stays, the record that says so must stay too, since audits and rebuilt queues rely on the
     records."""
     parts = [np.empty(0, np.int64)]
     for number in numbers:

@@ -1,10 +1,10 @@
-"""Which records belong to deleted topics: they stay in the commitlog until retention removes them. A topic that is made
-again under the same name counts its queue offsets from 0 again.
+"""Finds the records of deleted topics, which stay in the commitlog until retention removes them. A topic that is
+created again under the same name counts its queue offsets from 0 again.
 
 duemq notes which topics it deleted, and where the commitlog ended then (`queuecheck`). Apache's brokers note nothing,
-but the queues tell:
+but it can be seen from the queues:
 
-    a record lies before its queue's first one, and has no less queue offset     deleted, and made again since
+    a record lies before its queue's first one, and has no less queue offset     deleted, and created again since
     a topic has no queues, and is not in a whole topics.json                     deleted; `duemq store repair` has the
                                                                                  same rule
     a queue is missing of a topic that has others                                deleted, if another record of the topic
@@ -56,8 +56,8 @@ class First(NamedTuple):
 
 class Owners(NamedTuple):
     """The facts that show which records are of deleted topics. `removed`: by topic, the physical offset before which
-    they are; `firsts`: by queue that exists, None where none of its units stands for a record; `topics`: those that
-    have queues or are in topics.json, None if that is unknown."""
+    its records are of the deleted topic; `firsts`: the first unit of each existing queue, None if none of its units
+    stands for a record; `topics`: those that have queues or are in topics.json, None if that is unknown."""
 
     removed: dict[str, int]
     firsts: dict[tuple[str, int], First | None]
@@ -65,7 +65,7 @@ class Owners(NamedTuple):
 
 
 def owners_of(store: StoreFiles, checkpoint: Checkpoint) -> Owners:
-    """Return what a store at rest tells of deleted topics."""
+    """Return the facts about deleted topics in a store at rest."""
     firsts: dict[tuple[str, int], First | None] = {}
     for file in store.queue_files():
         key = file.topic, file.queue_id
@@ -79,7 +79,7 @@ def owners_of(store: StoreFiles, checkpoint: Checkpoint) -> Owners:
 
 
 def _removed(store: StoreFiles, checkpoint: Checkpoint) -> dict[str, int]:
-    """Return duemq's own note of deleted topics; it is void if another broker had the store since."""
+    """Return duemq's own note of deleted topics; empty if another broker had the store since, which makes it void."""
     if store.written_by != "duemq" or checkpoint.is_foreign or queue_check.NAME not in checkpoint.notes:
         return {}
     root = store.local_path
@@ -97,7 +97,7 @@ def _topics(store: StoreFiles, firsts: dict[tuple[str, int], First | None]) -> f
     if not firsts or not data:
         return None
     try:
-        # Its backup, of an earlier state, lacks topics made since.
+        # The backup of topics.json is of an earlier state, and lacks topics created since.
         table = decode_table(data, "config/topics.json").get("topicConfigTable")
     except BodyError:
         return None
@@ -146,7 +146,7 @@ def deleted(scratch: str, names: Sequence[Sequence[str]], owners: Owners) -> Int
         for rows, of_range in zip(parts, names, strict=True)
         for row in np.unique(rows["topic"][rows["is_deleted"]]).tolist()
     }
-    # All queues of a topic are deleted at once, so records before the first one of the new queues are older.
+    # All queues of a topic are deleted together, so records before the first one of the new queues are older.
     ends: dict[str, int] = {}
     for (topic, _), first in owners.firsts.items():
         if topic in were_deleted and first is not None:

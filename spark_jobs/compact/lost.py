@@ -1,13 +1,14 @@
-"""Between the steps of compacting: which messages are lost, although the broker's progress counts them as done.
+"""A step between those of compacting: finds the messages that are lost although the broker's progress counts them as
+done.
 
-The progress tells how far the broker came, not whether it delivered the messages that it passed. duemq's deliveries
-name their messages; for those that RocketMQ delivered, and for those that no broker did, the commitlog is read once
-more, and matched as in the audit (`cases`), except for records that are named. Only stores that have such messages are
-read: one that only duemq had has none, unless some were lost.
+The progress says how far the broker came, not whether it delivered the messages that it passed. duemq's deliveries name
+their messages. To find the messages that RocketMQ delivered, and those that no broker delivered, the commitlog is read
+once more and matched as in the audit (`audit.matching`), except for records that are named. That is only done for
+stores with such messages: a store that only duemq had has none, unless some were lost.
 
     read     a task a range     <n>.waits, <n>.done        WAITS and DONE, by bucket of `cases.bucket_of`
                                 <n>.again                  WAITS of records that are done, and waited in place of others
-                                                           that they do not name: these are done, too
+                                                           that they do not name: the others are done, too
                                 <n>.waits.at, ...          int64, where each bucket begins in them, and the last ends
     match    a task a bucket
 """
@@ -58,8 +59,8 @@ class MatchTask(NamedTuple):
 
 
 class MatchResult(NamedTuple):
-    """Physical offsets: of messages without a delivery that were not cancelled; and of delivered messages among those
-    asked for, with those of their first deliveries."""
+    """Physical offsets of messages that were neither delivered nor cancelled; and of the delivered messages among those
+    in `MatchTask.asked`, with the offsets of their first deliveries."""
 
     undelivered: Integers
     asked: Integers

@@ -9,8 +9,9 @@ One task for each range saves in the scratch directory:
                  offset
     <n>.keys     KEYED, of each message of a topic that keeps the newest of each key
     <n>.unowned  UNOWNED, of each message of a topic that was deleted, or may have been: see `compact.deleted`
-    <n>.delivered, <n>.withdrawn         int64, physical offsets of scheduled messages that these records say are done
-    <n>.delivered_by, <n>.withdrawn_by   int64, those of the records that say so, in the same order
+    <n>.delivered, <n>.withdrawn         int64, physical offsets of scheduled messages that records of this range name
+                                         as done
+    <n>.delivered_by, <n>.withdrawn_by   int64, physical offsets of the records that name them, in the same order
 
 That is 9 bytes for each record, and 16 more for scheduled ones.
 """
@@ -69,7 +70,7 @@ _KINDS: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP
 
 class ScanTask(NamedTuple):
     """A range to scan. `keyed_topics`: those that keep the newest message of each key; `cutoff_ms`: messages stored
-    before, ms since the epoch, have expired, 0 for none; `owners`: tells of deleted topics."""
+    before this time, ms since the epoch, have expired, 0 for none; `owners`: the facts about deleted topics."""
 
     store: StoreFiles
     part: Range

@@ -1,5 +1,5 @@
-"""The report of an analysis: one self-contained HTML page, which needs neither network nor other files. And the page of
-all nights, which links the reports in its folder.
+"""Two kinds of HTML page: the report of an analysis, which is self-contained and needs neither a network nor other
+files; and the page of all nights, which links the reports in its folder.
 
     page       `render`, `render_index`: the templates, filled in
     plots      the series that the page's script draws
@@ -7,13 +7,13 @@ all nights, which links the reports in its folder.
     formats    numbers, times and names as people read them
     static/    the templates, their style sheet and script, and uPlot
 
-Plots are drawn by uPlot (MIT, 50 KB in the page, on a canvas). The alternative was SVG pictures by matplotlib: a curve
-of 1,500 points is five times the size of its numbers as a path, has no values to point at, no zoom, and looks the same
-on a phone as on a wall. The numbers are in the page anyway, for the tables behind the plots. The heat maps are grids of
-HTML, and comparisons of names are bars in a table: these need no library.
+Plots are drawn by uPlot (MIT, 50 KB in the page, on a canvas). The alternative was SVG pictures by matplotlib. As a
+path, a curve of 1,500 points is five times the size of its numbers; it has no values to point at and no zoom, and does
+not adapt to the size of the screen. The numbers are in the page anyway, for the tables behind the plots. The heat maps
+are grids of HTML, and comparisons of names are bars in a table: these need no library.
 
-Text from the store is whatever producers sent. The template escapes all of it, the numbers for the script are JSON
-without a `<`, and a policy in the page (CSP) allows only the page's own scripts to run, and nothing to be loaded.
+Text from the store may be anything that a producer sent. The template escapes all of it, the numbers for the script are
+JSON without a `<`, and a policy in the page (CSP) allows only the page's own scripts to run, and nothing to be loaded.
 """
 
 from duemq.spark_jobs.report.page import GENERATOR, render, render_index

@@ -10,7 +10,7 @@ from typing import Final
 MAX_NAME: Final = 90
 """Characters of a name that are shown; longer names lose their middle."""
 MAX_ID: Final = 18
-"""Characters of an id that are shown; of a longer one its ends are."""
+"""Characters of an id that are shown; of a longer id, only its two ends are."""
 _ID_HEAD, _ID_TAIL = 6, 8
 MAX_COPIED: Final = 512
 """Longest id that can be copied, in characters."""
@@ -23,7 +23,8 @@ _LONG: Final = (
     ("d", "h", 3_600_000, 24, 24_000),
     ("y", "d", 86_400_000, 365, math.inf),
 )
-"""Unit, the smaller one, ms of that, how many of it make the unit, and below how many of it this unit is used."""
+"""For each unit: its name, the next smaller unit, ms in the smaller one, how many of the smaller one make the unit, and
+below how many of the smaller one this unit is used."""
 _SPELLED: Final = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
 """Characters that are invisible, or change how others look: written as escapes."""
 
@@ -116,7 +117,8 @@ def short(text: str | None) -> str:
 
 
 def copied(text: str) -> str | None:
-    """Return an id for copying, unchanged; None if it is too long for one, or has characters that no page can hold."""
+    """Return an id for copying, unchanged; None if it is too long for an id, or has characters that no page can
+    hold."""
     if len(text) > MAX_COPIED or any(unicodedata.category(char) in {"Cc", "Cs"} for char in text):
         return None
     return text

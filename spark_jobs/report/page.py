@@ -27,7 +27,7 @@ OPEN: Final = 10
 MOST: Final = 100
 """Rows of a table including folded ones; the Parquet files have all."""
 GENERATOR: Final = "duemq spark analyse --nights"
-"""The generator that a page of nights names, by which it is recognised."""
+"""The generator named in a page of nights, by which such a page is recognised."""
 _SCRIPTS: Final = ("uPlot.iife.min.js", "page.js")
 
 
@@ -87,8 +87,8 @@ def _newest(nights: Sequence[Listed]) -> list[Listed]:
 
 
 def _by_severity(found: Iterable[T], mood: Callable[[T], str | None], store: Callable[[T], str]) -> list[T]:
-    """Return the worst first: those that could not be read, which have no mood, before the bad ones; equal ones in the
-    order of their stores."""
+    """Return the items, the worst first: those that could not be read, which have no mood, before the bad ones; equal
+    ones in the order of their stores."""
     moods = (None, BAD, WARN, GOOD)
     return sorted(found, key=lambda one: (moods.index(mood(one)), store(one)))
 

@@ -75,7 +75,7 @@ def _arc(hours: list[int]) -> list[int]:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON that may stand in a script element: no `<`, so that nothing in it ends the element or begins a
+    """Return JSON that is safe in a script element: it has no `<`, so that nothing in it ends the element or begins a
     comment."""
     text = msgspec.json.encode(value).decode()
     for char in "<>&\u2028\u2029":
@@ -84,7 +84,8 @@ def as_json(value: Any) -> str:
 
 
 def _drawable(rows: Iterable[T], time: Callable[[T], int]) -> list[T]:
-    """Return the rows whose time a calendar has: the others are in the tables, and no axis could show both."""
+    """Return the rows whose time is one that a calendar has. The others are only in the tables, since no axis could
+    show both."""
     return [row for row in rows if 0 <= time(row) <= formats.MAX_TIME_MS]
 
 
@@ -171,8 +172,8 @@ def _due_plot(points: list[Ahead], step: int) -> Plot | None:
 
 
 def _focus(x: list[int], columns: list[list[int]], step: int) -> int | None:
-    """Return where a plot ends that leaves out the last 1 % of messages, if that makes it much shorter, else None: one
-    message due in a month would otherwise squeeze all others into a single line."""
+    """Return the end of the plot, if leaving out the last 1 % of messages makes it much shorter, else None. Otherwise
+    one message due in a month would squeeze all others into a single line."""
     sums = list(accumulate(map(sum, zip(*columns, strict=True))))
     end = next(time for time, total in zip(x, sums, strict=True) if total * 100 >= sums[-1] * 99) + step
     return end if (end - x[0]) * 4 < x[-1] + step - x[0] else None

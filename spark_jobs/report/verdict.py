@@ -20,7 +20,7 @@ GOOD: Final = "good"
 WARN: Final = "warn"
 BAD: Final = "bad"
 _ASKED: Final = 5
-"""Most messages that a command asks for: few enough to be read."""
+"""Most messages that a suggested command queries: few enough to be read by people."""
 _DAMAGES: Final = "store, physical_offset, size, reason, path"
 
 
@@ -41,7 +41,7 @@ class AuditVerdict(NamedTuple):
 
 
 def verdict_of(summary: Summary, new: Sequence[Offender] = ()) -> AuditVerdict:
-    """Return the verdict of an audit. `new`: offenders that the run before did not have; the commands ask for these
+    """Return the verdict of an audit. `new`: offenders that the run before did not have; the commands query these
     first."""
     mood, headline = _headline(summary)
     return AuditVerdict(mood, headline, [*_troubles(summary), *_facts(summary)], _steps(summary, new))
@@ -113,8 +113,8 @@ def _found(summary: Summary) -> tuple[str, str]:
 
 
 def coming_again(starts: Sequence[StartOutcome]) -> list[StartOutcome]:
-    """Return for each store the start that delivers delivered messages again: that of the broker that had it last, else
-    duemq's."""
+    """Return, for each store, the outcome of the start that delivers messages again: the start of the broker that had
+    the store last, else duemq's."""
     found: dict[str | None, StartOutcome] = {}
     for start in starts:
         if start.again and (start.wrote_it or (start.broker == OURS and start.store not in found)):
@@ -159,7 +159,7 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     store = shlex.quote(summary.store)
     offenders = [*new, *summary.offenders]
     found = [
-        Step(f"Of {name(one.store)} nothing is known: {whole(one.why)}. See that it can be read, and run this again.")
+        Step(f"{name(one.store)} could not be audited: {whole(one.why)}. Make it readable, and run this again.")
         for one in summary.missing
     ]
     if summary.lost:
@@ -173,15 +173,15 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     if summary.destroyed:
         found.append(
             Step(
-                "Of what was destroyed the store has no body any more: take the messages from a slave, a backup or an "
-                "archive of this broker, or ask their producers. offenders.parquet has their times and offsets."
+                "The store no longer has the bodies of what was destroyed: take the messages from a slave, a backup or "
+                "an archive of this broker, or ask their producers. offenders.parquet has their times and offsets."
             )
         )
     if summary.unreachable:
         found += [
             Step(
-                "With the broker stopped, rebuild the files from the commitlog. What is wrong with them, "
-                "without a byte written (leave --dry-run out to repair them):",
+                "With the broker stopped, rebuild the files from the commitlog. This shows what is wrong with them and "
+                "writes nothing (leave --dry-run out to repair them):",
                 f"duemq store repair {shlex.quote(start.store or summary.store)} --dry-run",
             )
             for start in summary.starts
@@ -200,7 +200,7 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     if summary.corrupt:
         found.append(
             Step(
-                "audit.json tells where the wrong bytes are (corruptions). Take these messages from a slave, a backup "
+                "audit.json says where the wrong bytes are (corruptions). Take these messages from a slave, a backup "
                 "or an archive of this broker, or ask their producers."
             )
         )
@@ -214,15 +214,15 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     if summary.twice:
         found.append(
             Step(
-                "Find out whether the consumers of these topics can take a message twice without harm: they have had "
-                "both deliveries.",
+                "Find out whether the consumers of these topics can receive a message twice without harm: they have "
+                "had both deliveries.",
                 _query_of(offenders, "twice", store),
             )
         )
     if summary.overdue:
         found.append(
             Step(
-                "See whether the broker has caught up: there must be fewer of these by now.",
+                "See whether the broker has caught up: there should be fewer of these by now.",
                 f'duemq spark sql {store} "select real_topic, count(*) from pending '
                 f'where due_ms < {summary.made_ms} group by real_topic"',
             )
@@ -235,7 +235,7 @@ def _query_of(offenders: Sequence[Offender], what: str, store: str) -> str | Non
     mine = [one for one in offenders if one.what == what]
     if not mine:
         return None
-    # For a cluster only those of one store: elsewhere other records have these offsets.
+    # For a cluster only those of one store: in another store the same offsets belong to other records.
     offsets = list(dict.fromkeys(str(one.physical_offset) for one in mine if one.store == mine[0].store))[:_ASKED]
     store = shlex.quote(mine[0].store) if mine[0].store is not None else store
     query = f"select real_topic, unique_key, keys, body from messages where physical_offset in ({', '.join(offsets)})"
@@ -260,7 +260,8 @@ def _troubles(summary: Summary) -> list[str]:
         found.append(f"Beyond each message's first delivery there were {_deliveries(summary.superfluous)} more.")
     if summary.unclaimed and (summary.lost or summary.twice or summary.damaged):
         found.append(
-            f"{_deliveries(summary.unclaimed)} belong to messages that are not in the log, though their place is."
+            f"{_deliveries(summary.unclaimed)} belong to messages that are not in the log, although the log has their "
+            "places."
         )
     if summary.damaged:
         total = sum(damage[1] for damage in summary.damages)
@@ -300,5 +301,5 @@ def _facts(summary: Summary) -> list[str]:
         found.append(f"{number} belong to messages whose commitlog file has expired, as files do.")
     if summary.is_running:
         stores = "a store" if summary.stores else "the store"
-        found.append(f"A broker had {stores} open: what it stored after the files were read is not in here.")
+        found.append(f"A broker had {stores} open: what it stored after the files were read is not included.")
     return found

@@ -1,4 +1,4 @@
-"""Which records a reader of a store returns, as its options say: by topic, store time, physical offset and queue
+"""The records that a reader of a store returns, as its options say: by topic, store time, physical offset and queue
 offset.
 
 They are options because Spark 4.1 to 4.3 keep one Python reader for a DataFrame, a view, and everything derived from
@@ -46,9 +46,9 @@ class Filters:
     store_ms: tuple[int, int] = ALL
     physical_offset: tuple[int, int] = ALL
     queues: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
-    """Spans by topic and queue id; of a queue that is not named all is read."""
+    """Spans by topic and queue id; a queue that is not named is read as a whole."""
     until: int = ALL[1]
-    """Physical offset from which on `store_ms` and `queues` leave nothing out."""
+    """The physical offset from which on `store_ms` and `queues` no longer apply."""
 
     def keep(self, records: Records) -> Records:
         """Return the records within all spans; `topics` is not checked here."""

@@ -153,8 +153,8 @@ class StoreQueues:
         return Bounds(first, end)
 
     def behind(self, topic: str, queue: int, offset: int) -> int:
-        """Return a physical offset: records of a queue from a queue offset on lie there or behind, and earlier ones lie
-        before it, even if the topic was deleted and made again."""
+        """Return a physical offset that divides the records of a queue at a queue offset: those from the queue offset
+        on lie there or behind, and earlier ones before it, even if the topic was deleted and created again."""
         for file in reversed(self._files[topic][queue]):
             if file.first_unit < offset:
                 units = self._store.units(file)[: offset - file.first_unit]
@@ -250,7 +250,7 @@ def _checked(
             raise JobError(f"{option} names {topic}, which the option topics does not")
         for topic in sorted(topics - set(found)):
             if topic in queues:
-                raise JobError(f"{option} says nothing of {topic}, which the option topics names")
+                raise JobError(f"{option} does not name {topic}, which the option topics names")
     result: Queues = {}
     for topic, named in found.items():
         if topic not in queues:
@@ -263,7 +263,7 @@ def _checked(
                 raise JobError(f"{option} names queue {queue} of {topic}, which has {_listed(there)}")
         missing = {queue: None for queue, files in there.items() if files and queue not in named}
         if missing:
-            raise JobError(f"{option} says nothing of {_listed(missing)} of {topic}; -2 is the earliest, -1 the latest")
+            raise JobError(f"{option} does not name {_listed(missing)} of {topic}; -2 is the earliest, -1 the latest")
         result[topic] = named
     return result
 
@@ -279,7 +279,7 @@ def _within(
     first, end = queues.bounds(topic, queue)
     nearest = min(max(offset, first), end)
     if nearest != offset and is_strict:
-        why = f"begins at {first}: what was before has expired" if offset < first else f"ends at {end}"
+        why = f"begins at {first}: what was before that has expired" if offset < first else f"ends at {end}"
         raise JobError(
             f"{store.path}: {option} says {offset} for queue {queue} of {topic}, which {why}; "
             f"failOnDataLoss=false takes {nearest}"

@@ -35,8 +35,8 @@ def load(
 
     `table`: messages, schedules, pending, consume_queue, timers, offsets or damaged. `columns`: by default all but
     those meant for jobs. `since`, `until`: records stored at or after `since` and before `until`; ms since the epoch,
-    or a datetime, which without a zone is in this machine's. `delay_levels`: the broker's messageDelayLevel, where the
-    store does not tell it. `options`: others of the data source, see `spark_jobs.source.source`, such as checkCrc=True.
+    or a datetime, which without a zone is in this machine's. `delay_levels`: the broker's messageDelayLevel, if the
+    store does not have it. `options`: others of the data source, see `spark_jobs.source.source`, such as checkCrc=True.
 
     The table is as the store was at the first query of it. Raises JobError; PySparkException for errors that only Spark
     finds.

@@ -25,12 +25,13 @@
                                   Trigger.AvailableNow after one micro-batch, and so with either limit before the end
     failOnDataLoss   true         streams stop if files expired before they were read, and if the store is not the
                                   one of the checkpoint; offsets that a queue does not have are refused. With false
-                                  they go on with what there is
+                                  they continue with what there is
 
 The starting* options hold for a new stream; a restart from its checkpoint ignores them.
 
 Ranges of the commitlog that cannot match topics, timestamps and offsets are not read. Conditions of a query (`where`)
-save no reading: Spark applies them to the rows that the options leave; `spark_jobs.source.filters` explains why.
+do not reduce what is read: Spark applies them to the rows that the options leave. `spark_jobs.source.filters` explains
+why.
 Register with `spark_jobs.source.source.register(spark)`.
 """
 
@@ -287,7 +288,7 @@ class RocketmqSource(DataSource):
             raise JobError(f"the table {options.table} cannot be read as a stream; messages and schedules can")
         for name in _OPTIONS:
             if name.startswith("ending") and name in self.options:
-                raise JobError(f"a stream has no option {name}: it goes on until it is stopped")
+                raise JobError(f"a stream has no option {name}: it continues until it is stopped")
         _check_schema(options.table, schema)
         return StoreStreamReader(options, schema)
 
@@ -486,7 +487,7 @@ def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topic
     files = store.queue_files()
     mine = [file for file in files if file.topic in topics]
     if {file.topic for file in mine} != topics:
-        return ranges  # Deleted with its queues, or never there: only the records can tell.
+        return ranges  # The topic was deleted with its queues, or never existed: only the records show which.
     starts = np.array([part.start for part in ranges], np.int64)
     ends = np.array([part.end for part in ranges], np.int64)
     wanted = ends > store.queues_whole_to()
@@ -540,8 +541,8 @@ def _sizes_of_marked(store: StoreFiles, offsets: list[int]) -> int | None:
 
 
 def _is_listed(store: StoreFiles, part: Range, size: int) -> bool:
-    """Return whether records of a total size fill a range: behind them the range ends, or the file ends with an end
-    marker, or nothing is written yet."""
+    """Return whether records of a total size fill a range: what follows them is the end of the range, an end marker of
+    the file, or bytes that are not written yet."""
     at, left = part.start + size, part.end - part.start - size
     if left <= 0:
         return left == 0
@@ -570,7 +571,8 @@ class _TableReading(_Reading):
             except ValueError as error:
                 raise JobError(f"the option delayLevels: {error}") from None
             if self.store.is_running:
-                # Whatever was delivered by then is in the commitlog if its end is looked up afterwards.
+                # The end of the commitlog is looked up after the progress, so that it has every delivery that the
+                # progress counts.
                 self.store = StoreFiles.open(path, unflushed=options.unflushed)
 
     def parts(self) -> list[InputPartition]:
@@ -677,7 +679,8 @@ class _StreamReading(_Reading):
         self._is_one = of == 1
         self._max_bytes, self._max_records = (-(-limit // of) for limit in (options.max_bytes, options.max_records))
         self._until: int | None = None
-        """Physical offset at which a query ends that reads what there is now; None for one that goes on."""
+        """The physical offset at which a query that reads only the present records ends; None for one that
+        continues."""
         self._planned: dict[str, Any] | None = None
         """The end of the last micro-batch: the start of the next, for a Spark version that does not give it. None
         before the first of a new query; a query that continues from a checkpoint first asks for the partitions of an
@@ -751,8 +754,8 @@ class _StreamReading(_Reading):
         return why_not(self.store, offset["physical_offset"], offset["tail"]) if "tail" in offset else None
 
     def _going_on(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Return where to go on from an offset: there, or at the beginning of a store that replaced the offset's one.
-        Raises JobError in the latter case unless failOnDataLoss is false."""
+        """Return where to continue from an offset: at the offset, or at the beginning of the store if it replaced the
+        one that the offset is from. Raises JobError in the latter case unless failOnDataLoss is false."""
         why = self._why_not(start)
         if why is None:
             return start
@@ -761,7 +764,7 @@ class _StreamReading(_Reading):
                 f"{self.store.path}: {why}, and the checkpoint's offsets mean nothing in it: give the query a new "
                 "checkpoint, or set failOnDataLoss=false, which reads all of this store"
             )
-        self._open(0)  # the end in an offset of another store tells nothing
+        self._open(0)  # the end in an offset of another store means nothing here
         return self.earliest()
 
     def _counted(self, at: int, end: int, filters: Filters) -> int:
@@ -803,13 +806,13 @@ class _StreamReading(_Reading):
             also = ", or the store was compacted since" if compacted_to(self.store) else ""
             raise JobError(
                 f"{self.store.path}: records from physical offset {first} to {begin} have expired before they were "
-                f"read{also}; set failOnDataLoss=false to go on behind them"
+                f"read{also}; set failOnDataLoss=false to continue behind them"
             )
         for offset, size, why in self.store.gaps_between() if self.options.fail_on_data_loss else ():
             if offset < last and offset + size > first:
                 raise JobError(
-                    f"{self.store.path}: records from physical offset {offset} to {offset + size} cannot be read any "
-                    f"more ({why}): put the file back, or set failOnDataLoss=false to go on behind them"
+                    f"{self.store.path}: records from physical offset {offset} to {offset + size} can no longer be "
+                    f"read ({why}): put the file back, or set failOnDataLoss=false to continue behind them"
                 )
         filters = self._filters_at(start)
         ranges = plan(self.store, self.options.range_bytes, start=first, end=last)
@@ -838,7 +841,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         streams = [_StreamReading(options, schema, path, of=len(paths)) for path in paths]
         self._streams = {stream.store.path: stream for stream in streams}
         if len(self._streams) < len(streams):
-            raise JobError("two of the stores have the same URI but for what is behind the question mark")
+            raise JobError("two of the stores have the same URI except for the part behind the question mark")
         self._is_plain = paths == options.paths and len(paths) == 1
 
     @with_short_errors
@@ -848,8 +851,8 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             stream.end_now()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802, Spark's name
-        """Return the default limit of a micro-batch. Spark passes it when it asks for one, or asks for everything at
-        once, as with Trigger.Once. If both limits are set, both apply."""
+        """Return the default limit of a micro-batch. Spark passes it to `latestOffset`, or asks for everything in one
+        batch, as with Trigger.Once. If both limits are set, both apply."""
         if self._max_records:
             return ReadMaxRows(self._max_records)
         return ReadMaxBytes(self._max_bytes) if self._max_bytes else ReadAllAvailable()
@@ -885,15 +888,15 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return found
 
     def _tell_of_rest(self, ends: dict[str, dict[str, Any]]) -> None:
-        """Write once to Spark's log that the query may end after this micro-batch with more to read. Spark before 4.2
-        does so silently, and does not tell a source which trigger a query has."""
+        """Write once to Spark's log that the query may end after this micro-batch although there is more to read. Spark
+        before 4.2 ends it silently, and does not tell a source which trigger a query has."""
         rest = [] if self._is_told else [path for path, each in self._streams.items() if each.has_behind(ends[path])]
         if rest:
             self._is_told = True
             sys.stderr.write(
                 f"duemq: {rest[0]}: this micro-batch ends before the store does, and Spark before 4.2 ends a query "
                 "with the trigger availableNow after one: start it again until nothing comes, or leave out "
-                "maxOffsetsPerTrigger and maxBytesPerTrigger. With processingTime it goes on\n"
+                "maxOffsetsPerTrigger and maxBytesPerTrigger. With processingTime it continues\n"
             )
             sys.stderr.flush()
 
@@ -915,7 +918,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             raise JobError("the checkpoint is of another list of stores: one path, or a list or pattern, as before")
         if self._is_plain:
             return dict.fromkeys(self._streams, offset)
-        # A store may have had another name, or two.
+        # The checkpoint may have the store by another name, or by two.
         names = {real_path(path): path for path in self._streams}
         known: dict[str, dict[str, Any]] = {}
         gone = []
@@ -926,5 +929,5 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             else:
                 known[name] = at  # the store's present name comes last and wins
         if gone and self._fail_on_data_loss:
-            raise JobError(f"{gone[0]}: the checkpoint has this store, which is not among those that are read any more")
+            raise JobError(f"{gone[0]}: the checkpoint has this store, which is no longer among those that are read")
         return {path: known.get(path) or stream.earliest() for path, stream in self._streams.items()}

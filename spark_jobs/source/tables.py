@@ -8,7 +8,7 @@ A column is computed only if it is asked for. Times are ms since the epoch (`*_m
     consume_queue   the units of all consume queues
     timers          the units of the timer log
     offsets         how far consumer groups and delay levels are
-    damaged         stretches of the commitlog that are no record, and files that are missing
+    damaged         stretches of the commitlog that are not records, and files that are missing
 
 The last column of each is `store`: the path or URI of the row's store.
 """
@@ -187,8 +187,8 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
 
 
 def columns_named(table: str, query: str) -> list[str]:
-    """Return the columns of a table that a query in SQL may need, at least one: those that it names, and with `*` all
-    but the long ones and those for jobs, unless named."""
+    """Return the columns of a table that a query in SQL may need, at least one: those that it names, and for `*` all
+    except the long ones and those for jobs."""
     words = set(re.findall(r"\w+", query.lower()))
     named = [name for name in COLUMNS[table] if name in words]
     if re.search(r"(?<!count\()\*", re.sub(r"\s", "", query.lower())):
@@ -216,8 +216,8 @@ class Batch:
 
     @cached_property
     def is_passed(self) -> NDArray[np.bool_]:
-        """Whether the broker's progress has passed them: a passed message that is not delivered by now never will
-        be."""
+        """Whether the broker's progress has passed the messages. A passed message that has not been delivered by now
+        never will be."""
         assert self._progress is not None
         roles = self.roles
         level = roles.level

@@ -1,7 +1,7 @@
 """Directories that jobs write into: on this machine, or behind a URI of another file system (s3://, hdfs://).
 
-A file appears only as a whole: on this machine it gets its name once it is on the disk, on HDFS once it is written, and
-an object store shows nothing before the end.
+Files appear only as a whole. On this machine a file gets its name once it is on the disk; on HDFS, once it is written;
+and an object store shows nothing before the end.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Directory:
     def _put_here(path: str, fill: Callable[[IO[bytes]], object]) -> int:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         head, tail = os.path.split(path)
-        # Readers of the directory ignore names that begin with a dot.
+        # The temporary name begins with a dot, which readers of the directory ignore.
         temporary = os.path.join(head, f".{tail}.{uuid.uuid4().hex}.tmp")
         try:
             size = _fill(temporary, fill)

@@ -77,7 +77,7 @@ def refuse_within(store: str, *places: str | None) -> None:
             continue
         is_inside = is_local(store) and is_local(place) and not inside.isdisjoint(_identities_above(real_path(place)))
         if is_inside or f"{real_path(place)}/".startswith(f"{real_path(store)}/"):
-            raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path beside it")
+            raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path outside it")
 
 
 _DEEPEST: Final = 3
@@ -180,13 +180,14 @@ def expand(path: str) -> list[str]:
 
 
 def _may_be_directory(path: str) -> bool:
-    """Return whether a path is a directory, or a link that leads nowhere at the moment: its disk may be missing."""
+    """Return whether a path is a directory, or a link that leads nowhere at the moment, since its disk may be
+    missing."""
     return os.path.isdir(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
 def distinct_names(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Return names for the directories that a pattern names (`expand`), fit for files and directories: from each path
-    the parts that stand where the pattern has wildcards. The name of a path does not depend on the other matches."""
+    """Return names for the directories that a pattern names (`expand`), usable as names of files and directories: from
+    each path, the parts that match the pattern's wildcards. The name of a path does not depend on the other matches."""
     wild = [glob.has_magic(part) for part in _parts(pattern)]
     found = []
     for path in paths:
@@ -202,7 +203,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _expand_remote(uri: str) -> list[str]:
-    # Credentials and settings of the file system follow a question mark, which is no wildcard here.
+    # Credentials and settings of the file system follow a question mark, which is not a wildcard here.
     base, mark, query = uri.partition("?")
     head, *parts = base.split("/")[2:]
     begin = f"{base.partition('://')[0]}://{head}"

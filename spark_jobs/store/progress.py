@@ -1,11 +1,12 @@
-"""How far a broker is with waiting messages, by its own files. `scheduler.waiting` decides what waits, as it does for a
-broker that starts.
+"""A broker's progress with waiting messages, from its own files. `scheduler.waiting` decides what waits, as it does for
+a broker that starts.
 
 duemq      the checkpoint's notes (`scheduler.levels.runs`, `scheduler.timers.files.small_files`): exact as of the
-           recovery offset; the records behind that offset tell what was delivered since. Where the note of the timers
-           is missing, or the timer log is not as noted, all records are read
+           recovery offset; the records behind that offset show what was delivered since. If the note of the timers is
+           missing, or the timer log differs from the note, all records are read
 RocketMQ   config/delayOffset.json, each level's next queue offset; config/timercheck, the time up to which slots
-           of the wheel are done. Both are written every second or ten: after a kill -9 they are behind
+           of the wheel are done. The former is written every ten seconds, the latter every second: after a kill -9
+           they are behind
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _LOOKED_AT: Final = 8
-"""Number of units of a level that are read at once where some of their records may be damaged."""
+"""Number of units of a level that are read together if some of their records may be damaged."""
 _SAMPLES: Final = 3
 """Number of messages of a level whose delays are compared."""
 _SCAN_UNITS: Final = 1 << 18
@@ -115,9 +116,9 @@ class ProgressFiles(NamedTuple):
     queue_offset: int
     """Messages of the timer topic from this queue offset on are not in the timer log."""
     queues_to: int
-    """The consume queues' files are good for records before this physical offset."""
+    """The physical offset up to which the consume queues' files can be relied on."""
     since: int
-    """Records from this physical offset on may say that more is done than the books."""
+    """The physical offset from which on records may say that more is done than the books do."""
 
 
 def read_books(store: StoreFiles) -> ProgressFiles:
@@ -133,7 +134,7 @@ def read_books(store: StoreFiles) -> ProgressFiles:
         if check is not None and has_log:
             second, queue_offset = waits.second_of(check), waits.enqueued_to(check, behind_last(store))
         elif any(file.topic == TIMER_TOPIC for file in store.queue_files()):
-            since = begin  # then only records that name their origins tell
+            since = begin  # then only records that name their origins show what is done
         levels = waits.runs_of_table(_offset_table(store))
         return ProgressFiles(known, levels, _NONE, None, check, has_log, second, queue_offset, EVERYTHING, since)
     level_note = runs.decode(known.notes.get("levels", b""))
@@ -178,7 +179,7 @@ def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
     begin, end = (files[0][0], files[-1][0] + size) if files else (0, 0)
     if not waits.is_covered(note, begin, end):
         return False
-    if note.sums is None or store.is_running:  # a running broker has compared them, and goes on writing
+    if note.sums is None or store.is_running:  # a running broker has compared them, and continues to write
         return True
     withdrawn = joined([_read_outcomes(store, min(recovery, store.readable_end)).withdrawn])
     check = waits.LogCheck(size or 1, note.sums.log, withdrawn)
@@ -189,7 +190,7 @@ def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
 
 def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progress:
     """Read the progress of a store. `delay_levels`: the broker's messageDelayLevel; without it, the delays are those
-    that the store itself tells, else RocketMQ's defaults.
+    that the store itself shows, or else RocketMQ's defaults.
 
     Raises ValueError for a wrong table."""
     delays = _delays(store, delay_levels)
@@ -228,8 +229,8 @@ def _offset_table(store: StoreFiles) -> dict[int, int]:
 
 
 def behind_last(store: StoreFiles) -> int | None:
-    """Return the queue offset behind the message of the timer log's last unit; None if that is no readable message of
-    the timer topic."""
+    """Return the queue offset behind the message of the timer log's last unit; None if the unit does not point to a
+    readable message of the timer topic."""
     last = None
     for base, _ in reversed(_timer_files(store)):
         for _, units in timer_units(store, base):
@@ -261,12 +262,12 @@ def _delays(store: StoreFiles, delay_levels: str | None) -> list[int]:
 
 
 def _delay_told(store: StoreFiles, units: Any) -> int | None:
-    """Return the delay, ms, told by the newest of RocketMQ's units of a level whose record can be read: RocketMQ's
-    consume queue has each message's deliver time, and so tells which table was used. None where no unit tells it:
-    duemq's records have the deliver time themselves.
+    """Return the delay, ms, by the newest of RocketMQ's units of a level whose record can be read. RocketMQ's consume
+    queue has each message's deliver time, and so shows which table was used. None if no unit shows it: duemq's records
+    have the deliver time themselves.
 
-    Reads only a few records of however many: those of one broker lie together, and a binary search finds where they
-    begin."""
+    Reads only a few records, however many there are: those of one broker lie together, and a binary search finds where
+    they begin."""
     units = units[waits.is_message(units["size"])]
     units = units[units["physical_offset"].astype(np.int64) >= store.segments[0].first_offset]
     size, end = 1, len(units)
@@ -336,7 +337,7 @@ def _some_delays(store: StoreFiles, units: Any) -> set[int]:
 
 
 class _Read(NamedTuple):
-    """A unit of a level whose record can be read: its index, and the delay that it tells, ms; None if the record is
+    """A unit of a level whose record can be read: its index, and the delay that it shows, ms; None if the record is
     duemq's."""
 
     at: int
@@ -407,7 +408,7 @@ def _listed(store: StoreFiles, books: ProgressFiles) -> WaitingRecords:
 DESTROYED: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2"), ("due_ms", "<i8")])
 """A message whose record cannot be read. `delay_level`: 0 for a timer. `due_ms`: 0 where its queue does not tell."""
 _LEAST_MS: Final = 10**11
-"""A smaller tags code is no deliver time but the hash of a tag, which RocketMQ has in the timer topic's queue."""
+"""A smaller tags code is not a deliver time but the hash of a tag, which RocketMQ has in the timer topic's queue."""
 
 
 def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: int = 0) -> NDArray[Any]:
@@ -453,7 +454,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
 
 
 def _read_outcomes(store: StoreFiles, since: int) -> _Outcomes:
-    """Return what duemq's records from a physical offset on say."""
+    """Return the outcomes that duemq's records from a physical offset on state."""
     delivered, withdrawn, newest_ms = [_NONE], [_NONE], 0
     levels: list[_Queued] = []
     timers: list[_Queued] = []
@@ -634,8 +635,8 @@ def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
 def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
     """Yield the units of the timer log between two positions, in order, a part at a time, as
     `scheduler.timers.files.unit.UNIT`, with the position of the first; of each file, the units before the first invalid
-    one. Units of messages that got newer ones are marked as the checkpoint's note says, even if the files are not
-    yet."""
+    one. Units of messages that got newer units are marked as the checkpoint's note says, even if they are not marked in
+    the files yet."""
     known = checkpoint.load(cast(Files, store), "checkpoint")
     note = small_files.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
     superseded = positions_of(note.superseded if note is not None else b"")

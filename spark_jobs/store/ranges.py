@@ -1,9 +1,9 @@
 """Ranges of the commitlog that tasks read independently of each other, each starting with a record.
 
 A message's body can contain any bytes, even whole records that state the physical offsets at which they happen to lie.
-So a record's own fields prove nothing. A range starts where a consume queue has a unit of exactly this place and size:
-the broker writes units for records only. Where no unit is found, the records are followed, size by size, from a known
-one.
+So a record's own fields prove nothing. A range starts at a place for which a consume queue has a unit with exactly this
+physical offset and size, since the broker writes units only for records. If no unit is found, the records are followed,
+size by size, from a known one.
 """
 
 from __future__ import annotations

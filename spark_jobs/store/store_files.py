@@ -1,6 +1,6 @@
 """The files of a store, wherever they lie: on this machine or in any file system that pyarrow knows (hdfs://, s3://).
 
-Files of this machine are read with `os`, not with pyarrow: pyarrow tells neither inodes, by which files that were
+Files of this machine are read with `os`, not with pyarrow: pyarrow reports neither inodes, by which files that were
 exchanged are found, nor the holes of sparse files, which need not be read.
 
     <store>/commitlog/00000000000000000000 ...           records, files of one size
@@ -57,7 +57,7 @@ _TABLES: Final = {
 """Files of config/ that jobs read, each with the field that holds its table."""
 _LOCAL: Final = threading.local()
 _TABLE: Final = DelayLevels()
-"""RocketMQ's table of delay levels: jobs do not know that of the broker."""
+"""RocketMQ's default table of delay levels, since jobs do not know the broker's table."""
 _NOT_KNOWN: Final = -1
 """In place of a deliver time."""
 _GAP: Final = 65_536
@@ -66,7 +66,7 @@ _MAX_EXTENTS: Final = 4096
 _READ_SIZE: Final = 4 << 20
 """Bytes of a file that are read at a time to find one that is not zero."""
 _TRIES: Final = 3
-"""Number of tries to look at a store whose files disappear meanwhile."""
+"""Number of attempts to read a store's directories while its files disappear."""
 
 
 _FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "config")
@@ -103,12 +103,12 @@ def _can_be_topic(name: str) -> bool:
 
 
 def _cut(segment: Segment) -> str:
-    """Return the reason of a gap that is there since a file is shorter than it was."""
+    """Return the reason of a gap that exists since a file is shorter than it was."""
     return f"the file was cut to {segment.size} bytes"
 
 
 class Version(NamedTuple):
-    """The properties that tell a file from another one, or from itself before it was written to."""
+    """The properties that distinguish a file from other files, and from itself before it was written to."""
 
     node: int
     """The inode; 0 where the file system has none."""
@@ -116,8 +116,8 @@ class Version(NamedTuple):
     modified_ns: int
     """Time of the last change of its bytes, ns since the epoch."""
     changed_ns: int
-    """Time of the last change of the file or its inode, ns since the epoch, which no program can set; 0 where the file
-    system tells none."""
+    """Time of the last change of the file or its inode, ns since the epoch, which no program can set; 0 if the file
+    system does not have it."""
 
 
 class QueueFile(NamedTuple):
@@ -151,7 +151,7 @@ class StoreFiles:
         self.is_running = False
         """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
         self.is_clean = True
-        """Whether the last broker was stopped in order, as the missing file `abort` tells."""
+        """Whether the last broker was stopped cleanly, as the missing file `abort` shows."""
         self._recovery: int | None = None
         self.written_by = "rocketmq"
         """Which broker wrote the store last: duemq or rocketmq."""
@@ -179,7 +179,7 @@ class StoreFiles:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__
 
-    # What is there
+    # Finding the files
 
     def _look(self, since: int, *, unflushed: bool) -> None:
         entries = self._entries("")
@@ -217,7 +217,7 @@ class StoreFiles:
             self._unflushed.append(self.segments.pop())
 
     def _be_new(self, *, is_clean: bool, has_files: bool) -> None:
-        """Take the store as one in which no message was stored yet: RocketMQ makes its first file for the first
+        """Treat the store as one in which no message was stored yet: RocketMQ makes its first file for the first
         message. `has_files`: whether there are files, of 0 bytes. Raises NoStore if messages were stored."""
         stored_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
         if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
@@ -267,7 +267,7 @@ class StoreFiles:
             return []
         end = self._known_end()
         if end <= max(cut.end, last.end):
-            if not cut.size and len(files) > 1 and self._is_known_later():  # no file tells which record
+            if not cut.size and len(files) > 1 and self._is_known_later():  # no file shows which record
                 end = cut.first_offset + self.segment_size
             else:
                 return []
@@ -291,7 +291,7 @@ class StoreFiles:
             units = self.units(file)
             units = units[units["size"] != PADDING_SIZE]
             if len(units):
-                sizes = np.maximum(units["size"].astype(np.int64), 1)  # a mark is no size
+                sizes = np.maximum(units["size"].astype(np.int64), 1)  # a mark is not a size
                 end = max(end, int((units["physical_offset"].astype(np.int64) + sizes).max()))
         return end
 
@@ -325,7 +325,7 @@ class StoreFiles:
         except OSError:
             return False
         try:
-            # Java locks with fcntl; F_GETLK only asks, and takes no lock.
+            # Java locks with fcntl; F_GETLK only queries the lock, and does not acquire it.
             query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
             return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
@@ -451,8 +451,8 @@ class StoreFiles:
         return sorted(result, key=lambda file: (file.topic, file.queue_id, file.first_unit))
 
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
-        """Return physical offset and size from one unit of a consume queue; None where there is no such unit. The topic
-        may be any text, even one that cannot name a directory."""
+        """Return the physical offset and the size in a unit of a consume queue; None if there is no such unit. The
+        topic may be any text, even one that cannot name a directory."""
         if not _can_be_topic(topic):
             return None
         file_size = self._queue_file_size
@@ -494,8 +494,8 @@ class StoreFiles:
     def _looked_up(
         self, topic: str, queue_id: int, units: NDArray[Any], deliver_time: Callable[[int, int], int]
     ) -> NDArray[Any]:
-        """Return units of a queue with tags codes in place of addresses. `deliver_time`: returns the deliver time of
-        a record that nothing else tells, or _NOT_KNOWN: then the address stays."""
+        """Return units of a queue with tags codes in place of addresses. `deliver_time`: returns the deliver time of a
+        record for which no file has it, or _NOT_KNOWN, in which case the address stays."""
         codes = units["tags_code"].astype(np.int64)
         is_address = codes <= extension.EXT_ADDRESS_MAX
         if not is_address.any():
@@ -524,8 +524,8 @@ class StoreFiles:
         return extension.with_codes(units, found)
 
     def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
-        """Return what the records of units tell; None for those that have none. Neighbours are read together. Raises
-        CannotRead."""
+        """Return the summaries of the records of some units; None for units that have no record. Neighbours are read
+        together. Raises CannotRead."""
         places = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
         found = list[Summary | None]([None]) * len(units)
         group: list[tuple[int, int, int]] = []
@@ -574,8 +574,8 @@ class StoreFiles:
         return self._looked_up(file.topic, file.queue_id, self.stored_units(file), _TABLE.deliver_time)
 
     def units_to_copy(self, file: QueueFile) -> NDArray[Any]:
-        """As `units`, for another store; where only the broker's table of delay levels tells a deliver time, the
-        address stays, and the broker finds the time."""
+        """As `units`, for another store; if a deliver time can be found only with the broker's table of delay levels,
+        the address stays, and the broker finds the time."""
         return self._looked_up(file.topic, file.queue_id, self.stored_units(file), lambda level, stored: _NOT_KNOWN)
 
     def stored_units(self, file: QueueFile) -> NDArray[Any]:
@@ -768,8 +768,8 @@ class StoreFiles:
                 yield entry.name, size
 
     def _entries(self, folder: str) -> list[tuple[str, int]] | None:
-        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be found out, CannotRead
-        where something else has its name."""
+        """As `sizes`; None if there is no such directory. Raises OSError if that cannot be found out, CannotRead if
+        something else has its name."""
         if self.is_local:
             try:
                 entries = os.scandir(self._local(folder))
@@ -787,7 +787,7 @@ class StoreFiles:
         system, root = self._remote()
         path = f"{root.rstrip('/')}/{folder}".rstrip("/")
         try:
-            # Without allow_not_found, which shows empty directories for an HDFS whose name node does not answer.
+            # allow_not_found is not used: it shows empty directories for an HDFS whose name node does not answer.
             infos = system.get_file_info(fs.FileSelector(path))
         except FileNotFoundError:
             return None

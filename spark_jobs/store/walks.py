@@ -53,11 +53,13 @@ class LogFiles(Protocol):
 
 def walks(store: LogFiles, part: Range, *, check_crc: bool, chunk_size: int = CHUNK_SIZE) -> Iterator[Walk]:
     """Yield the records of a range, a few MiB at a time. The next walk overwrites the bytes of the last one: use or
-    copy them before going on. Damage may continue in the next walk (see `damages_of`). Raises OSError, and JobError if
-    the file is gone."""
+    copy them before continuing. Damage may extend into the next walk (see `damages_of`). Raises OSError, and JobError
+    if the file is gone."""
     segment = store.segment_of(part.start)
     if segment is None:
-        raise JobError(f"{store.path}: the file with physical offset {part.start} is gone since the job was planned")
+        raise JobError(
+            f"{store.path}: the file with physical offset {part.start} was removed since the job was planned"
+        )
     data = np.zeros(chunk_size + PADDING, np.uint8)
     at = part.start
     zeros_at: int | None = None

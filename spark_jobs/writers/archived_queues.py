@@ -5,7 +5,7 @@ file_size                                  int64, in bytes
 topic, queue_id, queue_offset              string, int32, int64
 physical_offset, record_size, tags_code    int64, int32, int64
 
-An address in consumequeue_ext stays one: the archive has the files of that directory, too.
+A tags code that is an address in consumequeue_ext stays an address: the archive has the files of that directory, too.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def restore(task: tuple[Directory, str, str]) -> int:
-    """Make the files, below a directory, of the units in a file of the archive; return the number of units. Raises
-    JobError, OSError."""
+    """Restore the files of consume queues in one file of the archive; return the number of units. `task`: the archive's
+    directory, the name of the file in it, and the directory to write below. Raises JobError, OSError."""
     archived, path, directory = task
     table = archived.read_table(path)
     codes = table["file"].combine_chunks().dictionary_encode()

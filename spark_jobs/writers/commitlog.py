@@ -113,7 +113,7 @@ def _chunks(
     these begin."""
     segment = task.store.segment_of(task.start)
     if segment is None:
-        raise JobError(f"{task.store.path}: the file with physical offset {task.start} is gone since the job began")
+        raise JobError(f"{task.store.path}: the file with physical offset {task.start} was removed since the job began")
     buffer = np.zeros(CHUNK_SIZE + PADDING, np.uint8)
     first = piece.begin
     while first < piece.end:
@@ -145,8 +145,8 @@ def _check(store: StoreFiles, records: Records) -> None:
 def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: OffsetMap) -> None:
     """Write the new offsets into records, in place: their own and those of their origins.
 
-    The offset of an origin that is gone becomes -1, the value for offset 0, where the new log has no record: the record
-    still tells that it is a delivery. In a commit record whose half message is gone it becomes 0."""
+    The offset of an origin that is gone becomes -1, the value for offset 0, where the new log has no record. So the
+    record can still be recognised as a delivery. In a commit record whose half message is gone it becomes 0."""
     prepared = records.prepared_offset
     named = np.flatnonzero((prepared != 0) & np.isin(kinds, _ORIGIN_KINDS))
     if len(named):
@@ -164,7 +164,8 @@ def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: Of
 def _renew_checksums(records: Records) -> None:
     """Recompute the checksum of each record that ends with one."""
     data, ends = records.data, records.starts + records.sizes
-    # Bytes that only look like one do not count: in a body before short properties, or at the end of another name.
+    # Bytes that only look like a checksum do not count: in a body before short properties, or at the end of another
+    # name.
     before, size = data[ends - CHECKSUM_SIZE - 1], records.properties_size
     mark = (size == CHECKSUM_SIZE) | (size > CHECKSUM_SIZE) & (before == _PROPERTY_END)
     mark &= data[ends - CHECKSUM_SIZE] == NAME_FIELD[0]

@@ -1,4 +1,4 @@
-"""Hashes of many texts at once, with 128 bits, to tell keys apart."""
+"""128-bit hashes of many texts in one call, to distinguish keys."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ END_MARKER_SIZE: Final = 8
 
 
 class Piece(NamedTuple):
-    """Records `begin` to `end` of a part lie one after the other from physical offset `start` on, in one file."""
+    """Records `begin` to `end` of a part, which lie one after the other from physical offset `start` on, in one
+    file."""
 
     begin: int
     end: int

@@ -55,7 +55,7 @@ class NewDirectory:
             except OSError:
                 os.close(self._lock)
                 self._lock = -1
-                raise JobError(f"{self.path}: another run is writing there; wait for it") from None
+                raise JobError(f"{self.path}: another run is writing there; wait for it to end") from None
             shutil.rmtree(self.path, ignore_errors=True)
             os.makedirs(self.scratch)
             with open(self.mark, "xb"):
@@ -121,7 +121,8 @@ def held(store_path: str) -> Iterator[None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield  # No broker ever had it open, and a starting broker makes this file before it writes anything else.
+        # Without the file no broker ever had the store open, and a starting broker makes it before it writes anything.
+        yield
         return
     except PermissionError:
         raise JobError(

@@ -1,10 +1,10 @@
 """Python processes that run tasks for this one: new interpreters that can import all that this one can, but do not
 import its `__main__`.
 
-multiprocessing would import that in each process, and so run a script once more that does not guard against it; and its
-workers outlive this process if it is killed, since each has a copy of the pipe whose end it waits for. Here a worker
-has two pipes of its own, for requests and answers, pickled one after the other, and ends when the request pipe does,
-whatever it is doing.
+multiprocessing would import `__main__` in each process, and so run a script again that does not guard against it. Its
+workers also outlive this process if it is killed, since each has a copy of the pipe whose end it waits for. Here a
+worker has two pipes of its own, for requests and answers, pickled one after the other. It ends when the request pipe
+ends, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Worker:
 
 def _ended(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "a process that ran a task was killed, as the system does where memory runs out: give fewer workers"
+        return "a process that ran a task was killed, as the system does when memory runs out: give fewer workers"
     return f"a process that ran a task ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
 
 

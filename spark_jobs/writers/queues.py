@@ -7,16 +7,16 @@ removed record leaves a unit that stands for no record. One task for some queues
                                       start at 0; files before that one are not made
     in the middle of the queues of    (physical offset of the queue's next record, 1, its tags code): the size is no
     delay levels and timers           record's, so that nothing is found there. Only brokers read these queues; they
-                                      decode what they find, and go on with the next; and physical offsets ascend
+                                      decode what they find, and continue with the next; and physical offsets ascend
     in the middle of another queue    (the start of the file before that of the queue's next record, 0x7fffffff, a tags
                                       code that names the next record): a pull does not find that many bytes there, and
-                                      goes on with the records of the next file, which has the next record. The first
+                                      continues with the records of the next file, which has the next record. The first
                                       files have no records, so that these units lie behind the start of the
                                       commitlog: see `compact`
     behind the last record, where     (the record's last byte, 1, tags code): likewise
     messages were cancelled
-    a queue without any record        its last file, all units (the last byte before the commitlog, 1, 0): nothing
-                                      is there any more, as after retention
+    a queue without any record        its last file, all units (the last byte before the commitlog, 1, 0): no records
+                                      are left, as after retention
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A new directory behind a URI (s3://, hdfs://) in the making. No directory there can be renamed as a whole, so the
-file written last tells that all are there: for an archive its manifest.json.
+file written last shows that all others are written: for an archive its manifest.json.
 
-    <directory>/.scratch/begun    exists from the beginning to the end: if it is there, the next run removes all files
+    <directory>/.scratch/begun    exists from the beginning to the end: if it is left, the next run removes all files
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BEGUN: Final = f"{SCRATCH}/begun"
 
 
 class RemotePlace:
-    """See the module. Two runs into the same directory at once are not detected."""
+    """See the module. Two runs into the same directory at the same time are not detected."""
 
     def __init__(self, target: str) -> None:
         self.directory = Directory(target)

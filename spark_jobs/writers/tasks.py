@@ -142,7 +142,8 @@ class _Task:
     def __call__(self, item: Any) -> tuple[bool, Any]:
         settle()
         if self._mark is not None and not os.path.exists(self._mark):
-            # It would write there all the same, and the missing files would not be noticed.
+            # It would write there anyway, into a directory of its own machine, and nothing would notice the missing
+            # files.
             return False, (
                 f"{self._target}: {socket.gethostname()}, where a task runs, does not see this directory of the "
                 "driver's; give one that all executors share, or --master 'local[*]'"

@@ -91,8 +91,9 @@ def write(
 
 
 def _mark_newest(log: TimerLog, timers: TimerProgress, newest: tuple[int, int]) -> None:
-    """Make the log's last unit that of the message put into the wheel last, since Apache's broker goes on behind that
-    one: a unit that stands for no message, in a slot of the past. duemq does the same at each clean stop."""
+    """Append a unit that points to the message put into the wheel last, since Apache's broker continues behind the
+    message of the log's last unit. It stands for no message, and lies in a slot of the past. duemq does the same at
+    each clean stop."""
     physical, size = newest
     last = log.last() if log.end else None
     if physical < 0 or (last is not None and int(last["physical_offset"]) == physical):

@@ -232,7 +232,7 @@ def test_a_signed_summary_is_verified(
     text = (tmp_path / "audit.json").read_bytes()
     assert job.verify(text, public) == summary
     assert job.verify(text) == summary
-    with pytest.raises(JobError, match="not of this summary, or not by this key"):
+    with pytest.raises(JobError, match="not for this summary, or not by this key"):
         job.verify(text, keys["other"][1])
     for name, value in (("lost", 1), ("end", 5), ("store", "elsewhere"), ("inputs_sha256", "00")):
         changed = json.loads(text) | {name: value}
@@ -244,7 +244,7 @@ def test_a_signed_summary_is_verified(
     job.sign(forged, None)
     forged.signature = signature
     assert job.verify(msgspec.json.encode(forged)).delivered == summary.delivered + 1
-    with pytest.raises(JobError, match="not of this summary"):
+    with pytest.raises(JobError, match="not for this summary"):
         job.verify(msgspec.json.encode(forged), public)
     job.sign(forged, keys["other"][0])
     with pytest.raises(JobError, match="not by this key"):

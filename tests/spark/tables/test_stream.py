@@ -146,7 +146,7 @@ def test_a_stream_and_a_table_begin_at_queue_offsets(spark: SparkSession, growin
     stream.options["startingOffsets"] = "latest"
     assert stream.run() == [*expected, *more]
     stream.options["startingOffsets"] = '{"orders": {"0": 23}}'
-    with pytest.raises(PySparkException, match="says nothing of queues 1, 2, 3 of orders"):
+    with pytest.raises(PySparkException, match="does not name queues 1, 2, 3 of orders"):
         Stream(spark, growing.root, tmp_path / "new", **stream.options).run()
 
 

@@ -241,7 +241,7 @@ def test_verify(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "unchanged since 2023-11-14 22:13:20 UTC; not signed\n")
     changed = json.loads(path.read_text()) | {"delivered": 5}
     path.write_text(json.dumps(changed))
-    check_failed(run("verify", path), "its digest is another")
+    check_failed(run("verify", path), "its digest differs")
     path.write_text("[]")
     check_failed(run("verify", path), "this is not an audit.json")
     path.write_bytes(msgspec.json.encode(summary()))

@@ -257,7 +257,7 @@ def test_a_store_that_is_not_there_any_more_is_missing_until_it_is_retired(
     for _ in range(2):
         done = run(pattern, *where)
         assert done.exit_code == 2, done.output
-        assert f"{stores}/c/store: the last run had this store, and it is not there now" in done.stderr
+        assert f"{stores}/c/store: the last run had this store, which no longer exists" in done.stderr
         assert "1 of 2 stores" in done.stdout
     (stores / "c").mkdir()
     (stores / "c" / "store").symlink_to("/nowhere")

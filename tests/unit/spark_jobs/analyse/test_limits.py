@@ -92,11 +92,11 @@ def test_a_hook_is_told_what_was_found(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobError, match="the hook ended with 3: exit 3"):
+    with pytest.raises(JobError, match="the hook ended with exit code 3: exit 3"):
         tell("exit 3", "audit", "store", "", 0)
     tell("exec 0<&-", "audit", "store", "x" * 1_000_000, 0)  # a hook that does not read its input
     monkeypatch.setattr(limits, "HOOK_SECONDS", 0.1)
-    with pytest.raises(JobError, match=r"took more than 0\.1 s and was ended: sleep 600"):
+    with pytest.raises(JobError, match=r"took more than 0\.1 s and was killed: sleep 600"):
         tell("sleep 600 | cat", "audit", "store", "", 0)
 
 
@@ -104,7 +104,7 @@ def test_a_hook_is_told_of_a_job_that_cannot_be_done(tmp_path: Path) -> None:
     out = tmp_path / "told"
     result = CliRunner().invoke(main, ["audit", str(tmp_path / "nowhere"), "--hook", f"cat > {out}; exit 1"])
     assert result.exit_code == 2
-    assert "the hook ended with 1" in result.output
+    assert "the hook ended with exit code 1" in result.output
     told = json.loads(out.read_text())
     assert (told["exit"], told["totals"]) == (2, None)
     assert (

@@ -181,8 +181,8 @@ def test_nothing_but_nights_is_removed(tmp_path: Path) -> None:
     before = files()
     _, left = run(folder, night(3), keep=1)
     assert [line.partition(": ")[2] for line in left] == [
-        "is left, for it has parquet/mine.csv, which is not of a night",
-        "is left, for it has notes.txt, which is not of a night",
+        "is kept, since it has parquet/mine.csv, which is not part of a night",
+        "is kept, since it has notes.txt, which is not part of a night",
     ]
     missing = {path for path in before if path not in files()}
     assert missing == {path for path in before if f"/nights/{NAMES[2]}/" in path} != set()
@@ -259,7 +259,7 @@ def test_runs_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None
 
 def test_a_page_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<h1>My site</h1>")
-    with pytest.raises(JobError, match=r"has an index\.html that is not of nights"):
+    with pytest.raises(JobError, match=r"has an index\.html that was not written for nights"):
         RunOutput(STORE, folder=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 

@@ -249,7 +249,7 @@ def test_what_a_crash_left_has_records_and_is_not_restored(tmp_path: Path) -> No
     (tmp_path / "old/abort").write_text("1")
     archived = archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
     assert (archived.why_not_restorable, archived.records) == ("its broker was not stopped in order", count)
-    with pytest.raises(JobError, match="not what else a store is"):
+    with pytest.raises(JobError, match="not the store's other files"):
         restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
     assert not (tmp_path / "back").exists()
 

@@ -215,7 +215,7 @@ def _places(root: Path) -> list[int]:
         (("timerlog", "timerwheel"), 60, "timerlog/ is missing, and with it 60 messages that wait"),
         (("timerwheel",), 0, None),
         ((f"consumequeue/{TIMER_TOPIC}",), 60, f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing"),
-        (("config/timercheck",), 0, "config/timercheck is missing: the timer topic is read from its begin"),
+        (("config/timercheck",), 0, "config/timercheck is missing: the timer topic is read from its start"),
         ((f"consumequeue/{TIMER_TOPIC}", "config/timercheck"), 60, f"consumequeue/{TIMER_TOPIC}/0 lacks units 40 to"),
     ],
 )  # fmt: skip
@@ -350,7 +350,7 @@ def test_a_commitlog_file_of_another_size_keeps_all_from_starting(
     path = sorted((broker.root / "commitlog").iterdir())[number]
     path.open("r+b").truncate(kept)
     found = starts_of(broker.root)
-    why = f"commitlog/{path.name} has {kept} bytes, and others have {SEGMENT}: {{}} does not start. Put the whole file"
+    why = f"commitlog/{path.name} has {kept} bytes, but others have {SEGMENT}: {{}} does not start. Put the whole file"
     is_last_empty = number == -1 and kept == 0
     for each in (OLD, NEW, OURS):
         is_refused = any(reason.startswith(why.format(each)) for reason in found[each].reasons)

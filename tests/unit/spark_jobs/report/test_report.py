@@ -217,7 +217,7 @@ def test_a_cluster_has_its_stores_the_worst_first_and_links_their_reports() -> N
     assert [(name, mood) for name, mood in rows[:3]] == [
         ("/data/broker-zz/store", "bad"), ("/data/broker-00/store", "bad"), ("/data/broker-13/store", "warn"),
     ]  # fmt: skip
-    assert f"Of /data/broker-zz/store nothing is known: {made.stores[-1].why}" in page.text
+    assert f"/data/broker-zz/store could not be audited: {made.stores[-1].why}" in page.text
     assert "1 of 15 stores could not be read. In the others: 3 scheduled messages were lost" in page.text
     # The commands query the store with the lost messages, and repair the store that needs it.
     lost = [one for one in made.audit.offenders if one.what == "lost"]

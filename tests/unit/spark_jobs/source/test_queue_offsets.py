@@ -277,7 +277,7 @@ def test_a_stream_of_several_stores(tmp_path: Path) -> None:
     again.close()
     assert query.run(startingOffsets="latest") == [[("new", 0, 0), ("new", 0, 1), ("new", 0, 2), ("orders", 0, 20)]]
     shutil.rmtree(tmp_path / "a-2")
-    with pytest.raises(JobError, match=r"a-2: the checkpoint has this store, which is not among those"):
+    with pytest.raises(JobError, match=r"a-2: the checkpoint has this store, which is no longer among those"):
         query.run()
     assert query.run(failOnDataLoss="false") == [[]]
     query.paths = [str(tmp_path / "a-1")]
@@ -299,7 +299,7 @@ def test_a_stream_of_several_stores(tmp_path: Path) -> None:
         ('{"orders": {"0": 1e3}}', "says 1000.0 for queue 0 of orders; write it as"),
         ('{"orders": {"one": 1}}', "says 1 for queue one of orders; write it as"),
         ('{"nothing": {"0": 1}}', "names nothing: the store has no queue of such a topic"),
-        ('{"orders": {"0": 1}}', "says nothing of queue 1 of orders; -2 is the earliest, -1 the latest"),
+        ('{"orders": {"0": 1}}', "does not name queue 1 of orders; -2 is the earliest, -1 the latest"),
         ('{"orders": {"0": 1, "1": 1, "7": 1}}', "names queue 7 of orders, which has queues 0, 1"),
         ('{"orders": {"0": 61, "1": 1}}', "says 61 for queue 0 of orders, which ends at 60; failOnDataLoss=false"),
     ],
@@ -326,7 +326,7 @@ def test_what_cannot_be_is_refused_in_a_line(store: Path, text: str, why: str) -
         ({"topics": "mails", "startingOffsets": '{"orders":{"0":1,"1":1}}'}, "names orders, which the option topics"),
         (
             {"topics": "mails,orders", "startingOffsets": '{"mails":{"0":1}}'},
-            "says nothing of orders, which the option",
+            "does not name orders, which the option",
         ),
         ({"table": "pending", "startingOffsets": "earliest"}, "the table pending has no option startingOffsets"),
         ({"startingOffsetsByTimestamp": '{"orders":{"0":-1,"1":0}}'}, "says -1 for queue 0 of orders"),
@@ -353,7 +353,9 @@ def test_what_expired(store: Path, tmp_path: Path) -> None:
         path.unlink()
     left = offsets_of(read(root), "orders", 0)
     assert 0 < left[0] < 59
-    with pytest.raises(JobError, match=rf"says 0 for queue 0 of orders, which begins at {left[0]}: what was before"):
+    with pytest.raises(
+        JobError, match=rf"says 0 for queue 0 of orders, which begins at {left[0]}: what was before that"
+    ):
         read(root, startingOffsets='{"orders":{"0":0,"1":-2}}')
     found = read(root, startingOffsets='{"orders":{"0":0,"1":999}}', failOnDataLoss="false")
     assert found == [("orders", 0, n) for n in left]
@@ -496,7 +498,7 @@ def test_a_stream_passes_over_no_file_that_is_gone_or_cut(
         why = "the file was cut to 0 bytes" if is_emptied else "a file is missing"
         begin, behind = int(files[number].name), int(files[number + 1].name)
         with pytest.raises(
-            JobError, match=rf"offset {begin} to {behind} cannot be read any more \({why}\): put the file back"
+            JobError, match=rf"offset {begin} to {behind} can no longer be read \({why}\): put the file back"
         ):
             query.run()
     left = Stream(store).run(failOnDataLoss="false")[0]

@@ -282,5 +282,5 @@ def test_small_ranges_and_files_that_are_gone_are_told(tmp_path: Path) -> None:
     store = writer.close()
     with pytest.raises(JobError, match="too small; at least 4194304"):
         plan(store, 1 << 20)
-    with pytest.raises(JobError, match="is gone since the job was planned"):
+    with pytest.raises(JobError, match="was removed since the job was planned"):
         next(walks(store, Range(0, 100), check_crc=False))

@@ -123,7 +123,7 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
     link = tmp_path / "commitlog" / f"{0:020d}"
     link.unlink()
     link.symlink_to(tmp_path / "not mounted")
-    with pytest.raises(JobError, match=r"0{20}: is a link to .*, where nothing is"):
+    with pytest.raises(JobError, match=r"0{20}: is a link to .*, which does not exist"):
         StoreFiles.open(tmp_path)
 
 

@@ -56,7 +56,7 @@ def file(path: Path) -> str:
 def nowhere(path: Path) -> str:
     remove(path)
     path.symlink_to("/nowhere/at/all")
-    return "is a link to /nowhere/at/all, where nothing is; put that back, or remove the link"
+    return "is a link to /nowhere/at/all, which does not exist; put that back, or remove the link"
 
 
 def loop(path: Path) -> str:
@@ -144,7 +144,7 @@ def test_a_file_that_the_disk_does_not_give_is_told(store: Path, number: int, mo
     """A file that the disk cannot read is reported, at any place and by any reader."""
     make_small(monkeypatch)
     plain, into = os.pread, os.preadv
-    hint = {errno.EIO: "the disk does not give it", errno.EACCES: "this user may not read it"}[number]
+    hint = {errno.EIO: "the disk cannot read it", errno.EACCES: "this user may not read it"}[number]
     for name in FILES[:3]:
         bad = os.stat(store / name).st_ino
 
@@ -169,5 +169,5 @@ def test_a_file_that_the_disk_does_not_give_is_told(store: Path, number: int, mo
 
 def test_what_a_task_could_not_read_is_told_in_a_line() -> None:
     """The error of a task keeps its one line on the way to the driver and between processes."""
-    error = CannotRead("store/commitlog/0: the disk does not give it")
+    error = CannotRead("store/commitlog/0: the disk cannot read it")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -103,7 +103,7 @@ def test_what_goes_wrong_is_told(capfd: pytest.CaptureFixture[str]) -> None:
             processes.run(die, ["not pickled"])
     finally:
         processes.close()
-    for how, why in (("exit", "ended with exit code 7"), ("kill", "was killed, as the system does where memory runs")):
+    for how, why in (("exit", "ended with exit code 7"), ("kill", "was killed, as the system does when memory runs")):
         processes = Processes(1)
         with pytest.raises(JobError, match=why):
             processes.run(die, [how])
