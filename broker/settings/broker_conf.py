@@ -139,7 +139,7 @@ def changed(text: str, changes: Mapping[str, str], source: str) -> str:
     from javaproperties import Comment, KeyValue
 
     entries = [element for _, element in _elements(text, source)]
-    sources = [element.source for element in entries]
+    sources, new = [element.source for element in entries], list[str]()
     at = {element.key: number for number, element in enumerate(entries) if isinstance(element, KeyValue)}
     for name, value in changes.items():
         if name in at:
@@ -151,13 +151,15 @@ def changed(text: str, changes: Mapping[str, str], source: str) -> str:
                 head += "="  # a bare name would be refused, and the value's first character read as a separator
             sources[at[name]] = f"{head}{_escaped(value)}{end}"
         else:
-            if sources and not isinstance(entries[-1], Comment):
-                # A backslash at the end of the text continues the last entry with nothing; it must not continue it with
-                # the new line.
-                sources[-1] = _LAST_CONTINUATION.sub(r"\1\n", sources[-1])
-            if sources and not sources[-1].endswith(("\n", "\r")):
-                sources[-1] += "\n"
-            sources.append(f"{name}={_escaped(value)}\n")
+            new.append(f"{name}={_escaped(value)}\n")
+    if new and entries:
+        if not isinstance(entries[-1], Comment):
+            # A backslash at the end of the text continues the last entry with nothing; it must not continue it with the
+            # new line.
+            sources[-1] = _LAST_CONTINUATION.sub(r"\1\n", sources[-1])
+        if not sources[-1].endswith(("\n", "\r")):
+            sources[-1] += "\n"
+    sources += new
     result = "".join(sources)
     if parse(result, source) != parse(text, source) | {name: value.strip() for name, value in changes.items()}:
         raise ConfigError(f"{source} cannot be changed without changing other properties too: change it by hand")
