@@ -487,6 +487,8 @@ class Producer(Changing):
         `start`, `end`: nothing is delivered before `start` or after `end`: each a datetime with a time zone, or seconds
         since the epoch. `count`: the number of deliveries.
 
+        The result's `due_time_ms` is the time of the first delivery.
+
         Each delivery is a message of its own and comes exactly once, even if the broker crashes. After an outage the
         topic's catch-up policy decides about missed deliveries. `Admin.recurring` lists recurring messages;
         `Admin.pause_recurring`, `resume_recurring` and `remove_recurring` change them.

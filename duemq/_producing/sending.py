@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from duemq._net.client import Client, typed_header
@@ -400,14 +401,13 @@ def _result(answer: Command, address: str, queue: MessageQueue, message_id: str,
     handle, due_time_ms = None, plan.due_time_ms
     if plan.waits:
         handle = MessageHandle(queue.topic, queue.broker, message_id, header.msg_id)
-        if header.recall_handle is not None:
-            try:
+    if header.recall_handle is not None:
+        with suppress(RemoteProtocolError):
+            if plan.waits:
                 handle = MessageHandle.of_recall_handle(header.recall_handle, header.msg_id)
-                place = recall_handles.decode(header.recall_handle).place
-                # The exact due time, by the duemq broker's clock.
-                due_time_ms = place[1] if place is not None else due_time_ms
-            except RemoteProtocolError:
-                pass
+            place = recall_handles.decode(header.recall_handle).place
+            # The exact due time, by the duemq broker's clock; for a recurring message, of its first delivery.
+            due_time_ms = place[1] if place is not None else due_time_ms
     return SendResult(status, message_id, header.msg_id, queue, header.queue_offset, due_time_ms, handle)
 
 

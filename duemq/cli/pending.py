@@ -214,6 +214,9 @@ def _change(
     **selection: Any,
 ) -> None:
     """Change messages and print the results; exit with code 1 if some results are not among `wanted`."""
+    given = {name for name, value in selection.items() if value is not None}
+    if (ids and given) or (not ids and not ("topic" in given and len(given) > 1)):
+        raise click.UsageError("give IDs, or else --topic with at least one of --key, --from and --to")
     found: list[Changes] = []
 
     async def work() -> None:

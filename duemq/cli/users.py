@@ -21,7 +21,7 @@ from duemq.auth import ACTIONS, AuthAdmin, Decision
 from duemq.cli.keys import account_option
 from duemq.cli.shared import fail, nameserver_option, one_line_errors, run
 from duemq.cli.tls_options import tls_options
-from duemq.errors import ArgumentError
+from duemq.errors import ArgumentError, NotSupportedError
 from duemq.protocol.requests.auth_bodies import AclInfo
 
 _SECRET_BYTES: Final = 24
@@ -74,7 +74,10 @@ def _with_admin(command: Callable[..., AdminCall]) -> Callable[..., None]:
             async with admin:
                 await call(admin)
 
-        run(do())
+        try:
+            run(do())
+        except NotSupportedError as error:
+            fail(f"{error}. Users and policies need authenticationEnabled=true there, see `duemq user init --help`")
 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]

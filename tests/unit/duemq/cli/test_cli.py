@@ -452,9 +452,9 @@ def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Call
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["cancel"], "give message ids"),
+        (["cancel"], "give IDs, or else --topic"),
         (["cancel", "x"], "not an offset message id"),
-        (["cancel", IDS[0], "--topic", "t"], "not both"),
+        (["cancel", IDS[0], "--topic", "t"], "give IDs, or else --topic"),
         (["cancel", "--topic", "t"], "at least one of"),
         (["reschedule", IDS[0]], "give one of --in and --at"),
         (["reschedule", IDS[0], "--in", "5s", "--at", "2030-01-01T00:00"], "give one of --in and --at"),
