@@ -640,3 +640,10 @@ def test_a_time_may_be_given_as_a_distance_from_now() -> None:
     for wrong in ("", "-", "1", "tomorrow", "--1h", "+-1h", "9999999999999d"):
         with pytest.raises(click.BadParameter, match="is not a time"):
             moment(wrong)
+
+
+def test_users_of_a_broker_without_acl_2(known: FakeBroker, run: Callable[..., Result]) -> None:
+    known.on(RequestCode.AUTH_LIST_USER, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 3005"))
+    result = run("user", "list")
+    assert result.exit_code == 1
+    assert "need authenticationEnabled=true" in result.stderr
