@@ -15,20 +15,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from duemq.broker.produce.message import ByLevel
-from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.service import NAME, LevelQueues
+from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, look
-from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
-from duemq.storage.durability.recovery import Recovered
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync, SyncDirectory
-from tests.support.messages import HOST, Sender
-from tests.support.store import OwnedStore
+from tests.support.messages import HOST
+from tests.support.store import Assembly
 from tests.support.store_problems import problems
 
 pytestmark = pytest.mark.crash
@@ -60,11 +57,9 @@ class World:
         """Open, also after a kill -9; sometimes after a start that failed once the store was open."""
         self.files.after_kill()
         if self.chance.random() < 0.3:
-            open_store(self.files)[0].abandon()
-        self.store, recovered = open_store(self.files)
-        self.levels = open_levels(self.store, self.clock, recovered, self.delivery)
-        self.sender = Sender(self.store, self.clock, self.levels)
-        self.owned = OwnedStore(self.store, self.clock, {NAME: self.levels})
+            opened(self.files, self.clock, self.delivery).abandon()
+        found = opened(self.files, self.clock, self.delivery)
+        self.store, self.levels, self.sender, self.owned = found.store, found.levels, found.sender, found.owned
         self.unacknowledged: list[tuple[int, bytes]] = []
 
     def send(self, count: int) -> None:
@@ -125,18 +120,9 @@ class World:
             self.files.write_whole(path, b'{"offsetTable":{"1":0,"2":0}}')
 
 
-def open_store(files: SimulatedFiles) -> tuple[MessageStore, Recovered]:
+def opened(files: SimulatedFiles, clock: ManualClock, delivery: DeliveryConfig | None = None) -> Assembly:
     config = replace(CONFIG, is_extended=files.exists(EXTENSIONS))
-    store = MessageStore(config, files, ("127.0.0.1", 10911), LEVELS.deliver_time)
-    return store, store.open()
-
-
-def open_levels(
-    store: MessageStore, clock: ManualClock, recovered: Recovered, delivery: DeliveryConfig | None = None
-) -> LevelQueues:
-    file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
-    saved = read_delay_offsets(file, is_needed=recovered.is_foreign or NAME not in recovered.notes)
-    return LevelQueues(store, saved, LEVELS, recovered, look(clock), Current(delivery or DeliveryConfig()))
+    return Assembly(files, config, clock, table=LEVELS, delivery=Current(delivery or DeliveryConfig()))
 
 
 def run_scenario(seed: int, steps: int) -> World:
@@ -177,14 +163,14 @@ def run_scenario(seed: int, steps: int) -> World:
 def check_image(image: SimulatedFiles, world: World, when: int) -> None:
     """Open the files left by a crash, and check the promises."""
     clock = ManualClock(world.clock.now_ms())
-    store, recovered = open_store(image)
+    found = opened(image, clock)
+    store, levels = found.store, found.levels
     assert list(problems(store)) == []
     for acknowledged_at, offset, body in world.acknowledged:
         if acknowledged_at <= when:
             message = store.message_at(offset)
             assert message is not None, f"the message at {offset} is gone"
             assert message.body == body
-    levels = open_levels(store, clock, recovered)
     check_schedules(store, levels)
     clock.advance(10_000)
     while (due := levels.step(look(clock), UNLIMITED)) is not None and due <= clock.now_ms():
@@ -196,11 +182,10 @@ def check_image(image: SimulatedFiles, world: World, when: int) -> None:
     appender.commit()
     assert list(problems(store)) == []
     image.after_kill()
-    again, recovered = open_store(image)
-    levels = open_levels(again, clock, recovered)
-    assert levels.step(look(clock), UNLIMITED) is None
-    assert list(problems(again)) == []
-    assert again.log.end == store.log.end
+    again = opened(image, clock)
+    assert again.levels.step(look(clock), UNLIMITED) is None
+    assert list(problems(again.store)) == []
+    assert again.store.log.end == store.log.end
 
 
 def origins(store: MessageStore) -> list[int]:

@@ -16,15 +16,14 @@ from duemq.broker.produce.message import ByTimer
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.index.keys import key_hash
 from duemq.scheduler.timers.policy.policies import TimerPolicy
-from duemq.scheduler.timers.service import NAME, Timers
 from duemq.storage.budget import UNLIMITED, Pieces
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.current import Current
 from duemq.storage.log.copies import origin_of
-from duemq.storage.store import MessageStore, StoreConfig
+from duemq.storage.store import StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync
-from tests.support.messages import Sender, with_time
-from tests.support.store import OwnedStore
+from tests.support.messages import with_time
+from tests.support.store import Assembly
 
 pytestmark = pytest.mark.crash
 
@@ -65,15 +64,11 @@ class World:
         """Open, also after a kill -9; sometimes after a start that failed once the timers had opened their files."""
         for fails in (self.chance.random() < 0.3, False):
             self.files.after_kill()
-            self.store = MessageStore(CONFIG, self.files, ("127.0.0.1", 10911), lambda level, stored: stored)
-            recovered = self.store.open()
-            self.timers = Timers(self.store, Current(self.config), recovered, look(self.clock))
-            self.timers.set_policy("orders", self.policy)
+            opened = Assembly(self.files, CONFIG, self.clock, timers=Current(self.config))
+            opened.timers.set_policy("orders", self.policy)
             if fails:
-                self.timers.close()
-                self.store.abandon()
-        self.sender = Sender(self.store, self.clock, timers=self.timers)
-        self.owned = OwnedStore(self.store, self.clock, {NAME: self.timers})
+                opened.abandon()
+        self.store, self.timers, self.sender, self.owned = opened.store, opened.timers, opened.sender, opened.owned
         self.unacknowledged: list[bytes] = []
         self.uncancelled: list[bytes] = []
 

@@ -1,20 +1,35 @@
-"""A store with its durability owner, whose jobs run when a test asks for it."""
+"""A store with its durability owner, whose jobs run when a test asks for it; and a store with levels and timers, put
+together as the broker puts them together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
+from duemq.scheduler.levels import service as level_service
+from duemq.scheduler.levels.delay_offsets import read_delay_offsets
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.timers import service as timer_service
+from duemq.scheduler.timers.config import TimerConfig
+from duemq.scheduler.timers.service import Timers
 from duemq.storage.budget import UNLIMITED, Budget, Pieces
 from duemq.storage.clock import ManualClock, Moment, look
+from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import EXPIRE_SECONDS, CheckpointPart, Durability, DurabilityConfig
+from duemq.storage.durability.recovery import Recovered
 from duemq.storage.durability.retention import Retention, RetentionConfig
-from duemq.storage.store import MessageStore
+from duemq.storage.files import Files
+from duemq.storage.store import MessageStore, StoreConfig
+from tests.support.messages import Sender
 
 Job = tuple[Lane, Callable[[], None], Callable[[Exception | None], None]]
 
+ADDRESS = ("127.0.0.1", 10911)
+"""The address of the broker that has the store."""
 NOTHING_GOES = RetentionConfig(delete_when="", clean_forcibly=False, refuse_ratio=2.0)
 """No file expires, at any time of day and however full the disk."""
 
@@ -227,3 +242,80 @@ class OwnedStore:
         self.store.abandon()
         if self.ends[0] is not None:
             raise self.ends[0]
+
+
+class Assembly:
+    """An open store with levels, timers or both. `sender` stores scheduled messages into it as the broker does, and
+    `owned` is its durability owner, whose jobs run when a test asks for it."""
+
+    def __init__(
+        self,
+        files: Files,
+        config: StoreConfig,
+        clock: ManualClock,
+        *,
+        table: DelayLevels | None = None,
+        delivery: Current[DeliveryConfig] | None = None,
+        is_awaited: bool = False,
+        timers: Current[TimerConfig] | None = None,
+        wake: Callable[[], None] = lambda: None,
+        retention: RetentionConfig = NOTHING_GOES,
+    ) -> None:
+        """Open the store. `table`: of the levels; None: without levels. `timers`: their settings; None: without timers.
+        Raises StoreError, OSError."""
+        self._clock = clock
+        self.store = MessageStore(
+            config, files, ADDRESS, table.deliver_time if table is not None else lambda level, stored_ms: stored_ms
+        )
+        self.recovered: Recovered = self.store.open()
+        self._levels: LevelQueues | None = None
+        self._timers: Timers | None = None
+        parts: dict[str, CheckpointPart] = {}
+        now = look(clock)
+        if table is not None:
+            is_needed = self.recovered.is_foreign or level_service.NAME not in self.recovered.notes
+            saved = read_delay_offsets(delay_offsets_file(files, config), is_needed=is_needed)
+            delivery = delivery or Current(DeliveryConfig())
+            self._levels = parts[level_service.NAME] = LevelQueues(
+                self.store, saved, table, self.recovered, now, delivery, is_awaited=is_awaited, wake=wake
+            )
+        if timers is not None:
+            self._timers = parts[timer_service.NAME] = Timers(
+                self.store, timers, self.recovered, now, levels=self._levels, wake=wake
+            )
+        self.sender = Sender(self.store, clock, self._levels, self._timers)
+        self.owned = OwnedStore(
+            self.store,
+            clock,
+            parts,
+            retention=retention,
+            on_released=self._levels.note_flushed if self._levels is not None else lambda position: None,
+        )
+
+    @property
+    def levels(self) -> LevelQueues:
+        """The levels, if there are any."""
+        assert self._levels is not None
+        return self._levels
+
+    @property
+    def timers(self) -> Timers:
+        """The timers, if there are any."""
+        assert self._timers is not None
+        return self._timers
+
+    def take_over(self) -> None:
+        """Make the store duemq's, if another broker had it last."""
+        if self.recovered.is_foreign:
+            self.owned.durability.take_over(look(self._clock))
+
+    def abandon(self) -> None:
+        """Let go of the files, as a kill does."""
+        self.store.abandon()
+        if self._timers is not None:
+            self._timers.close()
+
+
+def delay_offsets_file(files: Files, config: StoreConfig) -> ConfigFile:
+    """The file of the levels' progress."""
+    return ConfigFile(files, f"{config.root}/config/delayOffset.json")

@@ -8,26 +8,20 @@ from typing import TypeVar
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
-from duemq.scheduler.levels import service
-from duemq.scheduler.levels.delay_offsets import DelayOffsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.search import WaitingMessages
-from duemq.scheduler.timers import service as timers
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.service import Timers, TimerState
+from duemq.scheduler.timers.service import TimerState
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
-from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
-from duemq.storage.durability.owner import CheckpointPart
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.queues.pull import ColdRead
-from duemq.storage.store import MessageStore, StoreConfig
+from duemq.storage.store import StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
-from tests.support.messages import HOST, Sender
-from tests.support.store import NOTHING_GOES, OwnedStore
+from tests.support.messages import HOST
+from tests.support.store import NOTHING_GOES, Assembly
 
 T = TypeVar("T")
 
@@ -71,17 +65,20 @@ class TimerWorld:
         """Open, also after a kill -9: written data is there, data in memory is lost."""
         self.files.after_kill()
         config = StoreConfig("/s", commitlog_segment_size=self.segment_size, queue_segment_size=2000)
-        self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), self.table.deliver_time)
-        self.recovered = recovered = self.store.open()
-        file, now = ConfigFile(self.files, "/s/config/delayOffset.json"), look(self.clock)
-        self.levels = LevelQueues(self.store, DelayOffsets(file), self.table, recovered, now, self.delivery)
-        self.timers = Timers(self.store, self.settings, recovered, now, levels=self.levels, wake=self.wake)
+        opened = Assembly(
+            self.files,
+            config,
+            self.clock,
+            table=self.table,
+            delivery=self.delivery,
+            timers=self.settings,
+            wake=self.wake,
+            retention=self.retention,
+        )
+        opened.take_over()
+        self.store, self.recovered, self.owned = opened.store, opened.recovered, opened.owned
+        self.levels, self.timers, self.sender = opened.levels, opened.timers, opened.sender
         self.pending = WaitingMessages(self.store, self.timers, self.levels)
-        self.sender = Sender(self.store, self.clock, self.levels, self.timers)
-        parts: dict[str, CheckpointPart] = {service.NAME: self.levels, timers.NAME: self.timers}
-        self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)
-        if recovered.is_foreign:
-            self.owned.durability.take_over(look(self.clock))
 
     def close(self) -> None:
         """Stop cleanly."""

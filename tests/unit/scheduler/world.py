@@ -7,19 +7,17 @@ from collections import Counter
 from duemq.broker.produce.message import ByLevel
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.topics import SCHEDULE_TOPIC
-from duemq.scheduler.levels.delay_offsets import read_delay_offsets
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.service import MAX_HANDED_OVER, NAME, LevelQueues
+from duemq.scheduler.levels.service import MAX_HANDED_OVER
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
-from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
 from duemq.storage.log.copies import origin_of
-from duemq.storage.store import MessageStore, StoreConfig
+from duemq.storage.store import StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
-from tests.support.messages import HOST, Sender
-from tests.support.store import OwnedStore
+from tests.support.messages import HOST
+from tests.support.store import Assembly, delay_offsets_file
 
 TABLE = DelayLevels("1s 5s 30s")
 
@@ -57,23 +55,18 @@ class World:
             with_checksums=self.with_checksums,
             is_extended=self.is_extended,
         )
-        self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), table.deliver_time)
-        recovered = self.store.open()
-        self.file = file = ConfigFile(self.files, "/s/config/delayOffset.json")
-        self.levels = LevelQueues(
-            self.store,
-            read_delay_offsets(file, is_needed=recovered.is_foreign or NAME not in recovered.notes),
-            table,
-            recovered,
-            look(self.clock),
-            self.delivery,
+        opened = Assembly(
+            self.files,
+            config,
+            self.clock,
+            table=table,
+            delivery=self.delivery,
             is_awaited=self.sync_flush,
             wake=self.wake,
         )
-        self.sender = Sender(self.store, self.clock, self.levels)
-        self.owned = OwnedStore(self.store, self.clock, {NAME: self.levels}, on_released=self.levels.note_flushed)
-        if recovered.is_foreign:
-            self.owned.durability.take_over(look(self.clock))
+        opened.take_over()
+        self.store, self.levels, self.sender, self.owned = opened.store, opened.levels, opened.sender, opened.owned
+        self.file = delay_offsets_file(self.files, config)
 
     def flush(self) -> None:
         """Complete the flushes that are awaited."""

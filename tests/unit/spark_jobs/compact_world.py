@@ -8,23 +8,16 @@ from typing import ClassVar
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
-from duemq.scheduler.levels import service
-from duemq.scheduler.levels.delay_offsets import read_delay_offsets
-from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.scheduler.timers import service as timers
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.service import Timers
 from duemq.storage.budget import UNLIMITED
 from duemq.storage.clock import ManualClock, look
-from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
-from duemq.storage.durability.owner import CheckpointPart
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE
-from duemq.storage.store import MessageStore, StoreConfig
-from tests.support.messages import HOST, Sender
-from tests.support.store import OwnedStore
+from duemq.storage.store import StoreConfig
+from tests.support.messages import HOST
+from tests.support.store import Assembly
 
 HOST_V6 = bytes(15) + b"\x01\0\0\x04\xd2"
 START_MS = 1_700_000_000_000
@@ -63,18 +56,10 @@ class Broker:
         self.clock = clock
         self.files = OsFiles()
         config = StoreConfig(str(root), commitlog_segment_size=segment_size, queue_segment_size=QUEUE_UNITS * UNIT_SIZE)
-        self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), TABLE.deliver_time)
-        self.recovered = recovered = self.store.open()
-        (root / "config").mkdir(exist_ok=True)
-        file, now = ConfigFile(self.files, str(root / "config/delayOffset.json")), look(clock)
-        is_needed = recovered.is_foreign or service.NAME not in recovered.notes
-        self.levels = LevelQueues(self.store, read_delay_offsets(file, is_needed=is_needed), TABLE, recovered, now)
-        self.timers = Timers(
-            self.store, Current(TimerConfig(log_segment_size=5200)), recovered, now, levels=self.levels
-        )
-        parts: dict[str, CheckpointPart] = {service.NAME: self.levels, timers.NAME: self.timers}
-        self.owned = OwnedStore(self.store, clock, parts)
-        self.sender = Sender(self.store, clock, self.levels, self.timers)
+        (root / "config").mkdir(parents=True, exist_ok=True)
+        opened = Assembly(self.files, config, clock, table=TABLE, timers=Current(TimerConfig(log_segment_size=5200)))
+        self.store, self.recovered, self.owned = opened.store, opened.recovered, opened.owned
+        self.levels, self.timers, self.sender = opened.levels, opened.timers, opened.sender
 
     @classmethod
     def let_go_of_all(cls) -> None:
