@@ -3,6 +3,7 @@ and common/MixAll.java (4.9.7, 5.3.3)."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -18,6 +19,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 """The name of a group's dead-letter topic is this prefix and the group's name."""
 
+NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+"""The names of topics and groups that RocketMQ's TopicValidator accepts."""
 NOT_FOR_CLIENTS: Final = frozenset(
     {
         SCHEDULE_TOPIC,

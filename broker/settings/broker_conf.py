@@ -30,6 +30,7 @@ _UP_TO_VALUE: Final = re.compile(r"[ \t\f]*(?:\\\r?\n[ \t\f]*|\\.|[^\\=:\s])*[ \
 """Matches the part of an entry before the value: the name and the separator."""
 
 
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _LAST_CONTINUATION: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:\r\n|\r|\n)?\Z")
 """Matches an odd number of backslashes at the end of a text, and a line end behind them; group 1 is without the last
 backslash."""
@@ -77,7 +78,7 @@ def parse(text: str, source: str) -> dict[str, str]:
 def is_unicode(text: str) -> bool:
     """Whether a text can be encoded: whether it has no lone surrogates, as from a wrong \\u escape or from an argument
     or variable that is not UTF-8."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return _LONE_SURROGATE.search(text) is None
 
 
 def _plain_entries(text: str) -> Iterator[_Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from duemq.broker.tables.table import Fields, check_queues, section, typed
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests.bodies import DataVersion, SubscriptionGroupConfig
+from duemq.protocol.topics import NAME
 from duemq.storage.clock import Clock
 from duemq.storage.config_file import ConfigFile
 
@@ -32,7 +32,6 @@ _OWN: Final = (
     "CID_ONSAPI_PULL",
 )
 MAX_GROUP_LENGTH: Final = 255
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FIELDS: Final = {field.encode_name for field in msgspec.structs.fields(SubscriptionGroupConfig)}
 
 
@@ -169,4 +168,4 @@ class Groups:
 
 def is_group_name(name: str) -> bool:
     """Return whether a group may have this name."""
-    return len(name) <= MAX_GROUP_LENGTH and _NAME.fullmatch(name) is not None
+    return len(name) <= MAX_GROUP_LENGTH and NAME.fullmatch(name) is not None

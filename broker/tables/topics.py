@@ -21,12 +21,12 @@ from duemq.broker.tables.table import Fields, check_queues, refuse, section, typ
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests.bodies import DataVersion, TopicConfig
-from duemq.protocol.topics import NOT_FOR_CLIENTS, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import NAME, NOT_FOR_CLIENTS, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.policy.policies import TimerPolicy, policy_of
 from duemq.storage.clock import Clock
 from duemq.storage.config_file import ConfigFile
-from duemq.storage.queues.consume_queue import TOPIC_NAME, ConsumeQueue
+from duemq.storage.queues.consume_queue import ConsumeQueue
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -243,7 +243,7 @@ class Topics:
         own.append((config.broker_name, 1, perm))
         if config.trace_topic_enabled:
             own.append((config.trace_topic, 1, 6))
-        return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if TOPIC_NAME.fullmatch(name)]
+        return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if NAME.fullmatch(name)]
 
     def _follow_settings(self) -> None:
         on = self._settings.on_change
@@ -467,7 +467,7 @@ def check_name(name: str) -> None:
     """Raise Refused unless a topic may have this name."""
     if not name.strip():
         raise Refused(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
-    if not TOPIC_NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
             "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",

@@ -11,14 +11,13 @@ from typing import Final
 
 from duemq.errors import ArgumentError
 from duemq.protocol.records import properties as property_text
-from duemq.protocol.topics import NOT_FOR_CLIENTS
+from duemq.protocol.topics import NAME, NOT_FOR_CLIENTS
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 255
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of a body, in bytes: RocketMQ's default of maxMessageSize, at producers and at brokers."""
 
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 # Properties that control how brokers and clients treat a message. A program that forwards a received message must not
@@ -67,7 +66,7 @@ def _check_name(kind: str, name: str, max_length: int) -> None:
         raise ArgumentError(f"a {kind} needs a name")
     if len(name) > max_length:
         raise ArgumentError(f"the name of a {kind} has {len(name)} characters; the limit is {max_length}")
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ArgumentError(f"the {kind} {name!r} has characters other than letters, digits and % | _ -")
 
 

@@ -33,7 +33,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
-from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.topics import NAME, SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
 from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
@@ -44,7 +44,6 @@ from duemq.storage.queues.check import Key, QueueCheck, Wrong
 from duemq.storage.queues.consume_queue import (
     MARK_SIZES,
     PADDING_SIZE,
-    TOPIC_NAME,
     UNIT,
     WITHDRAWN_SIZE,
     ConsumeQueue,
@@ -195,7 +194,7 @@ class Recovery:
         removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
-            if not TOPIC_NAME.fullmatch(topic):
+            if not NAME.fullmatch(topic):
                 continue  # not a topic's directory: an operator's copy, or lost+found
             directory = os.path.join(self._queue_directory, topic)
             names = self._files.list(directory)

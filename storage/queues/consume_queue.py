@@ -34,7 +34,6 @@ Keeps invariant 3 of ARCHITECTURE.md.
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Callable
 from typing import Final
@@ -56,8 +55,6 @@ DELIVERED_SIZE: Final = 2
 MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
 """Sizes that mark a unit; no record is that small."""
 _SIZE_AT: Final = 8
-TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-"""The topic names that RocketMQ's TopicValidator accepts; a directory with any other name has no queues."""
 FOLLOWING: Final = 1 << 62
 """In a unit that stands for no record, the tags code is this value plus the physical offset where the following records
 begin. No hash is as large."""
