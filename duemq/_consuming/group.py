@@ -262,14 +262,33 @@ class BrokerOffsets:
 
     def __init__(self, api: GroupApi) -> None:
         self._api = api
+        self._has_table: set[tuple[str, str]] = set()
+        """Brokers' names and topics for which the broker has acknowledged an offset."""
 
     async def load(self, queue: MessageQueue) -> int | None:
         """Return the group's offset in a queue, or None if it has none yet."""
         return await self._api.stored_offset(queue)
 
     async def save(self, offsets: dict[MessageQueue, int]) -> None:
-        """Store offsets. Raises the first error, after an attempt to store every offset."""
+        """Store offsets. Raises the first error, after an attempt to store every offset.
+
+        Until a broker has an offset of the group for a topic, one offset is stored alone and the others after it: when
+        the first two arrive at the same time, RocketMQ's broker makes the table of that topic twice and loses one of
+        them, though it has acknowledged both (`ConsumerOffsetManager.commitOffset`, 4.9.7 and 5.3.3).
+        """
+        alone: dict[tuple[str, str], MessageQueue] = {}
+        for queue in offsets:
+            if (queue.broker, queue.topic) not in self._has_table:
+                alone.setdefault((queue.broker, queue.topic), queue)
+        first = set(alone.values())
+        errors = await self._commit({queue: offsets[queue] for queue in first})
+        self._has_table.update(key for key, queue in alone.items() if queue not in errors)
+        errors |= await self._commit({queue: offset for queue, offset in offsets.items() if queue not in first})
+        for error in errors.values():
+            raise error
+
+    async def _commit(self, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, BaseException]:
+        """Store offsets at the same time; return the errors of those that could not be stored."""
         commits = (self._api.commit(queue, offset) for queue, offset in offsets.items())
-        for error in await asyncio.gather(*commits, return_exceptions=True):
-            if error is not None:
-                raise error
+        results = await asyncio.gather(*commits, return_exceptions=True)
+        return {queue: error for queue, error in zip(offsets, results, strict=True) if error is not None}

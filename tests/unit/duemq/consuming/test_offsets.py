@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq import ArgumentError, MessageQueue
+from duemq import ArgumentError, BrokerError, MessageQueue
+from duemq._consuming.group import BrokerOffsets, GroupApi
 from duemq._consuming.offsets import LocalOffsets, OffsetTracker
 
 QUEUE = MessageQueue("demo", "broker-a", 3)
@@ -126,3 +129,42 @@ async def test_offsets_of_the_largest_queue_and_number_are_read(tmp_path: Path) 
     path = tmp_path / "offsets.json"
     path.write_bytes(b'{"t":{"b:2147483647":9223372036854775807}}')
     assert await LocalOffsets(path).load(MessageQueue("t", "b", 2**31 - 1)) == 2**63 - 1
+
+
+class RacingBroker:
+    """Stores offsets as RocketMQ's broker does: a commit that finds no table of a topic makes one, which replaces the
+    table that another commit has made meanwhile."""
+
+    def __init__(self, refused: int = 0) -> None:
+        self.tables: dict[str, dict[int, int]] = {}
+        self._refused = refused
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        if self._refused:
+            self._refused -= 1
+            raise BrokerError(1, "busy", "127.0.0.1:10911")
+        table = self.tables.get(queue.topic)
+        await asyncio.sleep(0)  # other commits run
+        if table is None:
+            table = self.tables[queue.topic] = {}
+        table[queue.queue_id] = offset
+
+
+OFFSETS = {MessageQueue(topic, "broker-a", queue_id): queue_id + 5 for topic in "ab" for queue_id in range(3)}
+STORED = {topic: {queue_id: queue_id + 5 for queue_id in range(3)} for topic in "ab"}
+
+
+async def test_the_first_offsets_of_a_topic_are_all_stored() -> None:
+    broker = RacingBroker()
+    await BrokerOffsets(cast(GroupApi, broker)).save(OFFSETS)
+    assert broker.tables == STORED
+
+
+@pytest.mark.parametrize("refused", [1, 2, 4])
+async def test_the_first_offsets_are_all_stored_after_an_error(refused: int) -> None:
+    broker = RacingBroker(refused)
+    offsets = BrokerOffsets(cast(GroupApi, broker))
+    with pytest.raises(BrokerError):
+        await offsets.save(OFFSETS)
+    await offsets.save(OFFSETS)
+    assert broker.tables == STORED
