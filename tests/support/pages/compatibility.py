@@ -1,6 +1,6 @@
 """The tables of docs/compatibility.md, from what the tests run and what the broker has.
 
-`python -m tests.support.compatibility` writes them into the page, between lines like `<!-- commands -->`;
+`python -m tests.support.pages.compatibility` writes them into the page, between lines like `<!-- commands -->`;
 `tests.unit.broker.test_compatibility_page` fails where the page has others.
 """
 
@@ -19,7 +19,7 @@ from tests.interop.admin.mqadmin_commands import BOTH, COMMANDS, Command
 from tests.interop.consume.test_start_positions import EXPECTED
 from tests.support.broker import running
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "compatibility.md"
 FIRST_OWN_CODE: Final = 30_000
 """duemq's own request codes are this and above, and below 40,000."""
 TESTED: Final = {
