@@ -197,13 +197,15 @@ class QueueReader:
         return self._committed if self._committed >= 0 else None
 
     def ack(self, message: ReceivedMessage) -> None:
-        """See `ReceivedMessage.ack`."""
+        """Mark a message as consumed; nothing if it is already settled."""
         if not message.settled:
             message.settled = True
             self._finish(message)
 
     async def retry(self, message: ReceivedMessage, level: int, delay_ms: int | None) -> None:
-        """See `ReceivedMessage.retry`."""
+        """Have a message delivered to the group again, after the delay of a level, or after at least `delay_ms` if that
+        is not None; nothing if it is already settled. Raises DelayError, and settles nothing, if no level is that long.
+        See `ReceivedMessage.retry` for ordered and broadcasting consumers."""
         if message.settled:
             return
         if self._ordered:
@@ -229,7 +231,7 @@ class QueueReader:
         await self._send_back(message, level, delay_ms or 0)
 
     async def dead_letter(self, message: ReceivedMessage) -> None:
-        """See `ReceivedMessage.dead_letter`."""
+        """Move a message to the dead-letter topic, or drop it for a broadcasting consumer; nothing if it is settled."""
         if message.settled:
             return
         message.settled = True

@@ -73,7 +73,7 @@ class _Fields(Header):
     ext: dict[str, str]
 
     def to_ext(self) -> dict[str, str]:
-        """See `Header`."""
+        """Return the extension fields, by name."""
         return self.ext
 
 

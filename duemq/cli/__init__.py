@@ -67,11 +67,11 @@ class _Commands(click.Group):
     `duemq --help` imports no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """See click."""
+        """Return the names of all commands, sorted."""
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See click."""
+        """Return a command by its name, None if there is none. Exits if a package that it needs is missing."""
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         elsewhere = _ELSEWHERE[cmd_name]
@@ -83,7 +83,7 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """See click; commands import some of their libraries when they run."""
+        """Run the command. Exits if a package that it imports only now is missing."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -91,7 +91,7 @@ class _Commands(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click, which would import each command for its short help."""
+        """Write the list of commands for the help; click's own method would import each for its short help."""
         rows = []
         for name in self.list_commands(ctx):
             if name in _ELSEWHERE:
