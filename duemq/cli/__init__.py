@@ -9,15 +9,16 @@ An error is one line on stderr, with exit code 1; wrong usage has exit code 2. C
 from __future__ import annotations
 
 import gc
-import io
 import os
 import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
+
+from duemq.cli.streams import standard_streams
 
 
 class _Elsewhere(NamedTuple):
@@ -65,6 +66,11 @@ def _say_what_is_missing(command: str | None, error: ModuleNotFoundError) -> Non
 class _Commands(click.Group):
     """A group whose commands are imported when they are first used: `duemq serve` does not import the client, and
     `duemq --help` imports no command."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command of the command line, with click's arguments. Exits with 1 if its output cannot be written."""
+        with standard_streams():
+            return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
@@ -120,9 +126,6 @@ def main() -> None:
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Messages and names may have any characters. One that the output's encoding lacks must not end the command.
-        sys.stdout.reconfigure(errors="replace")
 
 
 @main.command(short_help="Run a broker with its name server.")

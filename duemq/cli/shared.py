@@ -77,6 +77,8 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+        except BrokenPipeError:
+            raise  # the reader of the output wanted no more
         except (DueMQError, OSError) as error:
             # A DelayError is not wrong usage: only this broker does not accept the delay.
             if isinstance(error, ArgumentError) and not isinstance(error, DelayError):

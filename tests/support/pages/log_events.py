@@ -48,9 +48,9 @@ class _Line(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """Something that logs an event whose name is its argument number `index`, without `self`."""
+    """Something that logs an event whose name is its argument number `place`, without `self`."""
 
-    index: int
+    place: int
     levels: list[str]
     fields: set[str]
 
@@ -103,7 +103,7 @@ def _passed_to(passing: _Passing, path: Path, call: ast.AST) -> tuple[_Passes, a
         return None
     name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
     to = passing.get(_key(path, name))
-    return (to, call.args[to.index]) if to is not None and len(call.args) > to.index else None
+    return (to, call.args[to.place]) if to is not None and len(call.args) > to.place else None
 
 
 def _key(path: Path, name: str) -> tuple[Path | None, str]:
@@ -132,8 +132,8 @@ def _passing(trees: dict[Path, ast.Module]) -> _Passing:
             elif not _names(event) and _FLOODED not in ast.unparse(event):
                 raise ValueError(f"{path}, line {call.lineno}: {ast.unparse(call)}")
     for path, name, function in functions:  # one that only passes its own argument on
-        for call in ast.walk(function):
-            found = _passed_to(passing, path, call)
+        for node in ast.walk(function):
+            found = _passed_to(passing, path, node)
             if found and isinstance(found[1], ast.Name) and found[1].id in [each.arg for each in function.args.args]:
                 add(path, name, function, found[1].id, found[0].levels, found[0].fields)
     return passing
