@@ -35,6 +35,14 @@ def duration(text: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
+def time_limit(text: str) -> int:
+    """Parse a time limit on the command line; return ms, more than 0. Raises BadParameter."""
+    found = duration(text)
+    if not found:
+        raise click.BadParameter(f"{text!r} leaves no time; write it as 250ms, 5s, 1h30m or 2d")
+    return found
+
+
 def moment(text: str) -> datetime:
     """Parse a time on the command line: a date and time, by this machine's clock unless it names another zone, or a
     duration: `1h` and `+1h` are an hour from now, `-1h` is an hour ago. Raises BadParameter."""
@@ -83,6 +91,8 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
             # A DelayError is not wrong usage: only this broker does not accept the delay.
             if isinstance(error, ArgumentError) and not isinstance(error, DelayError):
                 raise click.UsageError(str(error)) from None
+            if isinstance(error, OSError) and error.filename is not None:
+                fail(f"{error.filename}: {error.strerror}")
             fail(str(error))
 
     return wrapper
