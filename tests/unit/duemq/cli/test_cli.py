@@ -157,6 +157,9 @@ def test_send_for_programs(run: Callable[..., Result]) -> None:
         (["send", "demo", ""], "the body is empty"),
         (["send", "demo", "x", "--nameserver", "h:x"], "is not an address"),
         (["receive", "demo", "--from", "middle"], "is not a time"),
+        (["acl", "allow", "u", "orders", "--action", "Pub"], "'orders' is not a resource; write Topic:NAME"),
+        (["acl", "deny", "u", "*", "Queue:q", "--action", "Pub"], "'Queue:q' is not a resource"),
+        (["acl", "remove", "u", "Topic:"], "'Topic:' is not a resource"),
         (["receive", "demo", "--tag", "||"], "write * for all"),
     ],
 )
@@ -164,6 +167,19 @@ def test_wrong_usage_has_exit_code_2(run: Callable[..., Result], arguments: list
     result = run(*arguments)
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+@pytest.mark.parametrize(("keys", "advice"), [((), True), (("u", "s"), False)])
+def test_advice_for_a_command_without_keys(
+    known: FakeBroker, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], advice: bool
+) -> None:
+    for name, value in zip(("DUEMQ_ACCESS_KEY", "DUEMQ_SECRET_KEY"), keys, strict=False):
+        monkeypatch.setenv(name, value)
+    known.on(RequestCode.LIST_PENDING, failure(ResponseCode.NO_PERMISSION, "username cannot be null."))
+    result = run("pending", "list")
+    assert result.exit_code == 1
+    assert "access denied (code 16): username cannot be null" in result.stderr
+    assert result.stderr.endswith(" Give the keys of your account with --account FILE\n") == advice
 
 
 def test_a_file_that_cannot_be_opened_is_named(run: Callable[..., Result]) -> None:
