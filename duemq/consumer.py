@@ -36,6 +36,7 @@ from duemq.messages import MessageQueue, ReceivedMessage
 
 if TYPE_CHECKING:
     from duemq._consuming.intercepting import ReceiveHooks
+    from duemq._net.complaints import Complaints
     from duemq.interceptors import ConsumerInterceptor
 
 Model = Literal["clustering", "broadcasting"]
@@ -139,6 +140,7 @@ class Consumer:
         _exclusive: bool = False,
         _client_id: str | None = None,
         _in_hand: Mapping[MessageQueue, int] | None = None,
+        _complaints: Complaints | None = None,
     ) -> None:
         _check_options(group, on_message, model, concurrency, offset_file)
         if max_ahead < 1:
@@ -171,7 +173,7 @@ class Consumer:
             clock=_clock,
             monotonic=_monotonic,
         )
-        self._member = Member(config)
+        self._member = Member(config, _complaints)
         self._inbox = self._member.inbox
         self._hooks: ReceiveHooks | None = None
         if interceptors:

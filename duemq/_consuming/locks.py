@@ -75,7 +75,7 @@ class QueueLocks:
         try:
             held = await self._api.lock(broker, queues)
         except DueMQError as error:
-            self._complaints.raise_(who, str(error))
+            self._complaints.raise_(who, error)
             self._failing.add(broker)
             return
         self._failing.discard(broker)

@@ -51,6 +51,9 @@ Listener = Callable[[frozenset[MessageQueue]], Awaitable[object]]
 Target = MessageQueue | str
 """A queue, or a topic, which stands for all its queues."""
 
+STORING_OFFSETS: Final = "storing offsets"
+"""The name of this activity in complaints."""
+
 log = logging.getLogger("duemq.consumer")
 
 
@@ -134,7 +137,8 @@ class Member:
     Only one task, the rebalance, changes which queues the member has; other tasks only replace the reader of a queue.
     """
 
-    def __init__(self, config: MemberConfig) -> None:
+    def __init__(self, config: MemberConfig, complaints: Complaints | None = None) -> None:
+        """`complaints`: where the failures of the member and of its client are noted; None: they are only logged."""
         self._config = config
         self._ordered_inbox: OrderedInbox | None = None
         if config.ordered:
@@ -151,6 +155,7 @@ class Member:
             tls=config.tls,
             client_id=config.client_id,
             on_reconnected=self._reconnected,
+            complaints=complaints,
         )
         self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
         self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)
@@ -158,7 +163,7 @@ class Member:
         self._readers: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
         self._allocated: set[str] = set()
         self._starts = Starts(config.start, self._client.routes, self._offsets, self._api)
-        self._complaints = Complaints(log)
+        self._complaints = complaints or Complaints(log)
         self._locks: QueueLocks | None = None
         if (config.ordered or config.exclusive) and not config.broadcasting:
             life = config.intervals.exclusive_lock_life if config.exclusive else config.intervals.lock_life
@@ -381,14 +386,18 @@ class Member:
                     continue
                 self._starts.begin_without(topic)
                 complete = False
-                self._complaints.raise_(f"waiting for {topic}", str(error))
+                self._complaints.raise_(f"waiting for {topic}", error)
             except DueMQError as error:
                 complete = False
-                self._complaints.raise_(f"waiting for {topic}", str(error))
+                self._complaints.raise_(f"waiting for {topic}", error)
             else:
                 complete = await self._update(topic, mine, route) and complete
                 self._allocated.add(topic)
-                self._complaints.resolve(f"waiting for {topic}")
+                if route.read_queues or topic.startswith(RETRY_PREFIX):
+                    self._complaints.resolve(f"waiting for {topic}")
+                else:
+                    error = NoRouteError(topic, "none of its queues can be read now")
+                    self._complaints.raise_(f"waiting for {topic}", error)
         self._progress.set()
         return complete
 
@@ -599,7 +608,7 @@ class Member:
                 if error is not None:
                     raise error
         except (DueMQError, OSError) as error:
-            self._complaints.raise_(who, str(error))
+            self._complaints.raise_(who, error)
         else:
             self._complaints.resolve(who)
         for reader in readers:
@@ -674,9 +683,9 @@ class Member:
         try:
             await self._offsets.save(offsets)
         except (DueMQError, OSError) as error:
-            self._complaints.raise_("storing offsets", str(error))
+            self._complaints.raise_(STORING_OFFSETS, error)
             return
-        self._complaints.resolve("storing offsets")
+        self._complaints.resolve(STORING_OFFSETS)
         for queue, offset in offsets.items():
             if queue in self._readers:
                 self._readers[queue][0].committed(offset)

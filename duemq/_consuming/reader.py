@@ -291,7 +291,7 @@ class QueueReader:
             try:
                 await self._step()
             except DueMQError as error:
-                self._complaints.raise_(who, str(error))
+                self._complaints.raise_(who, error)
             except asyncio.CancelledError:
                 self._complaints.forget(who)
                 self._complaints.forget(f"waiting for a message of {self.queue}")

@@ -59,10 +59,12 @@ class Client:
         tls: ssl.SSLContext | None = None,
         client_id: str | None = None,
         on_reconnected: Callable[[str], None] = lambda address: None,
+        complaints: Complaints | None = None,
     ) -> None:
         """`signer`: signs each request, also those to name servers. `tls`: for all connections; None: no TLS.
         `client_id`: None: a new id. `on_reconnected`: called with the address of a broker after a connection to it was
-        opened that is not the first, and after the heartbeat over it."""
+        opened that is not the first, and after the heartbeat over it. `complaints`: where failing heartbeats are noted;
+        None: they are only logged."""
         check_codec(codec)
         self._tls = tls
         self._signer = signer
@@ -80,7 +82,7 @@ class Client:
         self._nameservers = NameServers(nameserver, self._nameserver_pool)
         self.routes = Routes(self._nameservers, self.intervals.request_timeout)
         self.tasks = Tasks()
-        self._complaints = Complaints(log)
+        self._complaints = complaints or Complaints(log)
 
     async def start(self) -> None:
         """Connect to a name server, and begin to send heartbeats. Raises ConnectError."""
@@ -159,7 +161,7 @@ class Client:
             log.warning("%s; dropping the connection", error)
             self._brokers.drop(address)
         except DueMQError as error:
-            self._complaints.raise_(f"heartbeats to {address}", str(error))
+            self._complaints.raise_(f"heartbeats to {address}", error)
         else:
             self._complaints.resolve(f"heartbeats to {address}")
 
@@ -199,6 +201,7 @@ class Client:
         except BaseException:
             connection.close()
             raise
+        self._complaints.resolve(f"heartbeats to {address}")
         if address in self._known:
             self._on_reconnected(address)
         self._known.add(address)

@@ -15,11 +15,12 @@ class Complaints:
         self._log = log
         self._reasons: dict[str, str] = {}
 
-    def raise_(self, who: str, reason: str) -> None:
+    def raise_(self, who: str, reason: Exception | str) -> None:
         """Note that activity `who` is failing, and why. Logged unless an activity is failing for the same reason."""
-        if reason not in self._reasons.values():
-            self._log.warning("%s: %s", who, reason)
-        self._reasons[who] = reason
+        text = str(reason)
+        if text not in self._reasons.values():
+            self._log.warning("%s: %s", who, text)
+        self._reasons[who] = text
 
     def resolve(self, who: str) -> None:
         """Note that activity `who` is no longer failing. Logged if it was the last that was."""

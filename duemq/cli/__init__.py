@@ -34,7 +34,7 @@ class _Elsewhere(NamedTuple):
 
 _ELSEWHERE: Final = {
     "send": _Elsewhere("duemq.cli.messages", "send", "Send a message, now or due later."),
-    "receive": _Elsewhere("duemq.cli.messages", "receive", "Receive messages and print them."),
+    "receive": _Elsewhere("duemq.cli.receive", "receive", "Receive messages and print them."),
     "cancel": _Elsewhere("duemq.cli.messages", "cancel", "Cancel waiting messages."),
     "pending": _Elsewhere("duemq.cli.pending", "pending", "List and change waiting messages."),
     "schedule": _Elsewhere("duemq.cli.schedule", "schedule", "Manage recurring messages."),

@@ -1,8 +1,7 @@
-"""`duemq send`, `duemq receive` and `duemq cancel`."""
+"""`duemq send` and `duemq cancel`."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from datetime import datetime
 
@@ -20,16 +19,11 @@ from duemq.cli.shared import (
     fail,
     moment,
     one_line_errors,
-    origin,
-    print_line,
     run,
     time_limit,
-    until_signal,
     with_dates,
 )
-from duemq.consumer import Consumer, From
 from duemq.errors import RequestTimeoutError
-from duemq.messages import ReceivedMessage
 from duemq.pending import ChangeResult, Changes
 from duemq.producer import Producer
 
@@ -150,121 +144,6 @@ def split_pair(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise click.UsageError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-@click.command(short_help="Receive messages and print them.")
-@click.argument("topic")
-@click.option("--group", default=GROUP, show_default=True, help="Consumer group to join.")
-@click.option("--follow", "-f", is_flag=True, help="Keep waiting for messages until Ctrl-C.")
-@click.option(
-    "--wait",
-    type=duration,
-    default="10s",
-    show_default=True,
-    metavar="DURATION",
-    help="How long to wait for the first message, without --follow.",
-)
-@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
-@click.option(
-    "--tag", "tags", default="*", metavar="TAGS", help="Only messages with this tag; several tags are joined by ||."
-)
-@click.option(
-    "--from",
-    "from_",
-    type=origin,
-    default="first",
-    show_default=True,
-    metavar="first|last|TIME",
-    help="Where to begin if the group has not read the topic before.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON, with all its fields.")
-@client_options
-@one_line_errors
-def receive(
-    topic: str,
-    group: str,
-    follow: bool,
-    wait: int,
-    count: int | None,
-    tags: str,
-    from_: From,
-    as_json: bool,
-    nameserver: str,
-    account: Keys,
-    tls: Tls,
-    codec: Codec,
-) -> None:
-    """Receive messages of TOPIC and print a line for each: when it arrived, its lateness, [tag], (keys), body.
-
-    The lateness is shown if the due time is known: for messages with a timer, and for messages that duemq delayed by a
-    level.
-
-    Printed messages are consumed. The broker stores how far the group has read, so the next `receive` continues there.
-    Members of a group that run at the same time share the messages, and must all receive the same topic and tags. Give
-    another --group to read another topic at the same time, or to read a topic from its beginning again.
-
-    Without --follow the command ends when it has printed all messages that could be received at its start. If there are
-    none, it waits up to --wait for the first message. Messages that are not due yet cannot be received.
-
-    \b
-    duemq receive orders --follow
-    duemq receive orders --group audit --json | jq .lateness_ms
-    duemq receive orders --count 1 --wait 1m
-    """
-
-    async def work() -> None:
-        consumer = Consumer(
-            group,
-            nameserver=nameserver,
-            from_=from_,
-            codec=codec,
-            access_key=account.access_key,
-            secret_key=account.secret_key,
-            tls=tls,
-        )
-        consumer.subscribe(topic, tags)
-        async with consumer:
-            await until_signal(_print_messages(consumer, topic, follow, wait, count, as_json))
-
-    run(work())
-
-
-async def _print_messages(
-    consumer: Consumer, topic: str, follow: bool, wait_ms: int, count: int | None, as_json: bool
-) -> None:
-    printed = 0
-    while count is None or printed < count:
-        message = await _next_message(consumer, follow, wait_ms if not printed else None)
-        if message is None:
-            break
-        line = formatting.message_as_json(message) if as_json else formatting.message_as_text(message)
-        if not print_line(line):
-            return  # the user did not see this message, so it is not acknowledged
-        await message.ack()
-        printed += 1
-    if not printed and not follow:
-        click.echo(f"duemq: no message in {topic} for this group", err=True)
-
-
-async def _next_message(consumer: Consumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
-    """Return the next message, or None at the end: no message arrived within `wait_ms`; or, if `wait_ms` is None, all
-    messages available at the start were read."""
-    if follow:
-        return await consumer.receive()
-    if wait_ms is not None:
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                return await consumer.receive()
-        except TimeoutError:
-            return None
-    message = asyncio.create_task(consumer.receive())
-    end = asyncio.create_task(consumer.caught_up())
-    try:
-        await asyncio.wait([message, end], return_when=asyncio.FIRST_COMPLETED)
-        return message.result() if message.done() else None
-    finally:
-        message.cancel()
-        end.cancel()
 
 
 @click.command(short_help="Cancel waiting messages.")

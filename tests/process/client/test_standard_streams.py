@@ -53,7 +53,7 @@ async def test_results_that_cannot_be_written(tmp_path: Path) -> None:
     for command in ("pending list", "send --in 1h waiting x", "receive ready"):
         for redirection, text in OUTPUTS.items():
             assert await run(command, redirection, broker.nameserver) == (1, "", text), (command, redirection)
-    consumer = Consumer("duemq-cli", nameserver=broker.nameserver)
+    consumer = Consumer("duemq-cli-ready", nameserver=broker.nameserver)
     consumer.subscribe("ready")
     async with consumer:
         assert (await consumer.receive()).body == b"message 0", "a message that was not printed is not consumed"

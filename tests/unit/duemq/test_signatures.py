@@ -18,7 +18,7 @@ import pytest
 import duemq
 from duemq import Message, Producer, sync
 
-PRIVATE = {"_monotonic", "_ready", "_exclusive", "_client_id", "_in_hand"}
+PRIVATE = {"_monotonic", "_ready", "_exclusive", "_client_id", "_in_hand", "_complaints"}
 """Parameters of the client's classes that only the client itself gives."""
 
 

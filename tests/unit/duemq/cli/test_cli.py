@@ -23,11 +23,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duemq import MessageHandle, cli
+from duemq._values.checks import check_topic
+from duemq.cli.receive import default_group
 from duemq.cli.shared import moment
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
-from duemq.protocol.requests.bodies import BrokerData
+from duemq.protocol.requests.bodies import BrokerData, QueueData, TopicRoute
 from duemq.protocol.requests.headers import SendMessageResponse
 from tests.unit.duemq.fake import FakeBroker, failure, success
 
@@ -513,7 +515,7 @@ def test_receive_prints_what_is_there_and_ends(threaded: Threaded, run: Callable
     result = run("receive", "demo")
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.split("  ")[1:] for line in result.stdout.splitlines()] == [["[t]", "a"], ["[t]", "b"]]
-    assert threaded.broker.offsets["duemq-cli", "demo", 0] == 2
+    assert threaded.broker.offsets["duemq-cli-demo", "demo", 0] == 2
     threaded.do(threaded.broker.store("demo", b"c"))
     assert run("receive", "demo").stdout.endswith("  c\n")
     assert json.loads(run("receive", "demo", "--json", "--group", "other", "--count", "1").stdout)["body"] == "a"
@@ -521,9 +523,9 @@ def test_receive_prints_what_is_there_and_ends(threaded: Threaded, run: Callable
 
 def test_receive_without_messages_says_so(threaded: Threaded, run: Callable[..., Result]) -> None:
     threaded.broker.topics["demo"] = 4
-    result = run("receive", "demo", "--wait", "10ms")
+    result = run("receive", "demo", "--wait", "500ms")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "duemq: no message in demo for this group\n"
+    assert result.stderr == "duemq: no message in demo for the group duemq-cli-demo\n"
 
 
 def test_receive_waits_for_a_first_message_that_comes_later(threaded: Threaded, run: Callable[..., Result]) -> None:
@@ -540,14 +542,14 @@ def test_receive_waits_for_a_first_message_that_comes_later(threaded: Threaded, 
 def test_receive_stops_after_so_many_messages(threaded: Threaded, run: Callable[..., Result]) -> None:
     threaded.do(threaded.broker.store("demo", *(b"%d" % number for number in range(5))))
     assert run("receive", "demo", "--follow", "--count", "3").stdout.count("\n") == 3
-    assert threaded.broker.offsets["duemq-cli", "demo", 0] == 3
+    assert threaded.broker.offsets["duemq-cli-demo", "demo", 0] == 3
 
 
 def test_receive_takes_only_the_tags_asked_for(threaded: Threaded, run: Callable[..., Result]) -> None:
     threaded.do(threaded.broker.store("demo", b"a", text="TAGS\x01t"))
     threaded.do(threaded.broker.store("demo", b"b"))
     assert run("receive", "demo", "--tag", "t || u").stdout.endswith("  [t]  a\n")
-    assert threaded.broker.offsets["duemq-cli", "demo", 0] == 2
+    assert threaded.broker.offsets[default_group("demo", "t || u"), "demo", 0] == 2
 
 
 def test_a_body_that_cannot_be_read_is_an_error_and_stays_unread(
@@ -557,7 +559,7 @@ def test_a_body_that_cannot_be_read_is_an_error_and_stays_unread(
     result = run("receive", "demo")
     assert result.exit_code == 1
     assert "a compressed body that does not unpack" in result.stderr
-    assert threaded.broker.offsets["duemq-cli", "demo", 0] == 0
+    assert threaded.broker.offsets["duemq-cli-demo", "demo", 0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -569,7 +571,7 @@ def test_a_signal_ends_following_with_everything_committed(threaded: Threaded, n
         child.send_signal(number)
         assert child.communicate(timeout=20) == ("", "")
         assert child.returncode == 0
-    assert threaded.broker.offsets["duemq-cli", "demo", 0] == 2
+    assert threaded.broker.offsets["duemq-cli-demo", "demo", 0] == 2
     assert not threaded.broker.members
 
 
@@ -583,7 +585,130 @@ def test_a_closed_pipe_ends_quietly_and_what_was_not_read_stays(threaded: Thread
         threaded.do(threaded.broker.store("demo", b"b"))
         assert child.stderr.read() == ""
         assert child.wait(20) == 0
-    assert threaded.broker.offsets["duemq-cli", "demo", 0] == 1
+    assert threaded.broker.offsets["duemq-cli-demo", "demo", 0] == 1
+
+
+REFUSED = failure(16, "User:billing has no permission to access Topic:demo from 127.0.0.1, no matched policies.")
+
+
+@pytest.mark.parametrize("options", [["--follow"], ["--wait", "1m"]])
+@pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.PULL_MESSAGE])
+def test_receive_ends_at_once_with_one_line_if_access_is_refused(
+    threaded: Threaded, run: Callable[..., Result], code: RequestCode, options: list[str]
+) -> None:
+    threaded.do(threaded.broker.store("demo", b"a"))
+    threaded.broker.on(code, REFUSED)
+    result = run("receive", "demo", *options)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert "User:billing has no permission to access Topic:demo" in result.stderr
+    assert result.stderr.endswith("Give the keys of your account with --account FILE\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "reason"),
+    [
+        (RequestCode.GET_ROUTEINFO_BY_TOPIC, failure(ResponseCode.TOPIC_NOT_EXIST, ""), "demo: it does not exist"),
+        (RequestCode.PULL_MESSAGE, failure(16, "the group may not consume"), "permission denied (code 16): the group"),
+        (RequestCode.PULL_MESSAGE, failure(26, "no group"), "has no such consumer group (code 26): no group"),
+        (RequestCode.PULL_MESSAGE, None, "demo could not be read within 200ms: not all of its brokers have answered"),
+    ],
+)
+def test_receive_says_what_kept_it_from_receiving(
+    threaded: Threaded, run: Callable[..., Result], code: RequestCode, answer: Any, reason: str
+) -> None:
+    threaded.do(threaded.broker.store("demo", b"a"))
+    threaded.broker.on(code, answer)
+    result = run("receive", "demo", "--wait", "200ms")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert reason in result.stderr
+
+
+def test_receive_does_not_call_a_topic_empty_that_may_not_be_read(
+    threaded: Threaded, run: Callable[..., Result]
+) -> None:
+    route = TopicRoute(
+        broker_datas=[BrokerData({0: threaded.broker.address}, "broker-a", "cluster")],
+        queue_datas=[QueueData("broker-a", 2, 4, 4)],
+    )
+    threaded.broker.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, success(body=route.to_json(strict=False)))
+    result = run("receive", "demo", "--wait", "200ms")
+    assert result.exit_code == 1
+    assert result.stderr == "duemq: no route to the topic demo: none of its queues can be read now\n"
+
+
+def test_receive_ends_if_its_broker_fails_in_between(threaded: Threaded, run: Callable[..., Result]) -> None:
+    """It used to wait for that broker for good."""
+    threaded.do(threaded.broker.store("demo", b"a"))
+    pull = FakeBroker.pull
+    at = threaded.broker
+
+    async def pull_once(request: Any) -> Any:
+        is_first = request.ext["queueId"] == "0" and request.ext["queueOffset"] == "0"
+        return await pull(at, request) if is_first else failure(ResponseCode.SYSTEM_ERROR, "disk gone")
+
+    threaded.broker.overrides[RequestCode.PULL_MESSAGE] = pull_once
+    result = run("receive", "demo", "--wait", "300ms")
+    assert result.exit_code == 1
+    assert result.stdout.endswith("  a\n")
+    assert "disk gone" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_receive_tells_if_the_group_will_get_printed_messages_again(
+    threaded: Threaded, run: Callable[..., Result]
+) -> None:
+    threaded.do(threaded.broker.store("demo", b"a"))
+    threaded.broker.on(RequestCode.UPDATE_CONSUMER_OFFSET, failure(ResponseCode.SYSTEM_ERROR, "disk full"))
+    result = run("receive", "demo")
+    assert result.exit_code == 1
+    assert result.stdout.endswith("  a\n")
+    assert "may receive printed messages again" in result.stderr
+    assert "disk full" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_receive_does_not_call_a_topic_empty_whose_queues_others_have(
+    threaded: Threaded, run: Callable[..., Result]
+) -> None:
+    threaded.do(threaded.broker.store("demo", b"a"))
+    threaded.broker.topics["demo"] = 1
+    threaded.broker.members.append("!first")
+    result = run("receive", "demo", "--wait", "200ms")
+    assert result.exit_code == 0
+    assert result.stderr == "duemq: other members of the group duemq-cli-demo have all queues of demo\n"
+
+
+def test_following_reports_a_failure_once_and_goes_on_when_it_is_over(
+    threaded: Threaded, run: Callable[..., Result]
+) -> None:
+    threaded.do(threaded.broker.store("demo", b"a"))
+    answers = iter([failure(ResponseCode.SYSTEM_ERROR, "disk slow")] * 12)
+    threaded.broker.overrides[RequestCode.PULL_MESSAGE] = lambda request: (
+        next(answers, None) or threaded.broker.pull(request)
+    )
+    with process(threaded, "receive", "demo", "--follow", "--count", "1") as child:
+        output, errors = child.communicate(timeout=20)
+    assert (child.returncode, output[-3:]) == (0, " a\n")
+    assert errors.count("disk slow") == 1
+
+
+def test_each_topic_and_selection_of_tags_has_a_default_group_of_its_own() -> None:
+    """Members of one group with different subscriptions take messages from each other."""
+    assert default_group("orders", "*") == "duemq-cli-orders"
+    assert default_group("orders", "b || a") == default_group("orders", "a||b||a")
+    groups = {default_group(topic, tags) for topic in ("orders", "o" * 126, "o" * 127) for tags in ("*", "a", "b")}
+    assert len(groups) == 9
+    for group in groups:
+        check_topic("%RETRY%" + group)
+
+
+def test_receive_goes_on_where_the_same_topic_and_tags_were_left(
+    threaded: Threaded, run: Callable[..., Result]
+) -> None:
+    threaded.do(threaded.broker.store("demo", b"a", text="TAGS\x01t"))
+    assert run("receive", "demo", "--tag", "t").stdout.endswith("  a\n")
+    assert run("receive", "demo", "--tag", "t", "--wait", "1s").stdout == ""
+    assert run("receive", "demo").stdout.endswith("  a\n")
 
 
 # --- serve --------------------------------------------------------------------------------------------------------
