@@ -143,8 +143,11 @@ class Consumer:
         _complaints: Complaints | None = None,
     ) -> None:
         _check_options(group, on_message, model, concurrency, offset_file)
-        if max_ahead < 1:
-            raise ArgumentError(f"max_ahead={max_ahead}: give 1 or more")
+        checks.check_limits(
+            max_ahead=max_ahead, max_cached_messages=max_cached_messages, max_cached_bytes=max_cached_bytes
+        )
+        if not close_timeout >= 0:
+            raise ArgumentError(f"close_timeout={close_timeout}: give seconds, 0 or more")
         if handler_timeout is not None and not handler_timeout > 0:
             raise ArgumentError(f"handler_timeout={handler_timeout}: give seconds, more than 0, or None")
         _check_listeners(on_assigned=on_assigned, on_revoked=on_revoked)
@@ -419,12 +422,15 @@ def _check_listeners(**listeners: Listener | None) -> None:
 def _check_options(
     group: str, on_message: Handler | None, model: Model, concurrency: int, offset_file: Path | str | None
 ) -> None:
-    checks.check_group(group)
+    if model == "broadcasting":
+        checks.check_group(group)
+    else:
+        checks.check_retried_group(group)
     if on_message is not None and not _may_be_async(on_message):
         raise ArgumentError(f"the handler {on_message!r} is not an async function: write `async def`")
     if model not in get_args(Model):
         raise ArgumentError(f"model={model!r}: give one of {', '.join(get_args(Model))}")
-    if not 1 <= concurrency <= MAX_CONCURRENCY:
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
         raise ArgumentError(f"concurrency={concurrency}: give 1 to {MAX_CONCURRENCY}")
     if offset_file is not None and model != "broadcasting":
         raise ArgumentError("offset_file is for broadcasting consumers: the broker stores the offsets of others")

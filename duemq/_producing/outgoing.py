@@ -96,7 +96,7 @@ def _as_bytes(body: bytes | str) -> bytes:
     if type(body) is bytes:
         return body
     if isinstance(body, str):
-        return body.encode()
+        return checks.encoded(body, "the body")
     if not isinstance(body, bytes | bytearray | memoryview):
         raise ArgumentError(f"a body must be bytes or str, not {type(body).__name__}")
     return bytes(body)

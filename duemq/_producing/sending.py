@@ -109,6 +109,8 @@ class Sender:
             return lambda route, failed: queue
         sharding_key = sharding_key if sharding_key is not None else replaced_key
         if sharding_key is not None:
+            if not isinstance(sharding_key, str):
+                raise ArgumentError(f"a sharding key must be a non-empty string, not {sharding_key!r}")
             number = shard_number(sharding_key)
             return lambda route, failed: route.write_queues[number % len(route.write_queues)]
         turn = self._round_robin.get(topic)

@@ -11,10 +11,12 @@ from typing import Final
 
 from duemq.errors import ArgumentError
 from duemq.protocol.records import properties as property_text
-from duemq.protocol.topics import NAME, NOT_FOR_CLIENTS
+from duemq.protocol.topics import NAME, NOT_FOR_CLIENTS, RETRY_PREFIX
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 255
+MAX_RETRIED_GROUP_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
+"""Maximum length of the name of a consumer group that has a retry topic."""
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of a body, in bytes: RocketMQ's default of maxMessageSize, at producers and at brokers."""
 
@@ -57,8 +59,26 @@ def check_timeout(timeout: float) -> float:
 
 
 def check_group(group: str) -> None:
-    """Check the name of a producer group or consumer group."""
+    """Check the name of a producer group, or of a consumer group without a retry topic."""
     _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def check_retried_group(group: str) -> None:
+    """Check the name of a consumer group that has a retry topic: %RETRY% and the group's name."""
+    check_group(group)
+    if len(group) > MAX_RETRIED_GROUP_LENGTH:
+        raise ArgumentError(
+            f"the name of the group has {len(group)} characters; the limit is {MAX_RETRIED_GROUP_LENGTH} for a "
+            f"consumer that retries messages, since the name of its retry topic is {RETRY_PREFIX} and the group's"
+        )
+
+
+def check_limits(**limits: float) -> None:
+    """Check limits of numbers or bytes, given by the names of their arguments: 1 or more. A consumer with a limit below
+    would never read."""
+    for name, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
+            raise ArgumentError(f"{name}={limit!r}: give 1 or more")
 
 
 def _check_name(kind: str, name: str, max_length: int) -> None:
@@ -113,8 +133,17 @@ def check_tags(tags: str) -> None:
         )
 
 
+def encoded(text: str, what: str) -> bytes:
+    """Return a text in UTF-8. `what`: its name for the error, raised for text with half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise ArgumentError(f"{what} contains {half!r}, half of a surrogate pair, which UTF-8 cannot carry") from None
+
+
 def check_property_size(text: str) -> None:
-    """Check the size of all properties of a message in their wire form."""
-    size = len(text.encode())
+    """Check all properties of a message in their wire form: their size, and that UTF-8 can carry them."""
+    size = len(encoded(text, "a tag, key or property"))
     if size > property_text.MAX_BYTES:
         raise ArgumentError(f"the properties have {size} bytes; the limit is {property_text.MAX_BYTES}")

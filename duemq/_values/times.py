@@ -21,6 +21,7 @@ Time = float | datetime
 Clock = Callable[[], int]
 """A function that returns the time, in ms since the epoch."""
 
+_MICROSECOND: Final = timedelta(microseconds=1)
 _LATEST: Final = 1e11
 """The latest valid time, in seconds since the epoch (the year 5138): a larger number is milliseconds by mistake."""
 
@@ -34,11 +35,14 @@ def span_ms(span: Span) -> int:
     """Return a span in milliseconds. Raises ArgumentError if it is negative or not a span."""
     if isinstance(span, str):
         return parse_duration(span)
-    if isinstance(span, timedelta):
-        return _checked_span(-(-span // timedelta(milliseconds=1)), span)
-    if not isinstance(span, int | float) or isinstance(span, bool) or not math.isfinite(span):
-        raise ArgumentError(f"{span!r} is not a span of time; give seconds, a timedelta or text such as '1h30m'")
-    return _checked_span(_up(span), span)
+    try:
+        if isinstance(span, timedelta):
+            return _checked_span(-(-(span // _MICROSECOND) // 1000), span)
+        if not isinstance(span, int | float) or isinstance(span, bool) or not math.isfinite(span):
+            raise ArgumentError(f"{span!r} is not a span of time; give seconds, a timedelta or text such as '1h30m'")
+        return _checked_span(_up(span), span)
+    except OverflowError:
+        raise ArgumentError("the span of time is too long: no float can hold it in milliseconds") from None
 
 
 def time_ms(moment: Time) -> int:
@@ -58,7 +62,8 @@ def _seconds(moment: Time) -> float:
         if moment.tzinfo is None:
             raise ArgumentError(f"{moment} has no time zone; use datetime.now(timezone.utc) or .astimezone()")
         return moment.timestamp()
-    if not isinstance(moment, int | float) or isinstance(moment, bool) or not math.isfinite(moment) or moment < 0:
+    # Python compares integers of any size with floats; `math.isfinite` raises OverflowError for large ones.
+    if not isinstance(moment, int | float) or isinstance(moment, bool) or not 0 <= moment < math.inf:
         raise ArgumentError(f"{moment!r} is not a time; give seconds since the epoch or a datetime with a time zone")
     if moment > _LATEST:
         raise ArgumentError(f"{moment!r} looks like milliseconds; give seconds since the epoch")

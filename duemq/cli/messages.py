@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import datetime
 
@@ -118,7 +119,7 @@ def send(
 def read_body(body: str | None) -> bytes:
     """Return the body of a message to send: the argument BODY, or the content of standard input. Raises UsageError."""
     if body is not None and body != "-":
-        return body.encode()
+        return os.fsencode(body)  # Python decoded the arguments so that this returns their bytes, valid or not
     # sys.stdin is None if standard input is closed.
     if sys.stdin is None or (body is None and sys.stdin.isatty()):
         raise click.UsageError("no BODY; give it as an argument, or pipe it in")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -15,6 +15,7 @@ from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec
 from duemq._net.tls import Tls
 from duemq._values.accounts import Keys
+from duemq._values.checks import MAX_RETRIED_GROUP_LENGTH
 from duemq._values.durations import format_duration
 from duemq.cli import formatting
 from duemq.cli.shared import (
@@ -30,9 +31,6 @@ from duemq.cli.shared import (
 from duemq.consumer import Consumer, From
 from duemq.errors import AccessDeniedError, DueMQError
 from duemq.messages import ReceivedMessage
-
-_MAX_DEFAULT_GROUP: Final = 120
-"""Maximum length of a default group: brokers refuse retry topics, %RETRY% and the group, of more than 127."""
 
 log = logging.getLogger("duemq.consumer")
 
@@ -141,8 +139,8 @@ def default_group(topic: str, tags: str) -> str:
     """Return the group that receives a topic and tags if the user names none: the same one for the same topic and tags,
     since members of a group must have the same subscription. Raises ArgumentError."""
     name, mark = f"{GROUP}-{topic}", "||".join(sorted(make_subscription(topic, tags, 0).tags))
-    if len(name) > _MAX_DEFAULT_GROUP:
-        name, mark = name[: _MAX_DEFAULT_GROUP - 9], f"{topic}:{mark}"
+    if len(name) > MAX_RETRIED_GROUP_LENGTH:
+        name, mark = name[: MAX_RETRIED_GROUP_LENGTH - 9], f"{topic}:{mark}"
     return f"{name}-{hashlib.sha256(mark.encode()).hexdigest()[:8]}" if mark else name
 
 

@@ -507,6 +507,15 @@ def test_pending_wants_to_know_which(
     assert known.requests_of(RequestCode.CHANGE_PENDING) == []
 
 
+def test_send_sends_the_bytes_of_its_argument_also_if_they_are_not_utf8(threaded: Threaded) -> None:
+    """They were a UnicodeEncodeError."""
+    command = [sys.executable, "-c", "from duemq.cli import main; main()", "send", "demo", b"\xff\xc3\xa4"]
+    environment = {**os.environ, "DUEMQ_NAMESERVER": threaded.broker.address}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    (request,) = threaded.broker.requests_of(SEND)
+    assert request.body == b"\xff\xc3\xa4"
+
+
 # --- receive ------------------------------------------------------------------------------------------------------
 
 

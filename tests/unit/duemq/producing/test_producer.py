@@ -26,6 +26,7 @@ from duemq import (
     Producer,
     RequestTimeoutError,
     Retries,
+    SendManyError,
     SendStatus,
     UnavailableError,
 )
@@ -326,6 +327,19 @@ async def test_a_time_of_delivery_needs_no_table_where_there_are_timers(ours: Fa
 
 
 # --- where --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sharding_key_that_is_no_text_is_refused(producer: Producer) -> None:
+    with pytest.raises(ArgumentError, match="a sharding key must be a non-empty string, not 5"):
+        await producer.send("demo", b"x", sharding_key=5)  # type: ignore[call-overload]
+
+
+async def test_a_message_of_many_that_utf8_cannot_carry_keeps_none_of_the_others(producer: Producer) -> None:
+    """It ended in a UnicodeEncodeError, without a word on the others."""
+    odd = [{"properties": {"a": "\ud800"}}, {"tags": "\ud800"}, {"keys": "\ud800"}, {"sharding_key": "\ud800"}]
+    messages = [Message("demo", b"x"), *(Message("demo", b"x", **each) for each in odd), Message("demo", b"x")]
+    with pytest.raises(SendManyError, match="of 6 messages 2 are stored, 4 are not"):
+        await producer.send_many(messages)
 
 
 async def test_a_sharding_key_is_always_in_the_queue_that_java_would_choose(

@@ -28,6 +28,19 @@ def test_nothing_is_sent_to_the_schedule_itself() -> None:
         checks.check_topic_to_send("SCHEDULE_TOPIC_XXXX")
 
 
+def test_the_group_of_a_retry_topic_leaves_room_for_its_prefix() -> None:
+    checks.check_retried_group("g" * 120)
+    checks.check_topic("%RETRY%" + "g" * 120)
+    with pytest.raises(ArgumentError, match="the group has 121 characters; the limit is 120"):
+        checks.check_retried_group("g" * 121)
+
+
+@pytest.mark.parametrize("text", ["TAGS\x01\ud800", "n\x01\udfff"])
+def test_properties_that_utf8_cannot_carry_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="half of a surrogate pair"):
+        checks.check_property_size(text)
+
+
 def test_a_group_may_be_longer_than_a_topic() -> None:
     checks.check_group("g" * 255)
     with pytest.raises(ArgumentError):
@@ -45,6 +58,7 @@ def prepared(**arguments: Any) -> Any:
         {"body": b""},
         {"body": "ü" * 51},
         {"body": 5},
+        {"body": "\ud800"},
         {"tags": ""},
         {"tags": "a||b"},
         {"tags": " a"},

@@ -28,6 +28,17 @@ def test_a_span_is_rounded_up_to_the_millisecond(span: Any, milliseconds: int) -
     assert span_ms(span) == milliseconds
 
 
+@pytest.mark.parametrize("span", [1e306, 10**400, -(10**400)])
+def test_a_span_beyond_all_floats_is_refused(span: Any) -> None:
+    """These were an OverflowError."""
+    with pytest.raises(ArgumentError, match="too long"):
+        span_ms(span)
+
+
+def test_the_longest_timedelta_is_a_span() -> None:
+    assert span_ms(timedelta.max) == 10**9 * 24 * 60 * 60 * 1000
+
+
 @pytest.mark.parametrize("span", [-1, -0.5, timedelta(seconds=-1), float("nan"), float("inf"), True, None, b"5s", "5"])
 def test_what_is_no_span_is_refused(span: Any) -> None:
     with pytest.raises(ArgumentError):
@@ -43,7 +54,9 @@ def test_a_time_may_be_a_datetime_with_a_zone() -> None:
     assert time_ms(datetime(2030, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC)) == 1_893_456_000_250
 
 
-@pytest.mark.parametrize("moment", [datetime(2030, 1, 1), -1, float("nan"), True, "2030-01-01", None])
+@pytest.mark.parametrize(
+    "moment", [datetime(2030, 1, 1), -1, float("nan"), float("inf"), 10**400, True, "2030-01-01", None]
+)
 def test_what_is_no_time_or_has_no_zone_is_refused(moment: Any) -> None:
     with pytest.raises(ArgumentError):
         time_ms(moment)
