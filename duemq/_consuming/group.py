@@ -270,22 +270,40 @@ class BrokerOffsets:
         return await self._api.stored_offset(queue)
 
     async def save(self, offsets: dict[MessageQueue, int]) -> None:
-        """Store offsets. Raises the first error, after an attempt to store every offset.
+        """Store offsets. Raises the first error, after an attempt to store every offset at a broker that answers.
 
         Until a broker has an offset of the group for a topic, one offset is stored alone and the others after it: when
         the first two arrive at the same time, RocketMQ's broker makes the table of that topic twice and loses one of
         them, though it has acknowledged both (`ConsumerOffsetManager.commitOffset`, 4.9.7 and 5.3.3).
         """
-        alone: dict[tuple[str, str], MessageQueue] = {}
-        for queue in offsets:
-            if (queue.broker, queue.topic) not in self._has_table:
-                alone.setdefault((queue.broker, queue.topic), queue)
-        first = set(alone.values())
-        errors = await self._commit({queue: offsets[queue] for queue in first})
-        self._has_table.update(key for key, queue in alone.items() if queue not in errors)
-        errors |= await self._commit({queue: offset for queue, offset in offsets.items() if queue not in first})
+        errors: dict[MessageQueue, BaseException] = {}
+        rest = dict(offsets)
+        while alone := self._firsts(rest):
+            failed = await self._commit({queue: offsets[queue] for queue in alone.values()})
+            self._has_table.update(key for key, queue in alone.items() if queue not in failed)
+            errors |= failed
+            silent = {queue.broker for queue, error in failed.items() if isinstance(error, OSError)}
+            # The others at a broker that does not answer would fail one by one, each after its time-out.
+            rest = {
+                queue: offset
+                for queue, offset in rest.items()
+                if queue not in alone.values() and queue.broker not in silent
+            }
+        errors |= await self._commit(rest)
         for error in errors.values():
             raise error
+
+    def forget_tables(self) -> None:
+        """Store the next offset of each topic alone again: a broker that was killed may have lost its tables."""
+        self._has_table.clear()
+
+    def _firsts(self, queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
+        """Return one queue for each broker and topic of which no offset is known to be stored."""
+        found: dict[tuple[str, str], MessageQueue] = {}
+        for queue in queues:
+            if (queue.broker, queue.topic) not in self._has_table:
+                found.setdefault((queue.broker, queue.topic), queue)
+        return found
 
     async def _commit(self, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, BaseException]:
         """Store offsets at the same time; return the errors of those that could not be stored."""

@@ -158,7 +158,8 @@ class Member:
             complaints=complaints,
         )
         self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
-        self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)
+        self._broker_offsets = BrokerOffsets(self._api)
+        self._offsets: OffsetStore = config.local_offsets or self._broker_offsets
         self._subscriptions: dict[str, Subscription] = {}
         self._readers: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
         self._allocated: set[str] = set()
@@ -531,8 +532,9 @@ class Member:
             log.exception("%s failed", name)
 
     def _reconnected(self, address: str) -> None:
-        """Claim the queues of an exclusive member after a connection to a broker was reopened, since the broker may
-        have been restarted."""
+        """A connection to a broker was reopened, so the broker may have been restarted: an exclusive member claims its
+        queues."""
+        self._broker_offsets.forget_tables()
         if self._config.exclusive and not self._stopped:
             self._reconnected_at[address] = self._config.monotonic()
             self._tasks.start(self._claim(), "duemq claims queues")

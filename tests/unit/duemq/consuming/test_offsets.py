@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq import ArgumentError, BrokerError, MessageQueue
+from duemq import ArgumentError, BrokerError, MessageQueue, RequestTimeoutError
 from duemq._consuming.group import BrokerOffsets, GroupApi
 from duemq._consuming.offsets import LocalOffsets, OffsetTracker
 
@@ -158,6 +158,37 @@ async def test_the_first_offsets_of_a_topic_are_all_stored() -> None:
     broker = RacingBroker()
     await BrokerOffsets(cast(GroupApi, broker)).save(OFFSETS)
     assert broker.tables == STORED
+
+
+async def test_what_is_stored_after_a_refused_first_offset_is_stored() -> None:
+    """The others followed all at the same time, and made the table twice."""
+    broker = RacingBroker(1)
+    with pytest.raises(BrokerError):
+        await BrokerOffsets(cast(GroupApi, broker)).save(OFFSETS)
+    assert broker.tables == {"a": {1: 6, 2: 7}, "b": STORED["b"]}
+
+
+async def test_the_first_offsets_are_all_stored_by_a_broker_that_lost_them() -> None:
+    broker = RacingBroker()
+    offsets = BrokerOffsets(cast(GroupApi, broker))
+    await offsets.save(OFFSETS)
+    broker.tables.clear()
+    offsets.forget_tables()
+    await offsets.save(OFFSETS)
+    assert broker.tables == STORED
+
+
+async def test_a_broker_that_does_not_answer_is_not_asked_for_each_queue() -> None:
+    asked = []
+
+    class Silent:
+        async def commit(self, queue: MessageQueue, offset: int) -> None:
+            asked.append(queue)
+            raise RequestTimeoutError("127.0.0.1:10911", "UPDATE_CONSUMER_OFFSET", 3.0)
+
+    with pytest.raises(RequestTimeoutError):
+        await BrokerOffsets(cast(GroupApi, Silent())).save(OFFSETS)
+    assert len(asked) == len({(queue.broker, queue.topic) for queue in OFFSETS})
 
 
 @pytest.mark.parametrize("refused", [1, 2, 4])
