@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -176,7 +175,5 @@ def print_line(line: str) -> bool:
     try:
         click.echo(line)
     except BrokenPipeError:
-        # Without this, Python would report at exit that it cannot flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True
