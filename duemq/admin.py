@@ -79,6 +79,7 @@ class Admin(Changing):
         )
         self._changes = PendingChanges(self._client, ADMIN_GROUP, timeout)
         self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
         self._is_closed = False
 
@@ -101,10 +102,11 @@ class Admin(Changing):
                 if self._is_closed:
                     await self._client.close()
                     raise ClosedError("the admin was closed while it started")
-                self._is_open = True
+                self._loop, self._is_open = asyncio.get_running_loop(), True
 
     async def close(self) -> None:
-        """Close the connections. Never raises."""
+        """Close the connections. Never raises, except ArgumentError in an event loop other than that of `start`."""
+        self._check_loop()
         self._is_open, self._is_closed = False, True
         await self._client.close()
 
@@ -267,6 +269,12 @@ class Admin(Changing):
     def _check_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the admin is closed, or was not opened: async with ...")
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        """Raise ArgumentError in an event loop other than that of `start`."""
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise ArgumentError("the admin was started in another event loop; use one admin for each loop")
 
     async def _addresses(self) -> list[str]:
         self._check_open()

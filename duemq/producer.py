@@ -198,13 +198,15 @@ class Producer(Changing):
         await self._window.empty()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Accept no more sends, wait for those in flight, and close the connections. Never raises.
+        """Accept no more sends, wait for those in flight, and close the connections. Never raises, except ArgumentError
+        in an event loop other than that of `start`.
 
         `timeout`: time limit of the wait, in seconds, by default that of a send. Sends that are still in flight after
         it fail with ConnectionLostError.
         """
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         try:
             try:
@@ -815,9 +817,13 @@ class Producer(Changing):
         `start`."""
         if self._closed or self._keys is None:
             raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
-        if asyncio.get_running_loop() is not self._loop:
-            raise ArgumentError("the producer was started in another event loop; use one producer for each loop")
+        self._check_loop()
         return self._keys
+
+    def _check_loop(self) -> None:
+        """Raise ArgumentError in an event loop other than that of `start`."""
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise ArgumentError("the producer was started in another event loop; use one producer for each loop")
 
     def _heartbeat(self, client_id: str) -> HeartbeatData:
         return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])

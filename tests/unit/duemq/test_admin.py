@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -374,3 +375,11 @@ async def test_no_name_server() -> None:
     with pytest.raises(ConnectError):
         async with Admin(gone, _intervals=INTERVALS):
             pass
+
+
+async def test_an_admin_belongs_to_its_event_loop(broker: FakeBroker) -> None:
+    """In another one, its calls ended only at their time-out."""
+    async with Admin(broker.address, _intervals=INTERVALS) as admin:
+        for call in (admin.count, admin.close):
+            with pytest.raises(ArgumentError, match="another event loop"):
+                await asyncio.to_thread(lambda call=call: asyncio.run(call()))

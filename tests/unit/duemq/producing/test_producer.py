@@ -446,11 +446,10 @@ async def test_a_timeout_is_more_than_nothing(broker: FakeBroker, producer: Prod
 
 
 async def test_a_producer_belongs_to_its_event_loop(broker: FakeBroker, producer: Producer) -> None:
-    def elsewhere() -> None:
-        asyncio.run(producer.send("demo", b"x"))
-
-    with pytest.raises(ArgumentError, match="another event loop"):
-        await asyncio.to_thread(elsewhere)
+    for call in (lambda: producer.send("demo", b"x"), producer.close):
+        with pytest.raises(ArgumentError, match="another event loop"):
+            await asyncio.to_thread(lambda call=call: asyncio.run(call()))
+    assert (await producer.send("demo", b"x")).status == SendStatus.SEND_OK
 
 
 async def test_without_a_handle_there_is_nothing_to_recall(producer: Producer) -> None:
