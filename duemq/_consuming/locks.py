@@ -33,6 +33,9 @@ class QueueLocks:
         self._complaints = complaints
         self._since: dict[MessageQueue, float] = {}
         """When this member last requested each lock that it has, by `monotonic`."""
+        self._to_release: set[MessageQueue] = set()
+        """Queues whose locks the broker may keep for this member: it was asked for them, and has not confirmed that it
+        refused or released them, perhaps since the request was cancelled."""
         self._failing: set[str] = set()
         """The names of the brokers that did not answer the last request."""
 
@@ -57,21 +60,31 @@ class QueueLocks:
         """Release locks, so that other members get the queues immediately. Errors of brokers are logged, not raised:
         the locks then expire by themselves."""
         wanted = _by_broker(queues)
-        self.forget(queue for each in wanted.values() for queue in each)
+        for each in wanted.values():
+            for queue in each:
+                self._since.pop(queue, None)
         unlocking = (self._api.unlock(broker, each) for broker, each in wanted.items())
-        for error in await asyncio.gather(*unlocking, return_exceptions=True):
-            if isinstance(error, DueMQError):
+        for each, error in zip(wanted.values(), await asyncio.gather(*unlocking, return_exceptions=True), strict=True):
+            if error is None:
+                self._to_release -= each
+            elif isinstance(error, DueMQError):
                 log.warning("cannot unlock queues; other members get them when the locks expire: %s", error)
-            elif error is not None:
+            else:
                 raise error
 
+    async def unlock_all(self) -> None:
+        """Release all locks that the broker may keep for this member. Errors are logged, as by `unlock`."""
+        await self.unlock(self._to_release)
+
     def forget(self, queues: Iterable[MessageQueue]) -> None:
-        """Count these locks as not held. The broker is not notified."""
+        """Count these locks as not held. The broker is not notified: it keeps them until they expire."""
         for queue in queues:
             self._since.pop(queue, None)
+            self._to_release.discard(queue)
 
     async def _lock(self, broker: str, queues: set[MessageQueue]) -> None:
         asked, who = self._monotonic(), f"locking queues of {broker}"
+        self._to_release |= queues
         try:
             held = await self._api.lock(broker, queues)
         except DueMQError as error:
@@ -85,6 +98,7 @@ class QueueLocks:
                 self._since[queue] = asked
             else:
                 self._since.pop(queue, None)
+                self._to_release.discard(queue)
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue]]:

@@ -227,7 +227,10 @@ class Member:
         """Keep the queues, but read no more messages."""
         self._stopped = True
         self._progress.set()
-        await self._tasks.close()
+        async with self._moving:
+            # No task is cancelled while it gives a queue up: the queue's offset would not be stored, and its messages
+            # would be delivered again.
+            await self._tasks.close()
 
     async def leave(self) -> None:
         """Give the queues up: store the offsets, notify the brokers, and close all connections. Never raises errors of
@@ -238,7 +241,7 @@ class Member:
             await self.commit()
             await self._lock_tasks.close()
             if self._locks is not None:
-                await self._locks.unlock(queues)
+                await self._locks.unlock_all()
             await self._api.leave()
         finally:
             await self._lock_tasks.close()
@@ -397,8 +400,9 @@ class Member:
                 if route.read_queues or topic.startswith(RETRY_PREFIX):
                     self._complaints.resolve(f"waiting for {topic}")
                 else:
-                    error = NoRouteError(topic, "none of its queues can be read now")
-                    self._complaints.raise_(f"waiting for {topic}", error)
+                    self._complaints.raise_(
+                        f"waiting for {topic}", NoRouteError(topic, "none of its queues can be read now")
+                    )
         self._progress.set()
         return complete
 

@@ -382,4 +382,4 @@ async def test_an_admin_belongs_to_its_event_loop(broker: FakeBroker) -> None:
     async with Admin(broker.address, _intervals=INTERVALS) as admin:
         for call in (admin.count, admin.close):
             with pytest.raises(ArgumentError, match="another event loop"):
-                await asyncio.to_thread(lambda call=call: asyncio.run(call()))
+                await asyncio.to_thread(asyncio.run, call())

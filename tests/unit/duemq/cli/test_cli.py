@@ -509,7 +509,8 @@ def test_pending_wants_to_know_which(
 
 def test_send_sends_the_bytes_of_its_argument_also_if_they_are_not_utf8(threaded: Threaded) -> None:
     """They were a UnicodeEncodeError."""
-    command = [sys.executable, "-c", "from duemq.cli import main; main()", "send", "demo", b"\xff\xc3\xa4"]
+    code = "from duemq.cli import main; main()"
+    command = [os.fsencode(sys.executable), b"-c", code.encode(), b"send", b"demo", b"\xff\xc3\xa4"]
     environment = {**os.environ, "DUEMQ_NAMESERVER": threaded.broker.address}
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     (request,) = threaded.broker.requests_of(SEND)

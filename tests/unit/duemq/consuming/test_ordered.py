@@ -22,7 +22,7 @@ from tests.unit.duemq.consuming.test_consumer import (
     take,
 )
 from tests.unit.duemq.consuming.test_consumer_control import share_no_longer, share_with_another, wait_until
-from tests.unit.duemq.fake import FakeBroker, failure
+from tests.unit.duemq.fake import FakeBroker, Request, failure
 
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 QUICK = replace(INTERVALS, retry_in_place=0.001)
@@ -135,6 +135,40 @@ async def test_queues_are_locked_before_they_are_read_and_unlocked_at_the_close(
     (body,) = {request.body for request in broker.requests_of(LOCK)}
     assert b'"consumerGroup":"g"' in body
     assert b'"brokerName":"broker-a"' in body
+
+
+async def test_locks_that_are_requested_during_the_close_are_released(broker: FakeBroker) -> None:
+    """The broker kept them for a minute, in which no other member got these queues."""
+    broker.topics["demo"] = 2
+
+    async def lock_slowly(request: Request) -> Any:
+        answer = broker.lock(request)
+        await asyncio.sleep(0.2)
+        return answer
+
+    broker.on(LOCK, lock_slowly)
+    async with make_ordered(broker):
+        await broker.until_requests(LOCK, 1)
+        await wait_until(lambda: broker.locks)
+    assert broker.locks == {}
+
+
+async def test_a_close_while_a_queue_is_given_away_stores_its_offset_and_releases_its_lock(broker: FakeBroker) -> None:
+    """The store was cancelled, and the queue was no longer among those whose offsets the close stores."""
+    broker.topics["demo"] = 2
+    await broker.store("demo", b"a", queue_id=1)
+
+    async def store_slowly(request: Request) -> Any:
+        await asyncio.sleep(0.1)
+        return broker.update_offset(request)
+
+    async with make_ordered(broker, _intervals=replace(QUICK, commit=60.0)) as consumer:
+        await (await take(consumer, 1))[0].ack()
+        broker.on(RequestCode.UPDATE_CONSUMER_OFFSET, store_slowly)
+        share_with_another(broker)
+        await wait_until(lambda: len(consumer.assignment) < 2)
+    assert broker.offsets["g", "demo", 1] == 1
+    assert broker.locks == {}
 
 
 async def test_a_queue_whose_lock_another_member_has_is_not_read_until_it_is_free(broker: FakeBroker) -> None:

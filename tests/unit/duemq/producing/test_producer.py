@@ -336,7 +336,12 @@ async def test_a_sharding_key_that_is_no_text_is_refused(producer: Producer) -> 
 
 async def test_a_message_of_many_that_utf8_cannot_carry_keeps_none_of_the_others(producer: Producer) -> None:
     """It ended in a UnicodeEncodeError, without a word on the others."""
-    odd = [{"properties": {"a": "\ud800"}}, {"tags": "\ud800"}, {"keys": "\ud800"}, {"sharding_key": "\ud800"}]
+    odd: list[dict[str, Any]] = [
+        {"properties": {"a": "\ud800"}},
+        {"tags": "\ud800"},
+        {"keys": "\ud800"},
+        {"sharding_key": "\ud800"},
+    ]
     messages = [Message("demo", b"x"), *(Message("demo", b"x", **each) for each in odd), Message("demo", b"x")]
     with pytest.raises(SendManyError, match="of 6 messages 2 are stored, 4 are not"):
         await producer.send_many(messages)
@@ -446,9 +451,9 @@ async def test_a_timeout_is_more_than_nothing(broker: FakeBroker, producer: Prod
 
 
 async def test_a_producer_belongs_to_its_event_loop(broker: FakeBroker, producer: Producer) -> None:
-    for call in (lambda: producer.send("demo", b"x"), producer.close):
+    for call in (producer.send("demo", b"x"), producer.close()):
         with pytest.raises(ArgumentError, match="another event loop"):
-            await asyncio.to_thread(lambda call=call: asyncio.run(call()))
+            await asyncio.to_thread(asyncio.run, call)
     assert (await producer.send("demo", b"x")).status == SendStatus.SEND_OK
 
 
