@@ -134,6 +134,7 @@ def left_of(
     magic: NDArray[np.integer],
     due: Integers,
     seconds: int | Integers,
+    *,
     noted: int,
     found: StartFacts,
 ) -> UnitStates:
@@ -175,6 +176,7 @@ def is_told_by_record(units: NDArray[Any]) -> Mask:
 def found_since(
     second: int,
     before: StartFacts,
+    *,
     delivered: Sequence[array[int] | Integers],
     withdrawn: Sequence[array[int] | Integers],
     newest_ms: int,

@@ -42,6 +42,7 @@ class ConsumptionHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,

@@ -35,6 +35,7 @@ class TopicHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,

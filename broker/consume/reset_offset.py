@@ -40,6 +40,7 @@ class ResetOffsetHandlers:
 
     def __init__(
         self,
+        *,
         broker_name: str,
         store: MessageStore,
         topics: Topics,

@@ -90,6 +90,7 @@ class NameServer:
 
     def __init__(
         self,
+        *,
         cluster: str,
         broker_name: str,
         address: str,

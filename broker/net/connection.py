@@ -199,8 +199,8 @@ class Connection(asyncio.BufferedProtocol):
         budget: InputBudget,
         output: OutputBudget,
         turns: RequestTurns,
-        tls: TlsServer | None = None,
         *,
+        tls: TlsServer | None = None,
         is_outgoing: bool = False,
     ) -> None:
         """`tls`: decides whether the client may or must use TLS; None if there is nothing to decide, for example on a

@@ -129,6 +129,7 @@ class Router:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         clock: Clock,
         held: HeldAnswers,
@@ -137,7 +138,6 @@ class Router:
         reads: ColdReads,
         limits: Limits,
         connection_limits: ConnectionLimits,
-        *,
         sync_flush: bool,
         guard: Guard | None = None,
         recorder: Recorder | None = None,

@@ -31,6 +31,7 @@ class BatchHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         appender: Appender,
         topics: SendTopics,

@@ -36,6 +36,7 @@ class Replacements:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         topics: SendTopics,
         levels: LevelQueues,

@@ -48,6 +48,7 @@ class SendBackHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,

@@ -36,6 +36,7 @@ class SpecialSends:
 
     def __init__(
         self,
+        *,
         appender: Appender,
         topics: SendTopics,
         retries: Retries,

@@ -485,10 +485,10 @@ class _Repair:
                 self._table,
                 recovered,
                 self._now,
-                Current(DeliveryConfig(save_interval=0)),
+                config=Current(DeliveryConfig(save_interval=0)),
                 rules=self._rules(ours),
             )
-            timers = Timers(store, Current(timer_config(config)), recovered, self._now, None, levels)
+            timers = Timers(store, Current(timer_config(config)), recovered, self._now, levels=levels)
             while levels.hand_over_next(self._now.wall_ms, most=2**62):
                 pass
             while timers.hand_over_next(self._now.wall_ms):

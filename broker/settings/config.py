@@ -652,6 +652,17 @@ class BrokerConfig:
     )
 
     @property
+    def vip_port(self) -> int:
+        """RocketMQ's VIP port, to which clients may send as well."""
+        return self.listen_port - 2
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports on which the broker and its embedded name server listen."""
+        own = [self.listen_port, self.vip_port]
+        return own if self.nameserver_addresses else [*own, self.nameserver_port]
+
+    @property
     def has_access_control(self) -> bool:
         """Whether requests need an account."""
         return self.acl or self.authentication
@@ -933,7 +944,7 @@ def _check(config: BrokerConfig) -> BrokerConfig:
     hours = config.delete_when.split(";")
     if len(hours) > 24 or not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
         raise ConfigError(f"deleteWhen={_short(config.delete_when)}: write hours of two digits, such as 04 or 04;16")
-    if config.nameserver_port in (config.listen_port, config.listen_port - 2) and not config.nameserver_addresses:
+    if config.nameserver_port in (config.listen_port, config.vip_port) and not config.nameserver_addresses:
         raise ConfigError(f"nameserverPort={config.nameserver_port} is also a port of the broker")
     return config
 

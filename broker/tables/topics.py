@@ -142,6 +142,7 @@ class Topics:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         file: ConfigFile,

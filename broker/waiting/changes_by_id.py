@@ -27,6 +27,7 @@ class ChangesById:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         timers: Timers,

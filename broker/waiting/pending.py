@@ -97,6 +97,7 @@ class PendingHandlers:
 
     def __init__(
         self,
+        *,
         timers: Timers,
         messages: WaitingMessages,
         changes: ChangesById,

@@ -54,6 +54,7 @@ class RecallHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,

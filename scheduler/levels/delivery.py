@@ -141,7 +141,7 @@ class LevelDelivery:
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
-            self._note_outcome(level, run, put, units, outcome, now_ms)
+            self._note_outcome(level, run, put, outcome, now_ms, units=units)
         return True
 
     def _append(self, level: Level, units: NDArray[Any], now_ms: int) -> Outcome:
@@ -153,9 +153,9 @@ class LevelDelivery:
         return outcome
 
     def _note_outcome(
-        self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int
+        self, level: Level, run: OpenRun, put: Put, outcome: Outcome, now_ms: int, *, units: NDArray[Any]
     ) -> None:
-        """Note the outcome of a put, or of its first part."""
+        """Note the outcome of a put of some units, or of its first part."""
         put.end = put.start + outcome.units
         if outcome.kind is Kind.COLD:
             self._warm(level, put.start, level.end_of(run))

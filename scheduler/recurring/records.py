@@ -63,6 +63,7 @@ class Recurring:
         store: MessageStore,
         queue: ConsumeQueue,
         topics: TimerTopics,
+        *,
         policy_of: Callable[[str], TimerPolicy | None],
         expect: Callable[[int], None],
         moves: Moves,

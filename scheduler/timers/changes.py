@@ -66,6 +66,7 @@ class TimerChanges:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         enqueuer: Enqueuer,
         slots: Slots,
@@ -73,9 +74,9 @@ class TimerChanges:
         records: TimerRecords,
         ids: TimerIds,
         catch_up: CatchUp,
-        expect: Callable[[int], None],
         levels: LevelQueues | None,
         moves: Moves,
+        expect: Callable[[int], None],
     ) -> None:
         """Prepare the changes. `expect`: called with the deliver time, ms since the epoch, of each message just before
         it is appended."""

@@ -35,6 +35,7 @@ class TimerCheckpoint:
         enqueuer: Enqueuer,
         slots: Slots,
         topics: TimerTopics,
+        *,
         wake: Callable[[], None],
         unfollowed: Sequence[int],
     ) -> None:

@@ -100,11 +100,12 @@ class TimerRecovery:
         self,
         store: MessageStore,
         queue: ConsumeQueue,
+        recovered: Recovered,
+        now_ms: int,
+        *,
         timer_log: TimerLog,
         wheel: TimerWheel,
         positions: UnitPositions,
-        now_ms: int,
-        recovered: Recovered,
     ) -> None:
         """Prepare the recovery. `positions`: the index to be filled with the positions of all units, in the same pass
         over the log as everything else."""
@@ -210,10 +211,10 @@ class TimerRecovery:
         return waits.found_since(
             second,
             before,
-            [each.delivered for each in origins],
-            [each.withdrawn for each in origins],
-            max(each.newest_ms for each in origins),
-            self._recovered.end,
+            delivered=[each.delivered for each in origins],
+            withdrawn=[each.withdrawn for each in origins],
+            newest_ms=max(each.newest_ms for each in origins),
+            end=self._recovered.end,
         )
 
     def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:

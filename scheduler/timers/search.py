@@ -56,6 +56,7 @@ class TimerSearch:
         timer_log: TimerLog,
         positions: UnitPositions,
         turns: Turns,
+        *,
         findings: Findings,
         census: Census,
     ) -> None:

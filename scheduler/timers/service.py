@@ -118,6 +118,7 @@ class Timers:
         config: Current[TimerConfig],
         recovered: Recovered,
         now: Moment,
+        *,
         read_cold: ReadCold | None = None,
         levels: LevelQueues | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -144,7 +145,15 @@ class Timers:
         self._catch_up = catch_up = CatchUp(store, slots, read_cold, wake)
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         moves = Moves()
-        self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves, is_deleted)
+        self._recurring = Recurring(
+            store,
+            self.queue,
+            topics,
+            policy_of=self.policies.of,
+            expect=self._expect,
+            moves=moves,
+            is_deleted=is_deleted,
+        )
         self._batches = Batches(store, self._recurring.stage_next)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
@@ -155,8 +164,19 @@ class Timers:
         self._cancelled: set[int] = set()
         """The physical offsets of messages that policies dropped, until the rest of their split has been carried out,
         too."""
-        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake, self._unfollowed)
-        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
+        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake=wake, unfollowed=self._unfollowed)
+        self.changes = TimerChanges(
+            store=store,
+            enqueuer=enqueuer,
+            slots=slots,
+            topics=topics,
+            records=records,
+            ids=ids,
+            catch_up=catch_up,
+            levels=levels,
+            moves=moves,
+            expect=self._expect,
+        )
         """Cancels, reschedules and replaces waiting messages."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
@@ -198,7 +218,15 @@ class Timers:
         if not recovered.is_foreign:
             noted = note.unfollowed if note is not None else ()
             self._unfollowed += left_out(recovered.origins, noted, self._store.message_at)
-        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.positions, now_ms, recovered)
+        recovery = TimerRecovery(
+            self._store,
+            self.queue,
+            recovered,
+            now_ms,
+            timer_log=slots.log,
+            wheel=slots.wheel,
+            positions=slots.positions,
+        )
         start = recovery.run(note, check)
         slots.load(start, note.policy_end if note is not None else 0)
         enqueuer.load(start.queue_offset)

@@ -188,7 +188,13 @@ def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress |
         positions = position + np.arange(len(units)) * UNIT_SIZE
         physical = units["physical_offset"].astype(np.int64)
         live = (seconds >= second) & waiting.left_of(
-            physical, positions, units["magic"], units["due_ms"].astype(np.int64), seconds, second, found
+            physical,
+            positions,
+            units["magic"],
+            units["due_ms"].astype(np.int64),
+            seconds,
+            noted=second,
+            found=found,
         ).kept
         if note is not None:
             live &= waiting.is_live(units, seconds, second)  # duemq's marks for deletions have done their work

@@ -511,10 +511,10 @@ def _waiting_timers(store: StoreFiles, books: ProgressFiles, said: _Outcomes) ->
     found = waits.found_since(
         second,
         note.found if note is not None else StartFacts(),
-        [said.delivered],
-        [said.withdrawn],
-        said.newest_ms,
-        store.readable_end,
+        delivered=[said.delivered],
+        withdrawn=[said.withdrawn],
+        newest_ms=said.newest_ms,
+        end=store.readable_end,
     )
     log_end = note.log_end if note is not None else EVERYTHING
     if note is not None:
@@ -527,7 +527,7 @@ def _waiting_timers(store: StoreFiles, books: ProgressFiles, said: _Outcomes) ->
         units, positions = part[at], position + at * UNIT_SIZE
         physical, sizes = units["physical_offset"].astype(np.int64), units["record_size"].astype(np.int64)
         due = units["due_ms"].astype(np.int64)
-        kept = waits.left_of(physical, positions, units["magic"], due, seconds[at], second, found).kept
+        kept = waits.left_of(physical, positions, units["magic"], due, seconds[at], noted=second, found=found).kept
         kept &= ~is_among(physical, found.withdrawn)
         kept &= ~waits.is_brought_back(units, seconds[at], second, said.delivered)
         live = kept & waits.is_live(units, seconds[at], second)

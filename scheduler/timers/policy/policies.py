@@ -188,7 +188,9 @@ class Policies:
                 seconds[mine[verdict.held]] = verdict.second
                 kept = ~verdict.dropped & ~verdict.held
                 mine, late = mine[kept], late[kept]
-            release[mine] = self._release(topic, policy, waits[mine], late, now_ms, turns)
+            release[mine], turn_ms = self._release(topic, policy, waits[mine], late, now_ms)
+            if turn_ms is not None:
+                turns[topic] = turn_ms
             is_later[mine] = release[mine] > now_ms
             is_held[mine] = True
         is_here = ~is_later & ~is_dropped & ~is_put_off & ~is_parked
@@ -212,10 +214,10 @@ class Policies:
         waits: Waits,
         late: NDArray[np.int64],
         now_ms: int,
-        turns: dict[str, float],
-    ) -> NDArray[np.int64]:
-        """Return when messages of a topic are to be delivered, ms since the epoch. Puts the topic's next turn into
-        `turns`."""
+    ) -> tuple[NDArray[np.int64], float | None]:
+        """Return when messages of a topic are to be delivered, and when the topic's next message may be, None if the
+        topic has no rate. Times are ms since the epoch. `late`: how long the messages have been due, in ms."""
+        turn_ms: float | None = None
         release: NDArray[np.int64] = waits["due"].copy()
         if policy.spread_ms:
             release += _scattered(waits, policy.spread_ms)
@@ -225,9 +227,9 @@ class Policies:
         if policy.rate:
             start = max(float(now_ms), self._next_ms.get(topic, 0.0))
             mine = start + np.arange(len(waits)) * (1000 / policy.rate)
-            turns[topic] = start + len(waits) * (1000 / policy.rate)
+            turn_ms = start + len(waits) * (1000 / policy.rate)
             release = np.maximum(release, mine.astype(np.int64))
-        return release
+        return release, turn_ms
 
 
 def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:

@@ -55,6 +55,7 @@ class Parking:
         turns: Turns,
         window: RollWindow,
         findings: Findings,
+        *,
         is_shared: Callable[[int], bool],
         read_ahead: Callable[[Waits], None],
     ) -> None:

@@ -84,15 +84,17 @@ class Slots:
         """The position of each message's newest unit in the log."""
         self.findings = findings = Findings()
         """The facts that recovery found, for as long as they matter."""
-        self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead)
+        self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead=read_ahead)
         """The current second, and the next ones in memory."""
         self.window = window = RollWindow(config, turns)
         """How far ahead slots may be."""
         self.census = Census()
         """The waiting messages by due second and by key, once a caller has begun the census."""
-        self.search = TimerSearch(store, timer_log, self.positions, turns, findings, self.census)
+        self.search = TimerSearch(store, timer_log, self.positions, turns, findings=findings, census=self.census)
         """Finds waiting messages."""
-        self.parking = Parking(timer_log, wheel, turns, window, findings, topics.is_shared, read_ahead)
+        self.parking = Parking(
+            timer_log, wheel, turns, window, findings, is_shared=topics.is_shared, read_ahead=read_ahead
+        )
         """The parked messages."""
         self.is_handing_on = False
         """Whether the remaining messages of the current second are being moved to the next one."""

@@ -38,6 +38,7 @@ class Turns:
         wheel: TimerWheel,
         findings: Findings,
         topics: TimerTopics,
+        *,
         read_ahead: Callable[[Waits], None],
     ) -> None:
         """Begin before any second's turn; `load` sets the current second. `read_ahead`: called with messages, many at a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -378,8 +379,8 @@ class FakeConnection:
 
 
 def held_pull(queue: FakeQueue, deadline: float, connection: object = None) -> HeldPull:
-    request = cast("Request[PullMessage]", None)
-    return HeldPull(cast("Connection", connection or FakeConnection()), request, cast("Any", queue), 0, None, deadline)
+    request = cast("Request[PullMessage]", SimpleNamespace(header=SimpleNamespace(queue_offset=0)))
+    return HeldPull(cast("Connection", connection or FakeConnection()), request, cast("Any", queue), None, deadline)
 
 
 def long_polls(
@@ -392,7 +393,15 @@ def long_polls(
     share: float = float("inf"),
 ) -> LongPolls:
     """Long polls with a budget of pulls per turn."""
-    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), lambda: 1000, serve, expire, check, fail)
+    return LongPolls(
+        loop,
+        request_turns(loop, CountBudget(share, share)),
+        capacity=lambda: 1000,
+        serve=serve,
+        expire=expire,
+        check=check,
+        fail=fail,
+    )
 
 
 async def test_serving_many_takes_turns_with_others(loop: SteppedLoop) -> None:

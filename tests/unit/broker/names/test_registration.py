@@ -116,7 +116,7 @@ def servers() -> NameServers:
 @pytest.fixture
 async def registration(servers: NameServers, topics: FakeTopics) -> AsyncIterator[Registrar]:
     identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
-    made = Registrar(identity, ADDRESSES, cast("Topics", topics), PERIOD, servers.connect)
+    made = Registrar(identity, ADDRESSES, cast("Topics", topics), period=PERIOD, connect=servers.connect)
     yield made
     for server in made._servers:
         if server._task is not None:
@@ -280,7 +280,14 @@ async def test_those_that_can_be_reached_are_told_of_the_end(
 async def test_with_keys_the_requests_to_name_servers_are_signed(servers: NameServers, topics: FakeTopics) -> None:
     keys = ("inner", "canary-secret-of-inner")
     identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
-    made = Registrar(identity, ADDRESSES[:1], cast("Topics", topics), PERIOD, servers.connect, Signer(*keys))
+    made = Registrar(
+        identity,
+        ADDRESSES[:1],
+        cast("Topics", topics),
+        period=PERIOD,
+        connect=servers.connect,
+        signer=Signer(*keys),
+    )
     made.start()
     await servers.turns()
     stopping = asyncio.ensure_future(made.stop())
