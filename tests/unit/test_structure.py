@@ -48,6 +48,10 @@ COMPUTED = {"duemq/__init__.py", "duemq/spark.py", "duemq/cli/__init__.py", "due
 """Modules that import names, or libraries that may be missing, when they are first used."""
 MAX_MODULES = 15
 """Most modules of a folder, without its __init__."""
+MAX_POSITIONAL = {"broker": 5, "scheduler": 5, "protocol": 6, "storage": 10, "spark_jobs": 11, "duemq": 13}
+"""Most parameters of a package's functions that may be given by position, without `self` and `cls`. The highest figures
+are of `Appender.add`, which is called for each message, and of functions that pass on the arguments of a method of the
+client or of a command."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "now", "utcnow", "today"}
 
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
@@ -216,6 +220,41 @@ def test_no_module_imports_one_that_imports_it() -> None:
 def test_no_folder_is_a_heap(package: str) -> None:
     in_folders = Counter(path.parent for path in modules(package) if path.name != "__init__.py")
     assert {str(folder): count for folder, count in in_folders.items() if count > MAX_MODULES} == {}
+
+
+def positional(among: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield the functions among some nodes, each with its line and the number of its positional parameters. The
+    commands of click are left out: click gives them all parameters by name."""
+    for node in among:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
+            if not any(_first_name(each) == "click" for each in decorators):
+                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+                yield f"{node.lineno} {node.name}", len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_no_call_needs_many_arguments_by_position(package: str) -> None:
+    """Nobody can tell what the seventh argument of a call is: further parameters are keyword-only."""
+    too_many = [
+        f"{place(path)}:{where} takes {count}"
+        for path in modules(package)
+        for where, count in positional(nodes(path))
+        if count > MAX_POSITIONAL[package]
+    ]
+    assert too_many == []
+
+
+def test_many_positional_parameters_are_seen() -> None:
+    code = """
+class Handlers:
+    def __init__(self, a, b, c, /, d, e, f, *, g): ...
+    async def later(a, b, *c, d): ...
+@click.command()
+@click.option("--a")
+def command(a, b, c, d, e, f): ...
+"""
+    assert list(positional(ast.walk(ast.parse(code)))) == [("3 __init__", 6), ("4 later", 2)]
 
 
 def is_error(base: str, classes: dict[str, set[str]], seen: frozenset[str] = frozenset()) -> bool:
