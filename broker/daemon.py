@@ -122,35 +122,8 @@ class Broker:
             self._close_sockets()
             self._workers.stop()
             raise
-        self._turns = turns = Turns(loop, self._clock, self._make_budget)
-        reads = ColdReads(self._files, self._workers, turns.share)
-        self._works = Works(
-            durability=turns.work("durability", self._step_durability, reads.step),
-            levels=turns.work("levels", self._step_levels, reads.step),
-            timers=turns.work("timers", self._step_timers, reads.step),
-        )
-        self.store = MessageStore(
-            store_config(self.config),
-            self._files,
-            (self.config.advertised_host, self.config.listen_port),
-            DelayLevels(self.config.delay_levels).deliver_time,
-            on_work=self._works.durability.wake,
-            max_message_size=self.settings.current(lambda config: config.max_message_size),
-        )
-        self._core = Core(
-            config=self.config,
-            settings=self.settings,
-            loop=loop,
-            workers=self._workers,
-            clock=self._clock,
-            real_clock=self._real_clock,
-            files=self._files,
-            store=self.store,
-            limits=Limits(self.settings),
-            reads=reads,
-            slices=Slices(turns.share, reads),
-            request_turns=RequestTurns(turns, self._request_budget),
-        )
+        self._turns = Turns(loop, self._clock, self._make_budget)
+        self._core = self._make_core()
         try:
             recovered = self._open()
             self._assemble(recovered)
@@ -166,7 +139,7 @@ class Broker:
             self._close_auth()
             self.store.abandon()
             raise
-        turns.start()
+        self._turns.start()
         self.housekeeping.start()
         if self._registrar is not None:
             self._registrar.start()
@@ -180,6 +153,38 @@ class Broker:
             tls=self.config.tls_mode,
             store=self.config.store_root,
             seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _make_core(self) -> Core:
+        """Make the store, which is not open yet, and what runs work in this process."""
+        turns = self._turns
+        reads = ColdReads(self._files, self._workers, turns.share)
+        self._works = Works(
+            durability=turns.work("durability", self._step_durability, reads.step),
+            levels=turns.work("levels", self._step_levels, reads.step),
+            timers=turns.work("timers", self._step_timers, reads.step),
+        )
+        self.store = MessageStore(
+            store_config(self.config),
+            self._files,
+            (self.config.advertised_host, self.config.listen_port),
+            DelayLevels(self.config.delay_levels).deliver_time,
+            on_work=self._works.durability.wake,
+            max_message_size=self.settings.current(lambda config: config.max_message_size),
+        )
+        return Core(
+            config=self.config,
+            settings=self.settings,
+            loop=self._loop,
+            workers=self._workers,
+            clock=self._clock,
+            real_clock=self._real_clock,
+            files=self._files,
+            store=self.store,
+            limits=Limits(self.settings),
+            reads=reads,
+            slices=Slices(turns.share, reads),
+            request_turns=RequestTurns(turns, self._request_budget),
         )
 
     def _bind(self) -> None:

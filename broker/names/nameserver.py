@@ -396,23 +396,9 @@ class NameServer:
         _check_queues(topics)
         key = (header.broker_name, header.broker_id)
         old = self._brokers.get(key)
-        limits = self._limits
-        if old is None and len(self._brokers) >= limits.registered_brokers:
-            raise LimitReached(
-                "maxRegisteredBrokers",
-                ResponseCode.SYSTEM_ERROR,
-                f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
-                "that setting, or register elsewhere",
-            )
         size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)
         more = size - (old.size if old is not None else 0)
-        if more > 0 and self._registered + more > limits.registration_bytes:
-            raise LimitReached(
-                "maxRegistrationBytes",
-                ResponseCode.SYSTEM_ERROR,
-                f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
-                f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
-            )
+        self._check_room(more, is_new=old is None)
         if old is None:
             self._drained.discard(header.broker_name)
             log.info("broker_registered", broker=header.broker_name, broker_id=header.broker_id, at=header.broker_addr)
@@ -439,6 +425,24 @@ class NameServer:
         if ORDER_NAMESPACE in self._kv:
             answer.body = fastjson.dumps({"table": self._kv[ORDER_NAMESPACE]})
         return answer
+
+    def _check_room(self, more: int, *, is_new: bool) -> None:
+        """Raise LimitReached if a registration would be one broker too many, or its `more` bytes too many."""
+        limits = self._limits
+        if is_new and len(self._brokers) >= limits.registered_brokers:
+            raise LimitReached(
+                "maxRegisteredBrokers",
+                ResponseCode.SYSTEM_ERROR,
+                f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
+                "that setting, or register elsewhere",
+            )
+        if more > 0 and self._registered + more > limits.registration_bytes:
+            raise LimitReached(
+                "maxRegistrationBytes",
+                ResponseCode.SYSTEM_ERROR,
+                f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
+                f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
+            )
 
     def unregister_broker(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
         """Remove another broker."""
