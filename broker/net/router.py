@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import cache, partial
 from typing import Any, Final, Protocol
@@ -32,6 +31,7 @@ from duemq.broker.errors import AccessRefused, LimitReached, NotNow, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.admission import OWN_BYTES, Admission
 from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.complaints import Complaints
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.held_answers import HeldAnswers
@@ -59,18 +59,6 @@ _UNSENT_BYTES: Final = 16 * 1024
 """Larger answers are written as soon as they exceed this together, so that a client that does not read is noticed."""
 _MAX_REMARK: Final = 1024
 """Maximum length of a remark, in characters; a remark may repeat text that a client sent."""
-_APPENDS_COMPLAINT_SECONDS: Final = 60.0
-_MAX_LOGGED_A_SECOND: Final = 50
-_MAX_ENDS_LOGGED_A_SECOND: Final = 1000
-"""The limit for lines about connections that ended, which is higher: a connection costs the client more than its line
-costs the broker."""
-_ENDS: Final = {
-    "connection_refused": "Refused",
-    "connection_broken": "Broken",
-    "connection_dropped": "Dropped",
-    "tls_refused": "TlsRefused",
-}
-"""The log events of connections that ended early, each with the name under which `Router.ended` counts them."""
 _FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short, so the time is checked only once per this many."""
@@ -170,18 +158,8 @@ class Router:
         self._refused = 0
         """Frames of the current call of `handle` that do not count as the first request of a new connection: responses,
         requests that do not decode or have an unknown code, and requests that the guard refuses."""
-        self.ended: Counter[str] = Counter()
-        """How many connections ended early, by the names in `_ENDS`."""
-        self.ended.update(dict.fromkeys(_ENDS.values(), 0))
         self._takes_requests = True
-        self._refused_sends = 0
-        """Refused sends that have not been logged yet."""
-        self._complain_again_at = 0.0
-        self._logged_second = 0
-        self._logged: Counter[str] = Counter()
-        """Lines logged in this second, by event."""
-        self._not_logged: Counter[str] = Counter()
-        """Lines left out in this second, by event."""
+        self.complaints = Complaints(clock)
 
     def add(
         self,
@@ -504,22 +482,8 @@ class Router:
         return response(code, remark[:_MAX_REMARK])
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
-        """Log one line about a client's error, unless the event has had too many lines in this second."""
-        if event in _ENDS:
-            self.ended[_ENDS[event]] += 1
-        second = int(self._clock.monotonic())
-        if second != self._logged_second:
-            for flood, not_logged in self._not_logged.items():
-                log.warning(f"{flood}_often", not_logged=not_logged)
-            self._logged_second = second
-            self._logged.clear()
-            self._not_logged.clear()
-        most = _MAX_ENDS_LOGGED_A_SECOND if event in _ENDS else _MAX_LOGGED_A_SECOND
-        if self._logged[event] < most:
-            self._logged[event] += 1
-            log.warning(event, peer=connection.peer, **fields, reason=reason)
-        else:
-            self._not_logged[event] += 1
+        """See `connection.FrameHandler`."""
+        self.complaints.about_client(event, connection.peer, reason, **fields)
 
     # --- appends
 
@@ -530,7 +494,7 @@ class Router:
             self._appender.commit()
         except StoreError as error:
             self._stats.put_failed += sends
-            self._complain_of_appends(str(error), sends)
+            self.complaints.about_appends(str(error), sends)
             code, remark = outcome_of(error)
             answers[start:] = [_replaced(answer, code, remark) for answer in answers[start:]]
             return
@@ -540,16 +504,6 @@ class Router:
             held = answers[start:]
             del answers[start:]
             self._held.hold(self._log.end, connection, held, appended, lambda: _timed_out(held))
-
-    def _complain_of_appends(self, reason: str, sends: int) -> None:
-        """Log sends that the store refused, for example because the disk is full: immediately the first time, then at
-        most one line a minute."""
-        self._refused_sends += sends
-        now = self._clock.monotonic()
-        if now >= self._complain_again_at:
-            log.error("append_failed", reason=reason, messages=self._refused_sends)
-            self._complain_again_at = now + _APPENDS_COMPLAINT_SECONDS
-            self._refused_sends = 0
 
     # --- tasks
 

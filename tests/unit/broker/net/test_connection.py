@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from duemq.broker.net.connection import (
-    LARGE_RESPONSE_BYTES,
-    MAX_REQUESTS,
-    READ_BYTES,
-    READERS,
-    SHORT_READ_BYTES,
-    WRITE_HIGH_BYTES,
-    Connection,
-    InputBudget,
-)
+from duemq.broker.net.connection import LARGE_RESPONSE_BYTES, MAX_REQUESTS, WRITE_HIGH_BYTES, Connection
+from duemq.broker.net.input_budget import READ_BYTES, READERS, SHORT_READ_BYTES, InputBudget, Reader
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
@@ -330,7 +322,7 @@ async def test_who_pays_is_found_without_looking_at_all_who_do_not(frames: Frame
         peer.connection.data_received(first)
     looks = 0
 
-    class Steps(dict[Connection, None]):
+    class Steps(dict[Reader, None]):
         def __iter__(self) -> Any:
             nonlocal looks
             for each in super().__iter__():
