@@ -12,7 +12,6 @@ from duemq.broker.assembly.storage import Storage
 from duemq.broker.assembly.tables import Tables
 from duemq.broker.housekeeping import Chore
 from duemq.broker.net.connection_limits import LOOK_SECONDS as NEW_SECONDS
-from duemq.broker.net.idle_connections import close_idle
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
 from duemq.broker.tls.contexts import WARN_SECONDS
 from duemq.storage.clock import look
@@ -33,8 +32,8 @@ def make_chores(core: Core, tables: Tables, storage: Storage, net: Net, audit: A
     settings, clock, clients, nameserver = core.settings, core.clock, tables.clients, tables.nameserver
     levels, timers = storage.levels, storage.timers
 
-    def close_idle_connections() -> None:
-        close_idle(net.router.connections, core.loop.time() - settings.config.idle_seconds)
+    def close_idle() -> None:
+        net.router.close_idle(core.loop.time() - settings.config.idle_seconds)
 
     return [
         *([Chore("audit", lambda: _AUDIT_SECONDS, audit.log.write)] if audit is not None else ()),
@@ -48,6 +47,6 @@ def make_chores(core: Core, tables: Tables, storage: Storage, net: Net, audit: A
         Chore("new routes", lambda: _NEW_ROUTES_SECONDS, lambda: clients.rebalance(nameserver.take_found())),
         Chore("locks", lambda: _CLEAN_SECONDS, tables.locks.expire),
         Chore("brokers", lambda: _CLEAN_SECONDS, nameserver.expire),
-        Chore("connections", lambda: _CLEAN_SECONDS, close_idle_connections),
+        Chore("connections", lambda: _CLEAN_SECONDS, close_idle),
         Chore("new connections", lambda: NEW_SECONDS, net.limits.close_old),
     ]

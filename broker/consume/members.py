@@ -12,7 +12,7 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Clients, check_expression_type
 from duemq.broker.tables.groups import Groups, is_group_name
-from duemq.broker.tables.topics import Topics, check_name
+from duemq.broker.tables.topics import FLAG_UNIT_SUB, Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
@@ -79,7 +79,7 @@ class ClientHandlers:
         if group is None:
             return True
         name = f"{RETRY_PREFIX}{consumer.group_name}"
-        topic = self._topics.create_for_group(name, group.retry_queue_nums, 2 if consumer.unit_mode else 0)
+        topic = self._topics.create_for_group(name, group.retry_queue_nums, FLAG_UNIT_SUB if consumer.unit_mode else 0)
         if not topic.is_saved:
             self._topics.save_later()
         return group.notify_consumer_ids_changed_enable

@@ -220,6 +220,12 @@ class Router:
         for clients in self._clients:
             clients.connection_lost(connection)
 
+    def close_idle(self, since: float) -> None:
+        """Close connections on which nothing has arrived since a time of the event loop's clock, in seconds: a client
+        whose machine is gone holds no descriptor and no place in a group."""
+        for connection in [each for each in self.connections if each.last_read < since]:
+            connection.abort()
+
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
         """See `connection.FrameHandler`."""
         if not connection.takes_answers:
@@ -284,7 +290,11 @@ class Router:
         answers: list[bytes] = []
         request: Any
         answer: Any
+        # Staged sends that are not written yet: the number of their first frame, and how many answers come before
+        # theirs. -1: there are none.
         run_frames = run_answers = -1
+        # `unsent`: bytes of large answers that are not sent yet; `look_at`: the number of the frame after which the
+        # time is checked next.
         unsent, end, fault, look_at = 0, len(frames), None, -1
         now_ms = self._clock.now_ms()
         routes, long_routes = self._routes_by_start, self._routes_by_long_start

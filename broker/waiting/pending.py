@@ -16,14 +16,13 @@ from duemq.broker.access.permission import OPERATE, SEND, PlainAction, Role, nee
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
-from duemq.broker.net.router import Answer, Router, outcome_of
+from duemq.broker.net.router import Answer, Router
 from duemq.broker.net.slices import Slices
-from duemq.broker.waiting.changes_by_id import ChangesById
+from duemq.broker.waiting.changes_by_id import MAX_IDS, OUTCOMES, ChangesById, failed_after, ids_in
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
 from duemq.protocol.records import properties, recurrence
-from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.bodies import (
     ChangedMessage,
@@ -49,8 +48,6 @@ T = TypeVar("T")
 MAX_PAGE: Final = 1000
 MAX_PAGE_BYTES: Final = 1024 * 1024
 """A page ends before the properties of its messages exceed this."""
-MAX_IDS: Final = 1000
-"""Maximum number of message ids in one request, and in the answer about a selection."""
 MAX_STEPS: Final = 10_000
 MIN_STEP_MS: Final = 1000
 MAX_SEARCHES: Final = 2
@@ -74,12 +71,6 @@ _REFUSALS: Final = {
     Refusal.TOO_FAR: (ResponseCode.MESSAGE_ILLEGAL, "the time is further ahead than timerMaxDelaySec"),
     Refusal.STALLED: (ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: the timer log cannot be written"),
     Refusal.CONGESTED: (ResponseCode.SYSTEM_ERROR, "timerCongestNumEachSlot messages wait for that second"),
-}
-_OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
-    Cancelled.DELIVERED: "ALREADY_DELIVERED",
-    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
-    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
-    Cancelled.UNKNOWN: "NEVER_EXISTED",
 }
 
 
@@ -247,15 +238,14 @@ class PendingHandlers:
         try:
             await work(done)
         except (Refused, StoreError, OSError) as error:
-            code, remark = outcome_of(error)
-            answer = response(code, f"{remark} (after {sum(done.counts.values())} messages)")
+            answer = failed_after(error, sum(done.counts.values()))
         else:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(done))
         return self._router.answer_when_flushed(connection, request, answer)
 
     def _named(self, header: ChangePending) -> Iterator[_Found]:
         """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
-        ids = _ids(header.action, header.msg_id or "")
+        ids = ids_in(header.msg_id or "", header.action)
         if _selection(header) != Selection():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed: name messages or select them, not both")
         return map(_Found, ids)
@@ -297,7 +287,7 @@ class PendingHandlers:
             return self._messages.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
         result = await self._changes.outcome(change)
-        return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
+        return OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
 
     def _check_time(self, deliver_ms: int) -> None:
         """Raise Refused if no message may now be scheduled for this time."""
@@ -308,19 +298,9 @@ class PendingHandlers:
             raise Refused(code, f"reschedule failed, {reason}")
 
 
-def _ids(action: str, text: str) -> list[str]:
-    """Return the ids of a request. Raises Refused, RemoteProtocolError."""
-    ids = text.split(",")
-    if len(ids) > MAX_IDS:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{action} failed, {len(ids)} ids are more than {MAX_IDS}")
-    for message_id in ids:
-        parse_offset_message_id(message_id)
-    return ids
-
-
 def _of_handles(header: ChangeByHandle) -> Iterator[_Found]:
     """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
-    ids, keys = _ids(header.action, header.msg_id), header.uniq_key.split(properties.NAME_END)
+    ids, keys = ids_in(header.msg_id, header.action), header.uniq_key.split(properties.NAME_END)
     if len(keys) != len(ids):
         raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(keys)} uniqKeys for {len(ids)} ids")
     return (_Found(message_id, None, (header.topic, key)) for message_id, key in zip(ids, keys, strict=True))
