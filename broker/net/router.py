@@ -34,17 +34,18 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.complaints import Complaints
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.connection_limits import ConnectionLimits
+from duemq.broker.net.error_answers import not_stored, outcome_of, timed_out
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.request_turns import IsOver
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from duemq.protocol.errors import FieldError, FrameError, ProtocolError
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
-from duemq.protocol.frames.frame import JSON, Frame, FrameReader
+from duemq.protocol.frames.frame import JSON, Frame
 from duemq.protocol.requests.headers import Header, Request, RequestDecoder, response
 from duemq.protocol.unsupported import UNSUPPORTED
 from duemq.storage.clock import Clock
-from duemq.storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull, has_no_room
+from duemq.storage.errors import NotInMemory, StoreError
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -59,7 +60,6 @@ _UNSENT_BYTES: Final = 16 * 1024
 """Larger answers are written as soon as they exceed this together, so that a client that does not read is noticed."""
 _MAX_REMARK: Final = 1024
 """Maximum length of a remark, in characters; a remark may repeat text that a client sent."""
-_FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short, so the time is checked only once per this many."""
 
@@ -462,10 +462,7 @@ class Router:
             return answer  # if nothing was appended, no flush would come
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
-            late = partial(
-                _replaced, data, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True, of_all=True
-            )
-            self._held.hold(self._log.end, connection, [data], 1, lambda: [late()])
+            self._held.hold(self._log.end, connection, [data], 1, partial(timed_out, [data], of_all=True))
         return None
 
     def _error(self, command: Command, frame_codec: int, code: int, remark: str) -> bytes | None:
@@ -505,15 +502,14 @@ class Router:
         except StoreError as error:
             self._stats.put_failed += sends
             self.complaints.about_appends(str(error), sends)
-            code, remark = outcome_of(error)
-            answers[start:] = [_replaced(answer, code, remark) for answer in answers[start:]]
+            answers[start:] = not_stored(answers[start:], error)
             return
         self._stats.add_write(time.perf_counter() - before)
         appended = self._appender.appended - appended
         if self._sync_flush and appended and len(answers) > start:
             held = answers[start:]
             del answers[start:]
-            self._held.hold(self._log.end, connection, held, appended, lambda: _timed_out(held))
+            self._held.hold(self._log.end, connection, held, appended, partial(timed_out, held))
 
     # --- tasks
 
@@ -559,40 +555,3 @@ class Router:
         """Wait until the requests in progress are done, at most `timeout` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
-
-
-def _timed_out(answers: list[bytes]) -> list[bytes]:
-    """Return the answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read the
-    position of the message from these too."""
-    return [_replaced(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True) for answer in answers]
-
-
-def _replaced(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
-    """Return an answer changed to this code and remark. An answer that is not a success stays as it is, unless
-    `of_all`."""
-    (frame,) = FrameReader().receive_data(answer)
-    command = codec.decode(frame)
-    if command.code != ResponseCode.SUCCESS and not of_all:
-        return answer
-    command.code, command.remark = code, remark
-    if not keep_fields:
-        command.ext = {}
-    return codec.encode(command, frame[0])
-
-
-def outcome_of(error: Exception) -> tuple[int, str]:
-    """Return the response code and remark for an error: the one place that maps errors of the store to codes."""
-    if isinstance(error, Refused):
-        return error.code, error.remark
-    if isinstance(error, RecordIllegal):
-        remark = f"the message is illegal, maybe msg body or properties length not matched. {error}"
-        return ResponseCode.MESSAGE_ILLEGAL, remark
-    if isinstance(error, StoreFull | StoreClosed):
-        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
-    if has_no_room(error):
-        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: the disk is full: {error}"
-    if isinstance(error, StoreError):
-        return ResponseCode.SERVICE_NOT_AVAILABLE, f"the message store is broken: {error}"
-    if isinstance(error, ProtocolError):
-        return ResponseCode.SYSTEM_ERROR, str(error)
-    return ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from typing import Final
 
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
-from duemq.broker.net.router import outcome_of
+from duemq.broker.net.error_answers import outcome_of
 from duemq.broker.net.slices import Slices
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import ResponseCode
