@@ -240,6 +240,7 @@ class Broker:
             *assemble_produce(core, tables, storage, net, key_turns),
             *consume.handlers,
             *assemble_waiting(core, tables.topics, storage, net.router, key_turns),
+            tables.values,
             tables.nameserver,
             *assemble_admin(
                 core,

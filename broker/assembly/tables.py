@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from duemq.broker.assembly.core import Core
+from duemq.broker.names.key_values import KeyValues
 from duemq.broker.names.nameserver import NameServer
 from duemq.broker.tables.clients import Clients
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
@@ -28,8 +29,9 @@ class Tables:
     topics: Topics
     groups: Groups
     offsets: ConsumerOffsets
+    values: KeyValues
+    """The key-value configuration of the embedded name server."""
     nameserver: NameServer
-    """The embedded name server, which has a table of its own: the key-value configuration."""
     delay_offsets: DelayOffsets
     clients: Clients
     """Unlike those above, the clients and the locks are only in memory."""
@@ -76,17 +78,17 @@ def read_tables(
         created=created,
     )
     offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
+    values = KeyValues(table("kvConfig.json"), persister, limits)
     nameserver = NameServer(
         cluster=config.cluster_name,
         broker_name=config.broker_name,
         address=core.address,
         topics=topics,
-        kv_file=table("kvConfig.json"),
+        values=values,
         clock=clock,
-        persister=persister,
         limits=limits,
     )
-    for loaded in (topics, groups, offsets, nameserver):
+    for loaded in (topics, groups, offsets, values):
         loaded.load()
     file = table("delayOffset.json")
     file.require_files()
@@ -96,6 +98,7 @@ def read_tables(
         topics=topics,
         groups=groups,
         offsets=offsets,
+        values=values,
         nameserver=nameserver,
         delay_offsets=read_delay_offsets(file, is_needed=is_needed),
         clients=Clients(settings, clock, limits, core.request_turns),

@@ -9,23 +9,24 @@ the answer says what was wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 
 from duemq.broker.access.auth import model
 from duemq.broker.access.auth.model import MAX_NAME, USER_PREFIX, User, UserStatus, UserType
 from duemq.broker.access.auth.users import Subject, Users
-from duemq.broker.access.permission import ADMINISTER, LOOK, Permission
+from duemq.broker.access.permission import ADMINISTER, LOOK
 from duemq.broker.errors import AuthStoreError, Refused
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Router
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies, headers
 from duemq.protocol.requests.auth_bodies import AclInfo, UserInfo
-from duemq.protocol.requests.headers import Header, Request, response
+from duemq.protocol.requests.headers import Request, response
 
 log = structlog.get_logger(__name__)
 
@@ -34,25 +35,13 @@ T = TypeVar("T")
 _ONLY_SUPER: Final = "The super user can only be {} by super user"
 
 
-class _Router(Protocol):
-    """The part of the router that is used here; the router itself uses this package."""
-
-    def add(
-        self,
-        code: int,
-        header_type: type[Header],
-        permission: Permission,
-        handler: Callable[[Connection, Request[Any]], Coroutine[Any, Any, Command]],
-    ) -> None: ...
-
-
 class AuthHandlers:
     """Returns and changes users and policies."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
 
-    def register(self, router: _Router) -> None:
+    def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         add = router.add
         add(RequestCode.AUTH_CREATE_USER, headers.Username, ADMINISTER, self.create_user)
