@@ -112,14 +112,14 @@ class TopicHandlers:
         except ValueError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
         return TopicConfig(
-            header.topic,
-            header.read_queue_nums,
-            header.write_queue_nums,
-            header.perm,
-            header.topic_filter_type,
-            header.topic_sys_flag or 0,
-            header.order,
-            attributes,
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+            attributes=attributes,
         )
 
     def _check_delay_levels(self, text: str | None) -> None:
@@ -219,15 +219,15 @@ def _create_header(config: TopicConfig) -> headers.CreateTopic:
     changes: +name or -name, with values."""
     changes = [name if name.startswith("-") else f"{name}={value}" for name, value in (config.attributes or {}).items()]
     return headers.CreateTopic(
-        config.topic_name,
-        "",
-        config.read_queue_nums,
-        config.write_queue_nums,
-        config.perm,
-        config.topic_filter_type,
-        config.topic_sys_flag,
-        config.order,
-        ",".join(changes),
+        topic=config.topic_name,
+        default_topic="",
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=",".join(changes),
     )
 
 

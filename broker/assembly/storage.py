@@ -101,13 +101,13 @@ def assemble_storage(core: Core, tables: Tables, recovered: Recovered, works: Wo
     )
     retention = Retention(settings.current(retention_config), core.files, store.log)
     durability = Durability(
-        store,
-        {service.NAME: levels, timers_module.NAME: timers},
-        retention,
-        _Waking(core.workers, works.durability.wake),
-        settings.current(durability_config),
-        watcher,
-        now,
+        store=store,
+        parts={service.NAME: levels, timers_module.NAME: timers},
+        retention=retention,
+        workers=_Waking(core.workers, works.durability.wake),
+        config=settings.current(durability_config),
+        watcher=watcher,
+        now=now,
     )
     return Storage(levels, timers, retention, durability)
 

@@ -313,16 +313,16 @@ class NameServer:
         self._registered += more
         self._of_connection.setdefault(connection, set()).add(key)
         self._brokers[key] = _Broker(
-            header.cluster_name,
-            header.broker_name,
-            header.broker_id,
-            header.broker_addr,
-            header.ha_server_addr,
-            version,
-            topics,
-            size,
-            self._clock.monotonic(),
-            connection,
+            cluster=header.cluster_name,
+            name=header.broker_name,
+            broker_id=header.broker_id,
+            address=header.broker_addr,
+            ha_address=header.ha_server_addr,
+            version=version,
+            topics=topics,
+            size=size,
+            last_update=self._clock.monotonic(),
+            connection=connection,
         )
         answer = response(ResponseCode.SUCCESS)
         primary = self._brokers.get((header.broker_name, PRIMARY))

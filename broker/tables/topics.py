@@ -308,7 +308,16 @@ class Topics:
         self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
         perm = default.config.perm & ~PERM_INHERIT
         kind = default.config.topic_filter_type
-        created = self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+        created = self.put(
+            TopicConfig(
+                topic_name=name,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=perm,
+                topic_filter_type=kind,
+                topic_sys_flag=sys_flag,
+            )
+        )
         self._created("topic", name)
         return created
 

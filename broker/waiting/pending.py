@@ -340,18 +340,18 @@ def _described(found: WaitingMessage) -> PendingMessage:
     values = properties.parse(message.properties_text)
     queue_id = values.get(properties.REAL_QID, "")
     return PendingMessage(
-        given_id(message),
-        values.get(properties.UNIQ_KEY),
-        found.topic,
-        int(queue_id) if queue_id.isascii() and queue_id.isdecimal() else 0,
-        found.due_ms,
-        found.delay_level,
-        values.get(properties.KEYS),
-        values.get(properties.TAGS),
-        len(message.body),
-        message.born_timestamp,
-        message.store_timestamp,
-        _recurrence_of(message),
+        msg_id=given_id(message),
+        unique_key=values.get(properties.UNIQ_KEY),
+        topic=found.topic,
+        queue_id=int(queue_id) if queue_id.isascii() and queue_id.isdecimal() else 0,
+        deliver_ms=found.due_ms,
+        delay_level=found.delay_level,
+        keys=values.get(properties.KEYS),
+        tags=values.get(properties.TAGS),
+        body_size=len(message.body),
+        born_ms=message.born_timestamp,
+        store_ms=message.store_timestamp,
+        recurrence=_recurrence_of(message),
     )
 
 
@@ -363,11 +363,11 @@ def _recurrence_of(message: StoredMessage) -> PendingRecurrence | None:
     except TimerIllegal:
         return PendingRecurrence()
     return PendingRecurrence(
-        found.every_ms,
-        found.cron,
-        found.zone,
-        found.start_ms,
-        found.end_ms,
-        found.left,
-        found.paused_ms is not None,
+        every_ms=found.every_ms,
+        cron=found.cron,
+        zone=found.zone,
+        start_ms=found.start_ms,
+        end_ms=found.end_ms,
+        count=found.left,
+        is_paused=found.paused_ms is not None,
     )

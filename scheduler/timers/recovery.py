@@ -133,7 +133,7 @@ class TimerRecovery:
             if not has_wheel:
                 self._wheel.clear()
                 self._wheel.establish()
-            return Start(self._now_second, self._store.log.end, 0, 0, {})
+            return Start(second=self._now_second, since=self._store.log.end, log_since=0, queue_offset=0, waiting={})
         start = None
         if note is not None:
             start = self._by_note(note, has_wheel=has_wheel, has_log=has_log)
@@ -194,14 +194,14 @@ class TimerRecovery:
         found = waits.with_moved(found, note.second, note.found, self._log.scan(note.log_since, note.log_end))
         # The next note includes the deliveries in these records, so none of them is read by another start.
         return Start(
-            note.second,
-            self._recovered.end,
-            note.log_end,
-            note.queue_offset,
-            {key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
-            counted_at,
-            found._replace(counted=joined([note.found.counted, counted.delivered])),
-            frozenset(self._parked),
+            second=note.second,
+            since=self._recovered.end,
+            log_since=note.log_end,
+            queue_offset=note.queue_offset,
+            waiting={key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
+            counted_at=counted_at,
+            found=found._replace(counted=joined([note.found.counted, counted.delivered])),
+            parked=frozenset(self._parked),
         )
 
     def _found(self, second: int, before: StartFacts, *more: Origins) -> StartFacts:
@@ -372,16 +372,17 @@ class TimerRecovery:
         low, high = self._queue.min_offset, self._queue.next_offset
         offset = min(max(offset, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
+        enqueued, enqueued_to = self._enqueued(offset)
         return Start(
-            second,
-            self._store.log.end,
-            self._log.end,
-            offset,
-            waiting,
-            0,
-            self._found(self._now_second, StartFacts()),
-            frozenset(self._parked),
-            *self._enqueued(offset),
+            second=second,
+            since=self._store.log.end,
+            log_since=self._log.end,
+            queue_offset=offset,
+            waiting=waiting,
+            found=self._found(self._now_second, StartFacts()),
+            parked=frozenset(self._parked),
+            enqueued=enqueued,
+            enqueued_to=enqueued_to,
         )
 
     def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
@@ -420,4 +421,11 @@ class TimerRecovery:
         origins = Origins()
         origins.read(self._store.log, self._store.log.begin, self._recovered.start)
         found = self._found(self._now_second, StartFacts(), origins)
-        return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)
+        return Start(
+            second=self._now_second,
+            since=self._recovered.end,
+            log_since=0,
+            queue_offset=self._queue.min_offset,
+            waiting={},
+            found=found,
+        )

@@ -449,7 +449,16 @@ class Timers:
         self._is_warm = False
         if split is None:
             none, no_seconds = waits[:0], np.empty(0, np.int64)
-            split = Split(waits.copy(), none, none, no_seconds, none, none, none, {})
+            split = Split(
+                now=waits.copy(),
+                later=none,
+                held=none,
+                held_seconds=no_seconds,
+                parked=none,
+                moved=none,
+                dropped=none,
+                turns={},
+            )
         slots, now, later, held = self._slots, split.now, split.later, split.held
         now["held"] = True  # the policy does not apply to them again
         back = np.concatenate((now, later, held))
@@ -618,9 +627,16 @@ class Timers:
         head = self._slots.turns.current.head_ms
         first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
         late_ms = max(0, now_ms - first)
-        pending = self._topics.total
-        read_ms, enqueuer = self._slots.turns.second * PRECISION_MS, self._enqueuer
-        return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
+        enqueue_tps, dequeue_tps = self._rates
+        return TimerState(
+            read_ms=self._slots.turns.second * PRECISION_MS,
+            queue_offset=self._enqueuer.next_offset,
+            behind_messages=self._enqueuer.behind,
+            pending=self._topics.total,
+            enqueue_tps=enqueue_tps,
+            dequeue_tps=dequeue_tps,
+            late_ms=late_ms,
+        )
 
     def checkpoint_body(self) -> bytes:
         """Return the 56 bytes of timercheck, the body of the answer to GET_TIMER_CHECK_POINT."""

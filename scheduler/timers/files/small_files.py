@@ -190,7 +190,14 @@ def _decode_found(data: bytes) -> tuple[StartFacts, bytes] | None:
     done, withdrawn, moved = np.split(numbers.astype(np.int64), np.cumsum(counts[:2]))
     moved = moved.reshape(-1, 2)
     offsets = done >> 1
-    return StartFacts(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1]), data[end:]
+    return StartFacts(
+        recovered_to=recovered_to,
+        done=offsets,
+        counted=offsets[done & 1 == 1],
+        withdrawn=withdrawn,
+        moved=moved[:, 0],
+        moved_by=moved[:, 1],
+    ), data[end:]
 
 
 class Sums(NamedTuple):
@@ -291,17 +298,17 @@ def decode_note(data: bytes) -> TimerNote | None:
         return None
     waiting = dict(_WAITING.iter_unpack(data[_NOTE.size : end]))
     return TimerNote(
-        second,
-        since,
-        log_since,
-        log_end,
-        queue_offset,
-        policy_end,
-        counted_at,
-        waiting,
-        found[0],
-        superseded,
-        sums,
+        second=second,
+        since=since,
+        log_since=log_since,
+        log_end=log_end,
+        queue_offset=queue_offset,
+        policy_end=policy_end,
+        counted_at=counted_at,
+        waiting=waiting,
+        found=found[0],
+        superseded=superseded,
+        sums=sums,
         unfollowed=tuple(unfollowed.tolist()),
     )
 
@@ -315,7 +322,17 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
         return None
     counted_at = rest[0] if rest else _NO_END
     waiting = dict(_WAITING.iter_unpack(data[head.size :]))
-    return TimerNote(second, since, log_since, log_end, queue_offset, policy_end, counted_at, waiting, log_crc=log_crc)
+    return TimerNote(
+        second=second,
+        since=since,
+        log_since=log_since,
+        log_end=log_end,
+        queue_offset=queue_offset,
+        policy_end=policy_end,
+        counted_at=counted_at,
+        waiting=waiting,
+        log_crc=log_crc,
+    )
 
 
 def log_end_of(notes: Mapping[str, bytes]) -> int | None:

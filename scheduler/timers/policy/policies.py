@@ -91,12 +91,12 @@ def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
         raise ValueError(f"{CATCH_UP}={attributes.get(CATCH_UP)}: all, newest, drop:SECONDS or spread:SECONDS")
     limit_ms = _number(CATCH_UP, limit, _MAX_SECONDS) * 1000 if kind in ("drop", "spread") else 0
     return TimerPolicy(
-        _number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
-        _number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
-        paused == "true",
-        limit_ms if kind == "drop" else 0,
-        limit_ms if kind == "spread" else 0,
-        kind == "newest",
+        rate=_number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
+        spread_ms=_number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
+        is_paused=paused == "true",
+        drop_after_ms=limit_ms if kind == "drop" else 0,
+        catch_up_spread_ms=limit_ms if kind == "spread" else 0,
+        newest=kind == "newest",
     )
 
 
@@ -201,7 +201,16 @@ class Policies:
         parked = waits[is_parked]
         parked["held"] = False  # the policy is applied again when the topic's pause ends
         held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
-        return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
+        return Split(
+            now=waits[is_here],
+            later=later,
+            held=held,
+            held_seconds=seconds[is_put_off],
+            parked=parked,
+            moved=moved,
+            dropped=waits[is_dropped],
+            turns=turns,
+        )
 
     def carried_out(self, split: Split) -> None:
         """Note that a split was carried out."""
