@@ -1,4 +1,4 @@
-"""The broker assembled: the one place where configuration, store, scheduler, handlers and servers meet.
+"""The broker: its start and its stop. The functions of `broker.assembly` build its components.
 
 Start: bind the ports, inspect the store and read the tables, recover, listen. Stop: accept no more connections or
 requests, finish requests in progress, answer held requests, save the tables, flush, make a last checkpoint."""

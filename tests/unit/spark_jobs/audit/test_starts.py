@@ -59,7 +59,7 @@ def starts_of(root: Path) -> dict[str, StartOutcome]:
 
 
 def open_as_a_broker_does(store: MessageStore) -> Recovered:
-    """Open a store with the known progress of its queues, see `broker.daemon`."""
+    """Open a store with the known progress of its queues, see `broker.assembly.storage`."""
     store.inspect()
     root = store.config.root
     saved = read_delay_offsets(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
