@@ -107,6 +107,7 @@ from duemq.scheduler.timers import service as timers_module
 from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import Timers
+from duemq.storage import file_names
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Clock, Moment, MovableClock, SystemClock, look
 from duemq.storage.config_file import ConfigFile
@@ -328,7 +329,7 @@ class Broker:
         address = _join(config.advertised_host, config.listen_port)
 
         def table(name: str) -> ConfigFile:
-            return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
+            return ConfigFile(self._files, os.path.join(config.store_root, name))
 
         self._limits = limits = Limits(self.settings)
         self._audit: AuditLog | None = None
@@ -341,7 +342,7 @@ class Broker:
         self.topics = topics = Topics(
             self.settings,
             store,
-            table("topics.json"),
+            table(file_names.TOPICS),
             real_clock,
             persister,
             limits,
@@ -350,22 +351,22 @@ class Broker:
             created,
         )
         self.groups = groups = Groups(
-            self.settings, table("subscriptionGroup.json"), real_clock, persister, limits, created
+            self.settings, table(file_names.SUBSCRIPTION_GROUPS), real_clock, persister, limits, created
         )
-        self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
+        self.offsets = offsets = ConsumerOffsets(table(file_names.CONSUMER_OFFSETS), persister)
         self.nameserver = nameserver = NameServer(
             config.cluster_name,
             config.broker_name,
             address,
             topics,
-            table("kvConfig.json"),
+            table(file_names.KV_CONFIG),
             real_clock,
             persister,
             limits,
         )
         for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
-        file = table("delayOffset.json")
+        file = table(file_names.DELAY_OFFSETS)
         file.require_files()
         is_needed = store.checkpoint.is_foreign or service.NAME not in store.checkpoint.notes
         self._delay_offsets = read_delay_offsets(file, is_needed=is_needed)
@@ -375,7 +376,7 @@ class Broker:
         store = self.store
         for level, offset in service.reached(store.checkpoint, self._delay_offsets).items():
             store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
-        offset = small_files.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
+        offset = small_files.reached(store.checkpoint, self._files, store.config.root)
         store.expect(TIMER_TOPIC, 0, offset)
 
     def _assemble(self, recovered: Recovered) -> None:

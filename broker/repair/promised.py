@@ -16,6 +16,7 @@ import numpy as np
 from duemq.broker.repair.differences import Extension, numbered, written_units
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.waiting import is_message
+from duemq.storage import file_names
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.scan import read_record
 from duemq.storage.queues import extension
@@ -43,8 +44,8 @@ class PromisedDelays:
 
     def __init__(self, root: str, log: Commitlog) -> None:
         """`root`: the store's directory, whose old queues are read. `log`: its commitlog."""
-        self._queues = os.path.join(root, "consumequeue", SCHEDULE_TOPIC)
-        self._extensions = os.path.join(root, extension.DIRECTORY, SCHEDULE_TOPIC)
+        self._queues = os.path.join(root, file_names.CONSUME_QUEUES, SCHEDULE_TOPIC)
+        self._extensions = os.path.join(root, file_names.QUEUE_EXTENSIONS, SCHEDULE_TOPIC)
         self._log = log
         self._runs: dict[int, list[_Run]] = {}
 

@@ -32,6 +32,7 @@ from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seco
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
 from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
+from duemq.storage import file_names
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.origins import Origins
@@ -249,10 +250,12 @@ class TimerRecovery:
         if has_wheel:
             damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
             if len(damaged):
-                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="checksums differ")
+                log.warning(
+                    "timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=len(damaged), reason="checksums differ"
+                )
         else:
             self._wheel.establish()
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="the file was missing")
+            log.warning("timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="the file was missing")
         self._log.sums = check.sums
         return True
 
@@ -297,7 +300,9 @@ class TimerRecovery:
         self._log.truncate(note.log_end)
         if not has_wheel or not self._wheel.survey(note.second, note.log_end):
             self._rebuild_wheel(note.second)
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="not in line with the timer log")
+            log.warning(
+                "timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="not in line with the timer log"
+            )
         self._sum_up()
         return True
 

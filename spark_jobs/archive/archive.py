@@ -44,11 +44,18 @@ from duemq.spark_jobs.writers.new_directory import SCRATCH, NewDirectory, held
 from duemq.spark_jobs.writers.remote_place import RemotePlace
 from duemq.spark_jobs.writers.spill import load
 from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
+from duemq.storage import file_names
 
 VERSION: Final = 1
 RANGE_SIZE: Final = 64 << 20
 _QUEUE_FILES_A_PART: Final = 16
-_NOT_STATE: Final = {"commitlog", "consumequeue", "index", "abort", "abort.bak"}
+_NOT_STATE: Final = {
+    file_names.COMMITLOG,
+    file_names.CONSUME_QUEUES,
+    file_names.INDEX,
+    file_names.ABORT,
+    file_names.ABORT + file_names.BACKUP,
+}
 _DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
 
 
@@ -322,7 +329,7 @@ def _restore(
 
     place.need(manifest.size + manifest.size // 20)
     size = manifest.segment_size
-    directory = place.join("commitlog", "")
+    directory = place.join(file_names.COMMITLOG, "")
     for first in manifest.segments:
         with open(os.path.join(directory, f"{first:020}"), "wb") as file:
             file.truncate(size)
@@ -343,7 +350,7 @@ def _restore(
         if part.marker >= 0:
             _write_at(directory, size, part.marker, END_MARKER.pack(size - part.marker % size, MAGIC_END))
     step("commitlog")
-    queue_directory = place.join("consumequeue", "")
+    queue_directory = place.join(file_names.CONSUME_QUEUES, "")
     tasks.run(
         archived_queues.restore,
         [
@@ -356,7 +363,7 @@ def _restore(
         state.read(stream, place.path)
     if with_index:
         counts = [len(load(place.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
-        for task in index.plan(place.scratch, place.join("index", ""), counts, time.time()):
+        for task in index.plan(place.scratch, place.join(file_names.INDEX, ""), counts, time.time()):
             tasks.run(index.write, [task])
             result.index_files += 1
     step("other files")

@@ -51,6 +51,7 @@ from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import NotKept
 from duemq.spark_jobs.store.ranges import begin_ms_of, boundary, plan
 from duemq.spark_jobs.store.walks import Range
+from duemq.storage import file_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -317,7 +318,7 @@ class Kept:
         self._folder, self._store, self._progress, self._tell = folder, store, progress, tell
         self._shuffle = shuffle
         self._bucket_bytes = bucket_bytes
-        self._segments = kept.segments_of(store, store.versions("commitlog"), now_ns or time.time_ns())
+        self._segments = kept.segments_of(store, store.versions(file_names.COMMITLOG), now_ns or time.time_ns())
         self._before = None if anew else self._read()
         before = self._before
         self._is_usage_asked = with_usage

@@ -38,6 +38,7 @@ from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.progress import behind_last, timer_units
 from duemq.spark_jobs.store.ranges import at_offsets, records_at
 from duemq.spark_jobs.store.store_files import is_segment
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.files import Files
 
@@ -58,7 +59,7 @@ _CHECKED_FILES: Final = 3
 _CLOCK_MARGIN_MS: Final = 3000
 _TIMESTAMPS: Final = 16
 _NONE: Final = np.empty(0, np.int64)
-_OF_5: Final = ("config/timercheck", "config/topicQueueMapping.json", "config/lmqConsumerOffset.json")
+_OF_5: Final = (file_names.TIMER_CHECK, file_names.QUEUE_MAPPINGS, file_names.LMQ_OFFSETS)
 
 
 class StartOutcome(msgspec.Struct, omit_defaults=True):
@@ -182,7 +183,7 @@ class _Judges:
         return end
 
     def _by_timestamp(self) -> int:
-        checkpoint = self.store.read_whole("checkpoint") or b""
+        checkpoint = self.store.read_whole(file_names.CHECKPOINT) or b""
         times = np.frombuffer(checkpoint[:_TIMESTAMPS].ljust(_TIMESTAMPS, b"\0"), ">i8")
         limit = int(times.min()) - _CLOCK_MARGIN_MS
         for segment in reversed(self.store.segments):
@@ -231,16 +232,16 @@ class _Judge:
         """Return why a broker does not start, by the sizes of the commitlog's files (`MappedFileQueue.load`,
         `SegmentFiles.load`); None if it starts."""
         size = self._store.segment_size
-        files = [(name, found) for name, found in self._store.sizes("commitlog") if is_segment(name)]
+        files = [(name, found) for name, found in self._store.sizes(file_names.COMMITLOG) if is_segment(name)]
         if self._broker != OLD and files and not files[-1][1]:
             files.pop()
         expected = int(files[0][0]) if files else 0
         for name, found in files:
             if found != size:
-                why = f"commitlog/{name} has {found} bytes, but others have {size}"
+                why = f"{file_names.COMMITLOG}/{name} has {found} bytes, but others have {size}"
                 return f"{why}: {self._broker} does not start. Put the whole file back"
             if self._broker == OURS and int(name) != expected:
-                return f"commitlog/{expected:020} is missing: duemq does not start. Put the file back"
+                return f"{file_names.COMMITLOG}/{expected:020} is missing: duemq does not start. Put the file back"
             expected += size
         return None
 
@@ -248,16 +249,16 @@ class _Judge:
         """Return why duemq does not start on its own store: the commitlog lacks a place that the checkpoint refers to
         (`MessageStore.need`). None if it starts."""
         store = self._store
-        known = checkpoint.load(cast(Files, store), "checkpoint")
-        files = [(int(name), size) for name, size in store.sizes("commitlog") if name.isdecimal() and size]
+        known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
+        files = [(int(name), size) for name, size in store.sizes(file_names.COMMITLOG) if name.isdecimal() and size]
         begin, end = store.segments[0].first_offset, max(base + size for base, size in files)
         for position in (known.recovery_offset, small_files.needed_from(known.notes)):
             if position is not None and not begin <= position <= end:
                 base = position - position % store.segment_size
-                has = "has 0 bytes" if f"{base:020}" in store.names("commitlog") else "is missing"
+                has = "has 0 bytes" if f"{base:020}" in store.names(file_names.COMMITLOG) else "is missing"
                 return (
-                    f"commitlog/{base:020} {has}, but the checkpoint refers to position {position} in it: duemq does "
-                    "not start. Put the file back, or see what `duemq store repair --dry-run` says"
+                    f"{file_names.COMMITLOG}/{base:020} {has}, but the checkpoint refers to position {position} in it: "
+                    "duemq does not start. Put the file back, or see what `duemq store repair --dry-run` says"
                 )
         return None
 
@@ -274,8 +275,8 @@ class _Judge:
         for level, lacks in sorted(missing.items()):
             self._misses += len(lacks.physical)
             self._reasons.append(
-                f"consumequeue/{SCHEDULE_TOPIC}/{queue_id_of(level)} lacks {self._units(lacks)}, of messages that wait "
-                f"in level {level}"
+                f"{file_names.CONSUME_QUEUES}/{SCHEDULE_TOPIC}/{queue_id_of(level)} lacks {self._units(lacks)}, "
+                f"of messages that wait in level {level}"
             )
         self._judge_cut()
         self._judge_offsets()
@@ -296,7 +297,7 @@ class _Judge:
         start = min(known.dispatched_from, known.end_of_queues)
         if any((each.physical >= start).any() for each in missing):
             return True
-        for level, offset in store.table("config/delayOffset.json", "offsetTable").items():
+        for level, offset in store.table(file_names.DELAY_OFFSETS, "offsetTable").items():
             if int(offset) > known.queue(SCHEDULE_TOPIC, queue_id_of(int(level))).end:
                 return True
         check = _check(store)
@@ -318,7 +319,9 @@ class _Judge:
         if self._broker == OURS and self._wrote == OURS:
             return
         store = self._store
-        is_there = any(store.read_whole(f"config/delayOffset.json{more}") is not None for more in ("", ".bak"))
+        is_there = any(
+            store.read_whole(file_names.DELAY_OFFSETS + more) is not None for more in ("", file_names.BACKUP)
+        )
         again = {int(level): int(count) for level, count in self._known.figures.again.tolist() if count}
         # The file is exact as of duemq's last stop, and messages that were delivered before earlier ones are marked.
         if self._wrote == OURS and is_there:
@@ -326,7 +329,7 @@ class _Judge:
         self._redelivered = sum(again.values())
         if not is_there and again:
             parts = [f"level {level} at 0 and delivers {count:,} again" for level, count in sorted(again.items())]
-            self._reasons.append(f"config/delayOffset.json is missing: {self._broker} starts {', '.join(parts)}")
+            self._reasons.append(f"{file_names.DELAY_OFFSETS} is missing: {self._broker} starts {', '.join(parts)}")
 
     def _units(self, lacks: _Waiting) -> str:
         """Describe briefly which units a queue lacks."""
@@ -357,8 +360,8 @@ class _Judge:
         if self._broker == OURS and self._makes_all_again([not_queued]):
             return
         if check is None:
-            why = "config/timercheck is missing: the timer topic is read from its start, and what was delivered comes "
-            self._reasons.append(f"{why}again")
+            why = "is missing: the timer topic is read from its start, and what was delivered comes again"
+            self._reasons.append(f"{file_names.TIMER_CHECK} {why}")
             self._miss_timers(not_queued)
             return
         in_log, links, log_end = self._in_log(check)
@@ -374,26 +377,32 @@ class _Judge:
         lost = lost.where(~made_again)
         if len(lost.physical):
             self._misses += len(lost.physical)
-            is_there = any(name.isdecimal() for name in store.names("timerlog"))
+            is_there = any(name.isdecimal() for name in store.names(file_names.TIMER_LOG))
             what = "lacks" if is_there else "is missing, and with it"
-            self._reasons.append(f"timerlog/ {what} {len(lost.physical):,} messages that wait")
+            self._reasons.append(f"{file_names.TIMER_LOG}/ {what} {len(lost.physical):,} messages that wait")
         if self._broker == NEW and not len(known.queue(TIMER_TOPIC, 0).there):
             rest = len(timers.physical) - len(lost.physical)
             if rest and not (timers.physical >= known.dispatched_from).all():
                 self._misses += rest
-                self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing from the wheel")
+                self._reasons.append(
+                    f"{file_names.CONSUME_QUEUES}/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing from the wheel"
+                )
 
     def _miss_timers(self, lacks: _Waiting) -> None:
         if len(lacks.physical):
             self._misses += len(lacks.physical)
-            self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait")
+            self._reasons.append(
+                f"{file_names.CONSUME_QUEUES}/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait"
+            )
 
     def _in_log(self, check: small_files.TimerCheck) -> tuple[Integers, list[int], int]:
         """Return the physical offsets, ascending, of the messages that a start finds in the timer log; the links of
         units; and the position behind the last unit."""
         second, end = waits.second_of(check), 0
         found, links = [_NONE], list[int]()
-        files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
+        files = [
+            (int(name), size) for name, size in self._store.sizes(file_names.TIMER_LOG) if name.isdecimal() and size
+        ]
         size = files[0][1] if files else 1
         remade_from = check.log_position // size * size - size
         for position, units in timer_units(self._store):
@@ -410,7 +419,7 @@ class _Judge:
     def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
         """Return which units can be reached from the wheel's slot of their second, directly or through later units."""
         try:
-            data = self._store.read("timerwheel", 0, SLOTS * SLOT.itemsize)
+            data = self._store.read(file_names.TIMER_WHEEL, 0, SLOTS * SLOT.itemsize)
         except FileNotFoundError:
             data = b""
         slots = np.frombuffer(data[: len(data) // SLOT.itemsize * SLOT.itemsize], SLOT)
@@ -423,7 +432,9 @@ class _Judge:
 
     def _is_whole(self, check: small_files.TimerCheck, links: list[int], end: int) -> bool:
         """Return whether duemq, when it takes the store over, uses the timer log."""
-        files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
+        files = [
+            (int(name), size) for name, size in self._store.sizes(file_names.TIMER_LOG) if name.isdecimal() and size
+        ]
         begin, size = files[0] if files else (0, 1)
         return waits.is_covering(check, begin, end, size, links)
 
@@ -439,7 +450,7 @@ class _Judge:
 
 
 def _check(store: StoreFiles) -> small_files.TimerCheck | None:
-    return small_files.load_check(cast(Files, store), "config/timercheck")
+    return small_files.load_check(cast(Files, store), file_names.TIMER_CHECK)
 
 
 def _first_and_last(count: int) -> Mask:

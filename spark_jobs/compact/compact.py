@@ -59,11 +59,12 @@ from duemq.spark_jobs.writers.layout import Layout
 from duemq.spark_jobs.writers.new_directory import NewDirectory, held
 from duemq.spark_jobs.writers.queues import QueueTask
 from duemq.spark_jobs.writers.tasks import Runner, runner
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues import check, extension, index_file
+from duemq.storage.queues import index_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,9 +74,22 @@ Progress = Callable[[int, int], None]
 
 _HOUR_MS: Final = 3_600_000
 _QUEUE_BYTES_A_TASK: Final = 24 << 20
-_WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
-_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", check.FILE_NAME, extension.DIRECTORY}
-_NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
+_WRITTEN_ANEW: Final = {
+    file_names.COMMITLOG,
+    file_names.CONSUME_QUEUES,
+    file_names.INDEX,
+    file_names.TIMER_LOG,
+    file_names.TIMER_WHEEL,
+    file_names.CHECKPOINT,
+    file_names.LOCK,
+}
+_LEFT_OUT: Final = {
+    file_names.ABORT,
+    file_names.ABORT + file_names.BACKUP,
+    file_names.EPOCHS,
+    file_names.QUEUE_CHECK,
+    file_names.QUEUE_EXTENSIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -184,7 +198,7 @@ def open_at_rest(store_path: str) -> StoreFiles:
 
 def refuse_unknown_queues(store: StoreFiles) -> None:
     """Raise JobError if a store has queues of an unknown kind."""
-    for name in _NOT_UNDERSTOOD:
+    for name in file_names.NOT_SUPPORTED:
         if store.names(name):
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
@@ -257,7 +271,7 @@ class _Compaction:
 
     def _keyed_topics(self) -> tuple[str, ...]:
         found = set(self._options.keyed_topics)
-        for name, config in self._store.table("config/topics.json", "topicConfigTable").items():
+        for name, config in self._store.table(file_names.TOPICS, "topicConfigTable").items():
             attributes = config.get("attributes") if isinstance(config, dict) else None
             policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
             if policy == "COMPACTION":
@@ -425,7 +439,7 @@ class _Compaction:
     # --- writing
 
     def _write_log(self, laid_out: Layout) -> None:
-        directory = self._place.join("commitlog")
+        directory = self._place.join(file_names.COMMITLOG)
         size = self._store.segment_size
         commitlog.make_files(directory, laid_out, size)
         scratch, with_index = self._place.scratch, self._options.index
@@ -449,7 +463,7 @@ class _Compaction:
                 room = _QUEUE_BYTES_A_TASK
             groups[-1].append(files)
             room -= size
-        directory = self._place.join("consumequeue")
+        directory = self._place.join(file_names.CONSUME_QUEUES)
         os.makedirs(directory, exist_ok=True)
         requests = [
             QueueTask(self._store, group, self._place.scratch, directory, laid_out.begin, self._store.segment_size)
@@ -464,7 +478,7 @@ class _Compaction:
             return 0
         scratch = self._place.scratch
         counts = [len(spill.load(scratch, f"{found.number}.items")) for found in decided]
-        directory = self._place.join("index")
+        directory = self._place.join(file_names.INDEX)
         os.makedirs(directory, exist_ok=True)
         requests = index.plan(scratch, directory, counts, time.time())
         for request in requests:  # one at a time, for their memory
@@ -485,7 +499,7 @@ class _Compaction:
                 shutil.copytree(source, target)
             else:
                 shutil.copy2(source, target)
-        os.makedirs(place.join("config"), exist_ok=True)
+        os.makedirs(place.join(file_names.CONFIG), exist_ok=True)
         # The old checkpoint's notes on consume queues are about the old files: the broker makes new ones.
         offsets = spill.OffsetMap(place.scratch)
         notes: dict[str, bytes] = {}
@@ -504,20 +518,20 @@ class _Compaction:
             if note is not None:
                 notes["timers"] = note.encode()
         else:
-            for name in ("timercheck", "timermetrics"):
-                OsFiles().remove(place.join("config", name))
+            for name in (file_names.TIMER_CHECK, file_names.TIMER_METRICS):
+                OsFiles().remove(place.join(name))
         stored = [found.last_store_ms for found, of in zip(scanned, decided, strict=True) if of.kept]
         last_ms = max(stored, default=0)
-        path = place.join("checkpoint")
+        path = place.join(file_names.CHECKPOINT)
         if books.checkpoint.is_foreign:
             OsFiles().write_whole(path, checkpoint.encode_theirs(Checkpoint(last_ms, last_ms, index_ms)))
         else:
             checkpoint.save(OsFiles(), path, Checkpoint(last_ms, last_ms, index_ms, laid_out.end, notes))
         said = json.dumps({"end": laid_out.end}).encode()
-        OsFiles().write_whole(place.join(state.COMPACTED), said)
-        lock = self._store.read_whole("lock")
+        OsFiles().write_whole(place.join(file_names.COMPACTED), said)
+        lock = self._store.read_whole(file_names.LOCK)
         if lock is not None:
-            OsFiles().write_whole(place.join("lock"), lock)
+            OsFiles().write_whole(place.join(file_names.LOCK), lock)
 
     def _kept(self, physical: NDArray[np.int64], what: str, offsets: spill.OffsetMap) -> NDArray[np.int64]:
         """Return the new physical offsets of those of `physical` that were "delivered" or "withdrawn" (`what`), for

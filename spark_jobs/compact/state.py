@@ -29,6 +29,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets
 from duemq.spark_jobs.writers.spill import save
+from duemq.storage import file_names
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-COMPACTED: Final = "compacted.json"
-"""The file in a store made by a compaction: {"end": where the new commitlog ended}."""
 _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 
@@ -158,7 +157,7 @@ def _size_at(store: StoreFiles, physical: int) -> int:
 
 
 def _transactions(store: StoreFiles) -> tuple[int, int]:
-    table = store.table("config/consumerOffset.json", "offsetTable")
+    table = store.table(file_names.CONSUMER_OFFSETS, "offsetTable")
     offsets = []
     for topic in (HALF_TOPIC, OP_HALF_TOPIC):
         of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}")
@@ -169,13 +168,15 @@ def _transactions(store: StoreFiles) -> tuple[int, int]:
 
 
 def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress | None:
-    names = [(name, size) for name, size in store.sizes("timerlog") if size]
+    names = [(name, size) for name, size in store.sizes(file_names.TIMER_LOG) if size]
     if not names or not books.has_log or (books.check is None and books.note is None):
         return None
     segment_size = names[0][1]
     for name, size in names:
         if size != segment_size:
-            raise JobError(f"{store.path}/timerlog/{name}: has {size} bytes, the first file has {segment_size}")
+            raise JobError(
+                f"{store.path}/{file_names.TIMER_LOG}/{name}: has {size} bytes, the first file has {segment_size}"
+            )
     note, second, found = books.note, books.second, small_files.StartFacts()
     log_end = progress.EVERYTHING
     if note is not None:
@@ -199,7 +200,7 @@ def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress |
 def compacted_to(store: StoreFiles) -> int:
     """Return the physical offset where the log of a store ended when a compaction made it; 0 if none did. RocketMQ's
     deliveries before it do not tell that their messages were removed."""
-    end = (store.json(COMPACTED) or {}).get("end")
+    end = (store.json(file_names.COMPACTED) or {}).get("end")
     return end if isinstance(end, int) else 0
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import hadoop
+from duemq.storage import file_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -146,7 +147,7 @@ def _identity(path: str) -> object:
         base, mark, query = path.partition("?")
         return f"{base.rstrip('/')}{mark}{query}"
     with suppress(OSError):
-        status = os.stat(os.path.join(local_path(path), "commitlog"))
+        status = os.stat(os.path.join(local_path(path), file_names.COMMITLOG))
         if status.st_ino:
             return status.st_dev, status.st_ino
     return real_path(path)

@@ -43,6 +43,7 @@ from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.ranges import at_offsets, plan
 from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
 from duemq.spark_jobs.store.walks import walks
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import Files
@@ -123,8 +124,8 @@ class ProgressFiles(NamedTuple):
 
 def read_books(store: StoreFiles) -> ProgressFiles:
     """Read the books of a store. Raises OSError."""
-    known = checkpoint.load(cast(Files, store), "checkpoint")
-    check = small_files.load_check(cast(Files, store), "config/timercheck")
+    known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
+    check = small_files.load_check(cast(Files, store), file_names.TIMER_CHECK)
     begin = store.segments[0].first_offset
     since = end = store.readable_end
     if store.written_by != "duemq":
@@ -224,7 +225,7 @@ def _due_ms(units: Any) -> Integers:
 
 
 def _offset_table(store: StoreFiles) -> dict[int, int]:
-    table = store.table("config/delayOffset.json", "offsetTable")
+    table = store.table(file_names.DELAY_OFFSETS, "offsetTable")
     return {int(level): int(at) for level, at in table.items() if str(level).isdecimal() and str(at).isdecimal()}
 
 
@@ -629,7 +630,7 @@ def timer_columns(units: Any, position: int) -> dict[str, Any]:
 
 def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
     """Return where each file of the timer log begins, and its bytes."""
-    return [(int(name), size) for name, size in store.sizes("timerlog") if name.isdecimal() and size]
+    return [(int(name), size) for name, size in store.sizes(file_names.TIMER_LOG) if name.isdecimal() and size]
 
 
 def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
@@ -637,7 +638,7 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
     `scheduler.timers.files.unit.UNIT`, with the position of the first; of each file, the units before the first invalid
     one. Units of messages that got newer units are marked as the checkpoint's note says, even if they are not marked in
     the files yet."""
-    known = checkpoint.load(cast(Files, store), "checkpoint")
+    known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
     note = small_files.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
     superseded = positions_of(note.superseded if note is not None else b"")
     for base, size in _timer_files(store):
@@ -646,7 +647,7 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
         room = (size - UNIT_SIZE - BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         stop = min(room, end - base)
         for at in range(max(0, start - base), stop, _SCAN_UNITS * UNIT_SIZE):
-            data = store.read(f"timerlog/{base:020}", at, min(_SCAN_UNITS * UNIT_SIZE, stop - at))
+            data = store.read(f"{file_names.TIMER_LOG}/{base:020}", at, min(_SCAN_UNITS * UNIT_SIZE, stop - at))
             units = np.frombuffer(data, TIMER_UNIT, len(data) // UNIT_SIZE)
             wrong = np.flatnonzero((units["size"] != UNIT_SIZE) | (units["magic"] < 0) | (units["magic"] > ANY_MAGIC))
             if len(wrong):

@@ -19,6 +19,7 @@ import pyarrow as pa
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+from duemq.storage import file_names
 from duemq.storage.log.copies import UNITS
 
 
@@ -66,7 +67,7 @@ def restore(task: tuple[Directory, str, str]) -> int:
     indices = codes.indices.to_numpy()
     for code, name in enumerate(codes.dictionary.to_pylist()):
         rows = table.filter(pa.array(indices == code))
-        target = os.path.normpath(os.path.join(directory, os.path.relpath(name, "consumequeue")))
+        target = os.path.normpath(os.path.join(directory, os.path.relpath(name, file_names.CONSUME_QUEUES)))
         if not target.startswith(os.path.join(os.path.normpath(directory), "")):
             raise JobError(f"{path}: names the file {name}, which is not part of a consume queue")
         units = np.zeros(rows.num_rows, UNITS)

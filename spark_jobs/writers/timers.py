@@ -15,6 +15,7 @@ from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.storage import file_names
 from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def write(
     messages do not wait, by new physical offsets. Return the checkpoint's note if the old store had one. Raises
     OSError."""
     files = OsFiles()
-    log = TimerLog(files, os.path.join(root, "timerlog"), timers.segment_size)
-    wheel = TimerWheel(files, os.path.join(root, "timerwheel"))
+    log = TimerLog(files, os.path.join(root, file_names.TIMER_LOG), timers.segment_size)
+    wheel = TimerWheel(files, os.path.join(root, file_names.TIMER_WHEEL))
     wheel.clear()
     waiting: dict[int, int] = {}
     for first in range(0, len(timers.live), _AT_ONCE):
@@ -68,7 +69,7 @@ def write(
         check.version_ms,
         check.counter,
     )
-    small_files.save_check(files, os.path.join(root, "config", "timercheck"), check)
+    small_files.save_check(files, os.path.join(root, file_names.TIMER_CHECK), check)
     note = None
     if timers.note is not None:
         old = timers.note

@@ -34,6 +34,7 @@ import structlog
 
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from duemq.protocol.topics import NAME, SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage import file_names
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
 from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
@@ -60,9 +61,6 @@ _WRITE_TAIL_BYTES: Final = 1 << 18
 _WRITE_SIZE: Final = 1 << 20
 _WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
-CUT_DIRECTORY: Final = "cut"
-"""Name of the directory, beside the commitlog's, for bytes that were cut off the commitlog although they include whole
-records."""
 _MAX_NAMED: Final = 10
 """Most files that a warning lists by name."""
 _CHECKED_FILES: Final = 3
@@ -568,7 +566,7 @@ class Recovery:
         found = behind(self._log, end)
         if not found.records:
             return
-        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), CUT_DIRECTORY)
+        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), file_names.CUT)
         files.make_directories(directory, durable=True)
         kept, position = list[str](), end
         while position < found.end:

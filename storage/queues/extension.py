@@ -40,6 +40,7 @@ import structlog
 
 from duemq.protocol.records.record import Summary
 from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS, promised_ms
+from duemq.storage import file_names
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import File, Files
 from duemq.storage.log.copies import UNITS
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-DIRECTORY: Final = "consumequeue_ext"
-"""Name of the directory in a store, beside consumequeue."""
 DEFAULT_SEGMENT_SIZE: Final = 48 << 20
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """The largest tags code that is an address."""
@@ -435,4 +434,4 @@ class Extension:
 
 def extension_of(queue_directory: str) -> str:
     """Return the directory of the extensions in a store, from that of its consume queues."""
-    return os.path.join(os.path.dirname(queue_directory), DIRECTORY)
+    return os.path.join(os.path.dirname(queue_directory), file_names.QUEUE_EXTENSIONS)

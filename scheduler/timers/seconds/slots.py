@@ -41,6 +41,7 @@ from duemq.scheduler.timers.seconds.roll_window import RollWindow
 from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, waits_of
 from duemq.scheduler.timers.seconds.turns import Turns
 from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage import file_names
 from duemq.storage.current import Current
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
@@ -78,8 +79,10 @@ class Slots:
         root = store.config.root
         self._store = store
         self._topics = topics
-        self.log = timer_log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
-        self.wheel = wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
+        self.log = timer_log = TimerLog(
+            store.files, os.path.join(root, file_names.TIMER_LOG), config.value.log_segment_size
+        )
+        self.wheel = wheel = TimerWheel(store.files, os.path.join(root, file_names.TIMER_WHEEL))
         self.positions = UnitPositions(timer_log)
         """The position of each message's newest unit in the log."""
         self.findings = findings = Findings()

@@ -38,7 +38,6 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import OsFiles
-from duemq.storage.store import REPAIR_DIRECTORY
 from tests.support.copies import copy_tree, data_of
 from tests.support.extended import extend
 from tests.unit.spark_jobs import compact_world
@@ -132,7 +131,7 @@ def repaired(root: Path, clock: ManualClock, to: Path | None = None) -> Report:
     before = commitlog(root)
     report = repair(str(root), now=look(clock), settings=SETTINGS, to=str(to) if to else None)
     assert commitlog(root) == before
-    assert not (root / REPAIR_DIRECTORY).exists()
+    assert not (root / "repair.partial").exists()
     return report
 
 
@@ -298,7 +297,7 @@ FOLDERS = (
     "timerlog",
     "index",
     "config",
-    REPAIR_DIRECTORY,
+    "repair.partial",
 )
 
 
@@ -789,7 +788,7 @@ def test_killed_at_any_rename_a_further_run_repairs(
             nonlocal count
             if count == limit:
                 raise _Killed
-            count += REPAIR_DIRECTORY in str(source) + str(target)
+            count += "repair.partial" in str(source) + str(target)
             rename(source, target)
 
         calls: list[int] = []
@@ -808,11 +807,11 @@ def test_killed_at_any_rename_a_further_run_repairs(
             is_over = False
         monkeypatch.setattr(os, "rename", rename)
         monkeypatch.setattr(module, "_put_back", put_back)
-        if (root / REPAIR_DIRECTORY / "old").exists():
+        if (root / "repair.partial" / "old").exists():
             with pytest.raises(StoreFormatError, match="run `duemq store repair` again"):
                 Broker(root, broker.clock)
         repair(str(root), now=look(broker.clock), settings=sizes)
-        assert not (root / REPAIR_DIRECTORY).exists()
+        assert not (root / "repair.partial").exists()
         assert (root / level).read_bytes() == units
         delivers_the_rest(root, ManualClock(broker.clock.now_ms()), wanted, delivered)
         shutil.rmtree(root)

@@ -65,7 +65,7 @@ def open_as_a_broker_does(store: MessageStore) -> Recovered:
     saved = read_delay_offsets(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
     for level, offset in service.reached(store.checkpoint, saved).items():
         store.expect(SCHEDULE_TOPIC, level - 1, offset)
-    store.expect(TIMER_TOPIC, 0, small_files.reached(store.checkpoint, store.files, f"{root}/config"))
+    store.expect(TIMER_TOPIC, 0, small_files.reached(store.checkpoint, store.files, str(root)))
     return store.recover()
 
 
