@@ -60,7 +60,7 @@ from duemq.broker.produce.batches import BatchHandlers
 from duemq.broker.produce.key_turns import KeyTurns
 from duemq.broker.produce.message import of_broker
 from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries_and_dead_letters import Retries
+from duemq.broker.produce.retries_and_dead_letters import RetriesAndDeadLetters
 from duemq.broker.produce.send import SendHandlers
 from duemq.broker.produce.send_back import SendBackHandlers
 from duemq.broker.produce.send_topics import SendTopics
@@ -495,7 +495,7 @@ class Broker:
         send_topics = SendTopics(self.settings, topics, held)
         when_ready = WhenReady(topics, store.appender, router, clock, reads)
         answers = SendAnswers(config, store.appender.store_host)
-        retries = Retries(topics, groups)
+        retries = RetriesAndDeadLetters(topics, groups)
         batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits, added)
         key_turns = KeyTurns(store, timers, clock, reads)
         replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, key_turns)

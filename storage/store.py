@@ -25,7 +25,7 @@ import structlog
 from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
-from duemq.protocol.records.record import StoredMessage, Summary, summarize
+from duemq.protocol.records.record import RecordSummary, StoredMessage, summarize
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage import file_names
 from duemq.storage.current import Current
@@ -443,7 +443,7 @@ class MessageStore:
         codes = codes_of(array, self._summaries, partial(self.tags_code, topic), _nothing, is_level=False)
         return with_codes(array, codes).tobytes()
 
-    def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
+    def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:
         """Return the summary of each unit's record; None for a unit without a record. Raises NotInMemory, OSError."""
         return [
             summarize(data, offset) if (data := self._stored_record(offset, size)) is not None else None

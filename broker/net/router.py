@@ -80,7 +80,7 @@ _request_decoder = cache(RequestDecoder)
 _signed_decoder = cache(SignedDecoder)
 
 
-class Route:
+class RequestRoute:
     """How requests of one code are decoded and handled. `permission`: what the requests need. `guard`: checks that;
     None without access control. `recorder`: records requests that change something; None without an audit log.
     `stages`: the handler stages messages for the log. `reads`: the handler looks into files, see `ColdReads`."""
@@ -156,11 +156,11 @@ class Router:
         self._stats = stats
         self._held = held
         self._sync_flush = sync_flush
-        self._routes: dict[int, Route] = {}
-        self._routes_by_start: dict[bytes, Route] = {}
+        self._routes: dict[int, RequestRoute] = {}
+        self._routes_by_start: dict[bytes, RequestRoute] = {}
         """Routes by the first bytes of a JSON header. Every known client writes the code first, so these bytes contain
         it and the comma behind it; longer codes are in `_routes_by_long_start`."""
-        self._routes_by_long_start: dict[bytes, Route] = {}
+        self._routes_by_long_start: dict[bytes, RequestRoute] = {}
         """Routes of codes with more than three digits, by all bytes of the header up to the first comma."""
         self._clients: list[ConnectionListener] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,11 +193,11 @@ class Router:
         stages: bool = False,
         reads: bool = False,
     ) -> None:
-        """Register the handler of a request code, with what its requests need; see `Route`."""
+        """Register the handler of a request code, with what its requests need; see `RequestRoute`."""
         assert code not in self._routes, f"request code {code} has a handler"
         if not isinstance(permission, Permission):
             raise TypeError(f"the handler of request code {code} has no declared permission")
-        self._routes[code] = Route(
+        self._routes[code] = RequestRoute(
             header_type,
             permission,
             handler,
@@ -371,7 +371,7 @@ class Router:
             return len(frames)
         return end
 
-    def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
+    def _call(self, connection: Connection, route: RequestRoute, request: Request[Any]) -> bytes | None:
         """Call the handler of a request; return the frame of the answer if there is one already. Raises NotNow."""
         if route.is_async:
             try:
@@ -391,7 +391,9 @@ class Router:
         except Exception as error:  # a failed request must not stop the connection or the other requests
             return self._not_done(connection, route, request, error)
 
-    def _not_done(self, connection: Connection, route: Route, request: Request[Any], error: Exception) -> bytes | None:
+    def _not_done(
+        self, connection: Connection, route: RequestRoute, request: Request[Any], error: Exception
+    ) -> bytes | None:
         """Deal with a request whose handler raised: return the frame of an answer, or None if the answer comes later,
         once the missing bytes have been read. Raises NotNow."""
         if isinstance(error, NotInMemory):
@@ -401,7 +403,7 @@ class Router:
             raise error
         return self.encode(request, self._failed(connection, request, error))
 
-    def _handle_admitted(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+    def _handle_admitted(self, route: RequestRoute, connection: Connection, request: Request[Any]) -> Answer:
         """Handle a request that waited for the disk. It is already admitted, so work that its handler spawns is too."""
         self._is_under_way = True
         try:
@@ -411,7 +413,7 @@ class Router:
 
     def _decode_any(
         self, connection: Connection, frame: Frame, now_ms: int
-    ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
+    ) -> tuple[RequestRoute | None, Request[Any] | None, bytes | None]:
         """Decode a frame that the fast path does not: another codec, a response, an unknown code, wrong fields. Return
         the route and the request, or the answer, or neither. Raises FrameError."""
         command = codec.decode(frame)

@@ -87,12 +87,12 @@ def repair_command(
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     try:
-        from duemq.broker.errors import BrokerError
+        from duemq.broker.errors import BrokerBaseError
         from duemq.storage.errors import StoreError
 
         try:
             yield
-        except (BrokerError, StoreError) as error:
+        except (BrokerBaseError, StoreError) as error:
             _fail(str(error))
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)

@@ -122,7 +122,7 @@ class _Queue:
         return np.frombuffer(bytes(result), UNITS)
 
 
-class Extension:
+class ExtensionFiles:
     """The files of the extension of one queue, as bytes."""
 
     def __init__(self, directory: str) -> None:
@@ -182,7 +182,7 @@ def _queues(root: str, new: str, files: Files) -> Iterator[Difference]:
         path = f"{file_names.CONSUME_QUEUES}/{topic}/{queue_id}"
         old = _Queue(os.path.join(old_directory, topic, str(queue_id)))
         made = _Queue(os.path.join(new_directory, topic, str(queue_id)))
-        extended = Extension(os.path.join(root, file_names.QUEUE_EXTENSIONS, topic, str(queue_id)))
+        extended = ExtensionFiles(os.path.join(root, file_names.QUEUE_EXTENSIONS, topic, str(queue_id)))
         why, wrong_extension = _compared(topic, old, made, extended.read)
         if made.sizes and (others := sorted(old.sizes - made.sizes)):
             sizes = " and ".join(map(str, others))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.broker.repair.differences import Extension, numbered, written_units
+from duemq.broker.repair.differences import ExtensionFiles, numbered, written_units
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.waiting import is_message
 from duemq.storage import file_names
@@ -82,7 +82,7 @@ class PromisedDelays:
     def _delays(self, level: int, names: list[str], last: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield store times and delays of RocketMQ's messages, in the order of their units in some of the files of a
         level's queue. `last`: only this number of units at the end of each file."""
-        read = Extension(os.path.join(self._extensions, str(level - 1))).read
+        read = ExtensionFiles(os.path.join(self._extensions, str(level - 1))).read
         for name in names:
             units = written_units(os.path.join(self._queues, str(level - 1), name))
             used = units[is_message(units["size"].astype(np.int64))]

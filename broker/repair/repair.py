@@ -67,7 +67,7 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import Durability, DurabilityConfig
-from duemq.storage.durability.recovery import Damage, Recovered
+from duemq.storage.durability.recovery import Recovered, SkippedStretch
 from duemq.storage.durability.retention import Retention, RetentionConfig
 from duemq.storage.errors import StoreFormatError, StoreLocked
 from duemq.storage.files import Lock, OsFiles
@@ -146,7 +146,7 @@ class Report:
     records: int = 0
     differences: list[Difference] = field(default_factory=list)
     """Faults in the files beside the commitlog."""
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[SkippedStretch] = field(default_factory=list)
     """Damaged stretches of the commitlog, which stay as they are."""
     torn: str | None = None
     """Why the commitlog ends where it does, if anything lies behind its end."""

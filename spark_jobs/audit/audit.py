@@ -518,7 +518,7 @@ def _told_of(store: StoreFiles, cases: NDArray[Any]) -> dict[str, pa.Array]:
     # The size is unknown for a delivery without a message, so each of these is read by itself.
     all_records = chain(at_offsets(store, offsets[has_size], sizes[has_size]), records_at(store, offsets[~has_size]))
     for records in all_records:
-        batch = tables.Batch(records)
+        batch = tables.RecordColumns(records)
         places = order[np.searchsorted(offsets, records.physical_offset)].tolist()
         for name, (column, _) in _TOLD.items():
             for place, value in zip(places, batch.column(column).to_pylist(), strict=True):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
 import click
 
 import duemq
-from duemq.spark_jobs.analyse.limits import FAILED, LatenessLimit, Limits, exit_code, parse_late, tell, worst
+from duemq.spark_jobs.analyse.limits import FAILED, AnalysisLimits, LatenessLimit, exit_code, parse_late, tell, worst
 from duemq.spark_jobs.cli.output import (
     print_appended,
     print_archived,
@@ -171,7 +171,7 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
         fail_unclaimed: int | None,
         **others: Any,
     ) -> None:
-        command(limits=Limits(fail_late, fail_twice, fail_damaged, fail_unclaimed), **others)
+        command(limits=AnalysisLimits(fail_late, fail_twice, fail_damaged, fail_unclaimed), **others)
 
     number = click.IntRange(min=0)
     decorated: Callable[..., None] = wrapper
@@ -243,7 +243,7 @@ def _headline(summary: Summary) -> str:
 def _ending(
     job: str,
     summary: Summary,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
     *,
     report: str | None = None,
@@ -377,7 +377,7 @@ def analyse(
     sign_key: str | None,
     fail_worse: bool,
     check_bodies: bool,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
     state: str | None,
     full: bool,
@@ -492,7 +492,7 @@ def _analyse_cluster(
     state: str | None,
     keep_nights: int | None,
     key: bytes | None,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
 ) -> int:
     """Analyse the stores that a pattern names, one after the other, and then all of them together; return the exit
@@ -584,7 +584,7 @@ def audit(
     sign_key: str | None,
     as_json: bool,
     check_bodies: bool,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
     state: str | None,
     full: bool,

@@ -46,7 +46,7 @@ from duemq.spark_jobs.compact.decide import Decided, DecideTask, MapTask
 from duemq.spark_jobs.compact.deleted import Owners
 from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
 from duemq.spark_jobs.compact.scan import Scanned, ScanTask
-from duemq.spark_jobs.compact.state import Rules, StoreState
+from duemq.spark_jobs.compact.state import DoneRules, StoreState
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import reason, refuse_within
 from duemq.spark_jobs.store.progress import read_progress
@@ -321,7 +321,7 @@ class _Compaction:
             units_per_file=self._units_per_file(),
             holes=self._options.holes,
         )
-        rules = Rules(
+        rules = DoneRules(
             books.levels,
             books.timers.enqueued if books.timers is not None else None,
             books.half_offset,

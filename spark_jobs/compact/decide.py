@@ -34,7 +34,7 @@ from duemq.spark_jobs.compact.scan import (
     TIMER_AGAIN,
     TIMER_DELETE,
 )
-from duemq.spark_jobs.compact.state import Rules
+from duemq.spark_jobs.compact.state import DoneRules
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class DecideTask(NamedTuple):
     number: int
     start: int
     scratch: str
-    rules: Rules
+    rules: DoneRules
 
 
 class Decided(NamedTuple):

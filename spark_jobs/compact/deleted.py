@@ -92,7 +92,7 @@ def _removed(store: StoreFiles, checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def _topics(store: StoreFiles, firsts: dict[tuple[str, int], First | None]) -> frozenset[str] | None:
-    from duemq.protocol.errors import BodyError
+    from duemq.protocol.errors import BodyFormatError
 
     data = store.read_whole(file_names.TOPICS)
     if not firsts or not data:
@@ -100,7 +100,7 @@ def _topics(store: StoreFiles, firsts: dict[tuple[str, int], First | None]) -> f
     try:
         # The backup of topics.json is of an earlier state, and lacks topics created since.
         table = decode_table(data, file_names.TOPICS).get("topicConfigTable")
-    except BodyError:
+    except BodyFormatError:
         return None
     return frozenset([*table, *(topic for topic, _ in firsts)]) if isinstance(table, dict) else None
 

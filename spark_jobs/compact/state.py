@@ -74,7 +74,7 @@ class StoreState(NamedTuple):
     level_delivered: Integers
 
 
-class Rules(NamedTuple):
+class DoneRules(NamedTuple):
     """The part of the books that each task gets; small. `timers_enqueued`: None where there is no usable timer log."""
 
     levels: dict[int, list[Run]]

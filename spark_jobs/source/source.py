@@ -418,7 +418,7 @@ class _Reading:
         records = self._kept(records, filters)
         if not len(records):
             return
-        batch = tables.Batch(records, self.progress)
+        batch = tables.RecordColumns(records, self.progress)
         if self.options.table != "messages":
             batch = only(batch, batch.roles.is_scheduled)
             if filters.topics is not None and len(batch.records):

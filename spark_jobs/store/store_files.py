@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, Summary, summarize
+from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, RecordSummary, summarize
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.spark_jobs.columns.records import PADDING, walk
@@ -513,18 +513,18 @@ class StoreFiles:
 
         is_level = topic == SCHEDULE_TOPIC
 
-        def own_code(told: Summary) -> int | None:
+        def own_code(told: RecordSummary) -> int | None:
             code = tags_code(topic, told, deliver_time)
             return None if is_level and code == _NOT_KNOWN else code
 
         found = extension.codes_of(units, self._summaries, own_code, read, is_level=is_level)
         return extension.with_codes(units, found)
 
-    def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
+    def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:
         """Return the summaries of the records of some units; None for units that have no record. Neighbours are read
         together. Raises CannotRead."""
         places = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
-        found = list[Summary | None]([None]) * len(units)
+        found = list[RecordSummary | None]([None]) * len(units)
         group: list[tuple[int, int, int]] = []
         begin = end = 0
         for offset, noted, row in sorted(places):
@@ -539,7 +539,7 @@ class StoreFiles:
         self._summarize(group, found)
         return found
 
-    def _summarize(self, group: list[tuple[int, int, int]], found: list[Summary | None]) -> None:
+    def _summarize(self, group: list[tuple[int, int, int]], found: list[RecordSummary | None]) -> None:
         """Note the summaries of neighbouring records: physical offset, size and row of each, in ascending order."""
         if group:
             begin, end = group[0][0], group[-1][0] + group[-1][1]
@@ -678,7 +678,7 @@ class StoreFiles:
         """Read a file of config/, in the format of RocketMQ's ConfigManager, or else its last backup. None if both are
         missing or empty. fastjson's deviations from JSON (numbers as names) are understood. Raises CannotRead if there
         is one but none is whole."""
-        from duemq.protocol.errors import BodyError
+        from duemq.protocol.errors import BodyFormatError
         from duemq.storage.config_file import decode_table
 
         why = ""
@@ -687,7 +687,7 @@ class StoreFiles:
             if data and data.strip():
                 try:
                     return decode_table(data, path)
-                except BodyError as error:
+                except BodyFormatError as error:
                     why = why or f"{self.path.rstrip('/')}/{path}: {error}"
         if why:
             raise CannotRead(f"{why}; restore an intact copy, or move it away")

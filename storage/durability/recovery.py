@@ -95,13 +95,13 @@ class Recovered:
     """The checkpoint's notes, by the names of the parts that wrote them."""
     is_foreign: bool = False
     """Whether another broker wrote the store last."""
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[SkippedStretch] = field(default_factory=list)
     """For a store that was rebuilt (`Recovery.make_anew`): the stretches of the commitlog that were skipped."""
     behind: int = 0
     """For a store that was rebuilt: number of whole records behind `end`, which the next start of a broker cuts off."""
 
 
-class Damage(NamedTuple):
+class SkippedStretch(NamedTuple):
     """A stretch of the commitlog without a whole record, from one physical offset to before another."""
 
     start: int
@@ -321,7 +321,7 @@ class Recovery:
         `served_to`. Otherwise the commitlog ends at the damaged stretch, since every broker would cut it off there. A
         record whose only fault is the checksum of its body keeps its place in its queue. Raises StoreFormatError,
         OSError."""
-        log, damages = self._log, list[Damage]()
+        log, damages = self._log, list[SkippedStretch]()
         position, count, last_timestamp, end, torn = log.begin, 0, 0, log.begin, None
         checked_from = max(log.begin, log.allocated_end - _CHECKED_FILES * log.segment_size, served_to)
         left_out_bytes: dict[bytes, bool] = {}
@@ -346,7 +346,7 @@ class Recovery:
             following = next(whole_records(log, end), None) if end < log.allocated_end else None
             if following is None or end >= checked_from:
                 break
-            damages.append(Damage(end, following.physical_offset, torn or "zeros where a record has to begin"))
+            damages.append(SkippedStretch(end, following.physical_offset, torn or "zeros where a record has to begin"))
             position = following.physical_offset
             broken = read_record(log, end, check_crc=False)
             if broken is not None and end + broken.size == position:

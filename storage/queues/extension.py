@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import structlog
 
-from duemq.protocol.records.record import Summary
+from duemq.protocol.records.record import RecordSummary
 from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS, promised_ms
 from duemq.storage import file_names
 from duemq.storage.errors import StoreFormatError
@@ -85,9 +85,9 @@ _HELP: Final = (
 
 Read = Callable[[int, int], bytes]
 """Returns `size` bytes at an offset over all files: fewer where the files end, zeros before they begin."""
-Tell = Callable[["NDArray[Any]"], Sequence[Summary | None]]
+Tell = Callable[["NDArray[Any]"], Sequence[RecordSummary | None]]
 """Returns the summaries of the records of UNITS; None for a unit without a record."""
-OwnCode = Callable[[Summary], int | None]
+OwnCode = Callable[[RecordSummary], int | None]
 """Returns the tags code of a record in its queue; None if it is not known: the address is then left in place."""
 StoreTimes = Callable[["Integers"], "Integers"]
 """Returns the store times, ms since the epoch, of the records at physical offsets; 0 where there is none."""

@@ -399,6 +399,18 @@ def test_each_invariant_is_cited_by_the_code_that_keeps_it() -> None:
     assert sorted(numbers_of_text) == list(range(1, len(numbers_of_text) + 1))
 
 
+def test_the_name_of_a_class_means_one_class() -> None:
+    """Classes whose names begin with an underscore do not count: only their own modules use them. duemq/sync.py does
+    not count either: its classes are those of `duemq` without async, with the same names."""
+    defined: dict[str, set[str]] = {}
+    for package in ALLOWED:
+        for path in modules(package):
+            for node in nodes(path):
+                if isinstance(node, ast.ClassDef) and place(path) != "duemq/sync.py" and not node.name.startswith("_"):
+                    defined.setdefault(node.name, set()).add(f"{place(path)}:{node.lineno}")
+    assert {name: sorted(places) for name, places in defined.items() if len(places) > 1} == {}
+
+
 @cache
 def names_of_files() -> set[str]:
     """Return the names that storage/file_names.py gives the files and directories of a store, with and without the

@@ -39,7 +39,7 @@ from duemq.scheduler.timers.seconds.loading import Deleting
 from duemq.scheduler.timers.seconds.parking import Parking
 from duemq.scheduler.timers.seconds.roll_window import RollWindow
 from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, waits_of
-from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.turns import SecondTurns
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage import file_names
 from duemq.storage.current import Current
@@ -87,7 +87,7 @@ class Slots:
         """The position of each message's newest unit in the log."""
         self.findings = findings = Findings()
         """The facts that recovery found, for as long as they matter."""
-        self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead)
+        self.turns = turns = SecondTurns(store, timer_log, wheel, findings, topics, read_ahead)
         """The current second, and the next ones in memory."""
         self.window = window = RollWindow(config, turns)
         """How far ahead slots may be."""

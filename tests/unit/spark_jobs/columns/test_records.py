@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.record import END_MARKER, MAGIC_END, StoredMessage
 from duemq.spark_jobs.columns.records import PADDING, Walk, walk
-from duemq.spark_jobs.source.tables import COLUMNS, STORE, Batch
+from duemq.spark_jobs.source.tables import COLUMNS, STORE, RecordColumns
 
 HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
 NAMES = st.text("abcXYZ_012", min_size=1, max_size=20)
@@ -75,7 +75,7 @@ def test_columns_are_what_the_codec_says(messages: list[StoredMessage]) -> None:
         ("prepared_offset", "prepared_transaction_offset"),
     ):
         assert getattr(records, column).tolist() == [getattr(message, attribute) for message in expected], column
-    batch = Batch(records)
+    batch = RecordColumns(records)
     codes, names = records.topics()
     assert [names[code] for code in codes] == [message.topic for message in expected]
     assert batch.column("body").to_pylist() == [message.body for message in expected]
@@ -231,7 +231,7 @@ def test_every_column_can_be_made() -> None:
     message = StoredMessage(
         queue_id=0, born_timestamp=1, born_host=bytes(8), store_timestamp=1, store_host=bytes(8), body=b"x", topic="t"
     )
-    batch = Batch(walked(log_of([message])).records)
+    batch = RecordColumns(walked(log_of([message])).records)
     for name in set(COLUMNS["messages"]) - {STORE}:
         assert len(batch.column(name)) == 1, name
 
