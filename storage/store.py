@@ -54,8 +54,8 @@ from duemq.storage.queues.consume_queue import (
     physical_offset_of,
 )
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
-from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
-from duemq.storage.queues.tags_codes import Told, tags_code
+from duemq.storage.queues.extension import Extension, extension_of, tags_codes_of, with_codes
+from duemq.storage.queues.tags_codes import Told, unit_tags_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -440,7 +440,7 @@ class MessageStore:
         """Return units of a queue whose extension is gone, with the tags codes of their records in place of addresses.
         Raises NotInMemory, OSError."""
         array = np.frombuffer(units, UNITS)
-        codes = codes_of(array, self._summaries, partial(self.tags_code, topic), _nothing, is_level=False)
+        codes = tags_codes_of(array, self._summaries, partial(self.tags_code, topic), _nothing, is_level=False)
         return with_codes(array, codes).tobytes()
 
     def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:
@@ -513,8 +513,8 @@ class MessageStore:
             queue.is_held = False
 
     def tags_code(self, topic: str, told: Told) -> int:
-        """Return the tags code of a record in its consume queue; see `tags_codes.tags_code`."""
-        return tags_code(topic, told, self._deliver_time)
+        """Return the tags code of a record in its consume queue; see `tags_codes.unit_tags_code`."""
+        return unit_tags_code(topic, told, self._deliver_time)
 
     # --- reading
 

@@ -31,7 +31,7 @@ from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
 from duemq.scheduler.timers.files.unit import seconds_of
 from duemq.scheduler.timers.files.wheel import TimerWheel
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.storage import file_names
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability import checkpoint
@@ -350,7 +350,7 @@ def _timers(root: str, waiting: Integers, files: Files, *, is_ours: bool) -> Ite
         last.update(zip(seconds[seconds >= second].tolist(), at.tolist(), strict=True))
     log.close()
     behind = _behind(root, queue_offset)
-    in_log = is_among(waiting, joined(found))
+    in_log = is_among(waiting, union(found))
     missing = int((~in_log & ~is_among(waiting, behind)).sum())
     if missing:
         there = "is missing, and with it" if not sizes else "lacks"
@@ -362,7 +362,7 @@ def _behind(root: str, queue_offset: int) -> Integers:
     """Return the physical offsets in the timer topic's queue from a queue offset on."""
     queue = _Queue(os.path.join(root, file_names.CONSUME_QUEUES, TIMER_TOPIC, "0"))
     units = queue.units(queue_offset, max(queue_offset, queue.bounds[1]))
-    return joined([units["physical_offset"][_is_unit(units)].astype(np.int64)])
+    return union([units["physical_offset"][_is_unit(units)].astype(np.int64)])
 
 
 def _wheel(root: str, last: dict[int, int], files: Files, waiting: Integers) -> Iterator[Difference]:

@@ -12,7 +12,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_ROLLBACK
 from duemq.storage.queues import index_file
-from duemq.storage.queues.index_file import ITEM, java_hashes, key_hashes
+from duemq.storage.queues.index_file import ITEM, item_hashes, java_hashes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class IndexMaker:
             if start is None:
                 start = self._hashes[topic] = java_hash(f"{topic.decode()}#")
             mine = np.flatnonzero(of_topic == code)
-            items["hash"][mine] = key_hashes(java_hashes(data, at[mine], sizes[mine], start))
+            items["hash"][mine] = item_hashes(java_hashes(data, at[mine], sizes[mine], start))
         places: NDArray[Any] = np.array(self._places, np.int64)
         items["physical_offset"], items["store_ms"] = places[:, 0], places[:, 1]
         self.end_ms = int(places[-1, 1])

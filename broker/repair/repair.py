@@ -57,7 +57,7 @@ from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers import service as timers_module
 from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
-from duemq.scheduler.timers.index.sorted_offsets import joined
+from duemq.scheduler.timers.index.sorted_offsets import union
 from duemq.scheduler.timers.service import Timers
 from duemq.storage import file_names
 from duemq.storage.clock import Moment
@@ -682,7 +682,7 @@ def _waiting(timers: Timers) -> NDArray[np.int64]:
     for part in timers.units_waiting():
         assert not isinstance(part, ColdRead), "reads may wait here"
         found.append(part["physical"].astype(np.int64))
-    return joined(found)
+    return union(found)
 
 
 def _end_of_expired(directory: str, begin: int) -> int:

@@ -31,7 +31,7 @@ from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
 from duemq.scheduler.timers.index.positions import UnitPositions
-from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, union
 from duemq.storage import file_names
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
@@ -200,7 +200,7 @@ class TimerRecovery:
             note.queue_offset,
             {key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
             counted_at,
-            found._replace(counted=joined([note.found.counted, counted.delivered])),
+            found._replace(counted=union([note.found.counted, counted.delivered])),
             frozenset(self._parked),
         )
 
@@ -227,7 +227,7 @@ class TimerRecovery:
         self._log.truncate(note.log_end)
         self._log.superseded.load(note.superseded)
         self._drop_before(min(sums.log, default=0))
-        delivered = joined([self._recovered.origins.delivered])
+        delivered = union([self._recovered.origins.delivered])
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
@@ -237,7 +237,7 @@ class TimerRecovery:
         # Only withdrawals since the checkpoint count: recovery may have read from further back, and the noted sums
         # include the marks of earlier withdrawals.
         since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
-        check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
+        check = waits.LogCheck(self._log.segment_size, sums.log, union([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
             self._note_positions(position, units)
@@ -397,7 +397,7 @@ class TimerRecovery:
         if first is None:
             return NO_OFFSETS, 0
         parts = (units["physical_offset"] for _, units in self._log.scan(self._log.begin, self._log.end))
-        found = joined([part[part >= first[0]].astype(np.int64) for part in parts])
+        found = union([part[part >= first[0]].astype(np.int64) for part in parts])
         if not len(found):
             return NO_OFFSETS, 0
         last = int(found[-1])

@@ -236,7 +236,7 @@ def _archive_queues(store: StoreFiles, directory: Directory, tasks: Runner) -> l
     files = store.queue_files()
     groups = [files[at : at + _QUEUE_FILES_A_PART] for at in range(0, len(files), _QUEUE_FILES_A_PART)]
     tasks.run(
-        archived_queues.archive,
+        archived_queues.archive_queues,
         [
             QueuesTask(store, group, directory, f"consume_queue/part-{number:05}.parquet")
             for number, group in enumerate(groups)
@@ -352,7 +352,7 @@ def _restore(
     step("commitlog")
     queue_directory = place.join(file_names.CONSUME_QUEUES, "")
     tasks.run(
-        archived_queues.restore,
+        archived_queues.restore_queues,
         [
             (archived, f"consume_queue/part-{number:05}.parquet", queue_directory)
             for number in range(len(manifest.queue_files))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.analyse.usage import RangeUsage, Usage
 from duemq.spark_jobs.audit import kept
 from duemq.spark_jobs.audit.events import DELIVERED, DONE, WAITS, are_passed
@@ -40,7 +41,6 @@ from duemq.spark_jobs.audit.matching import (
     cases_without,
     closed_figures,
     find,
-    is_among,
     match_by_origin,
     read_range,
     settle,

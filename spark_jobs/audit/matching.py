@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.analyse.usage import RangeUsage, UsageObserver
 from duemq.spark_jobs.audit.events import CANCELLED as WAS_CANCELLED
 from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS, RangeEvents
@@ -539,16 +540,6 @@ def settle(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> Set
         rest[~is_among(rest, matched)],
         np.unique(alone["key"]),
     )
-
-
-def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which values are among distinct, ascending ones."""
-    found = np.zeros(len(values), np.bool_)
-    if len(distinct) and len(values):
-        at = np.searchsorted(distinct, values)
-        known = at < len(distinct)
-        found[known] = distinct[at[known]] == values[known]
-    return found
 
 
 def closed_figures(cases: NDArray[Any], matching: Matching) -> Figures:

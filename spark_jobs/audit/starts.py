@@ -34,7 +34,7 @@ from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.unit import UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.wheel import SLOT, SLOTS
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.spark_jobs.store.progress import behind_last, timer_units
 from duemq.spark_jobs.store.ranges import at_offsets, records_at
 from duemq.spark_jobs.store.store_files import is_segment
@@ -163,7 +163,7 @@ class _Judges:
                 last, end = int(physical[-1]), file.first_unit + len(physical)
             if len(physical) < len(units):
                 break
-        return _Queue(joined(found), last, end)
+        return _Queue(union(found), last, end)
 
     @cached_property
     def dispatched_from(self) -> int:
@@ -371,7 +371,7 @@ class _Judge:
             return
         offset = waits.enqueued_to(check, behind_last(store))
         queued = self._queued_from(offset)
-        lost = timers.where(~is_among(timers.physical, joined([in_log, queued])))
+        lost = timers.where(~is_among(timers.physical, union([in_log, queued])))
         # Messages that are dispatched again get into the queue, and from there into the wheel.
         made_again = (lost.physical >= known.dispatched_from) & (lost.physical > known.queue(TIMER_TOPIC, 0).last)
         lost = lost.where(~made_again)
@@ -414,7 +414,7 @@ class _Judge:
                 places = position + np.arange(len(units)) * UNIT_SIZE
                 live &= (places >= remade_from) | self._is_in_wheel(seconds, places)
             found.append(units["physical_offset"][live].astype(np.int64))
-        return joined(found), links, end
+        return union(found), links, end
 
     def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
         """Return which units can be reached from the wheel's slot of their second, directly or through later units."""
@@ -446,7 +446,7 @@ class _Judge:
             numbers = np.arange(len(units)) + file.first_unit
             at = (numbers >= offset) & waits.is_message(units["size"].astype(np.int64))
             found.append(units["physical_offset"][at].astype(np.int64))
-        return joined(found)
+        return union(found)
 
 
 def _check(store: StoreFiles) -> small_files.TimerCheck | None:

@@ -185,7 +185,7 @@ def _plain(table: Any) -> Any:
             ]
             column = pa.array(texts, pa.string())
         elif pa.types.is_timestamp(column.type):
-            column = instants.with_dates(column)
+            column = instants.with_python_dates(column)
         names.append(name if name not in names else f"{name}_{i}")
         columns.append(column)
     return pa.table(columns, names)

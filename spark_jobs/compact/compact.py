@@ -234,7 +234,7 @@ class _Compaction:
         size = sum(part.end - part.start for part in self._ranges)
         self._place.need(size // 20)
         self._total = 2 * size
-        books = state.read_books(store)
+        books = state.read_store_state(store)
         self._step("books")
         owners = deleted.owners_of(store, books.checkpoint)
         scanned = self._scan(owners)
@@ -350,7 +350,7 @@ class _Compaction:
         )
         asked = np.unique(np.array([*books.anchors.values(), *books.forced.tolist()], np.int64))
         found = self._tasks.run(
-            compact_lost.match, [MatchTask(bucket, count, scratch, asked) for bucket in range(buckets)]
+            compact_lost.match_bucket, [MatchTask(bucket, count, scratch, asked) for bucket in range(buckets)]
         )
         self._delivered = np.concatenate([part.asked for part in found])
         self._deliveries = np.concatenate([part.deliveries for part in found])

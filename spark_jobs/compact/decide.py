@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.scheduler.waiting import is_passed
 from duemq.spark_jobs.compact.scan import (
     HALF,
@@ -132,7 +132,7 @@ def join_done(scratch: str, numbers: range) -> None:
     for name, known in (("delivered", "delivered.known"), ("withdrawn", "withdrawn.units")):
         more = load(scratch, known)
         parts = [np.asarray(load(scratch, f"{number}.{name}")) for number in numbers]
-        save(scratch, name, joined([np.asarray(more), *parts]))
+        save(scratch, name, union([np.asarray(more), *parts]))
 
 
 def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_per_file: int, holes: bool) -> int:

@@ -84,7 +84,7 @@ def read(task: ReadTask) -> None:
         save(task.scratch, f"{task.number}.{name}.at", np.searchsorted(bucket[order], np.arange(task.buckets + 1)))
 
 
-def match(task: MatchTask) -> MatchResult:
+def match_bucket(task: MatchTask) -> MatchResult:
     """Match a bucket. Raises OSError."""
     cases = match_by_key(_rows(task, "waits"), _rows(task, "done"), closed_of(_rows(task, "again"), CANCELLED))
     is_open = (cases["status"] == LOST) | (cases["status"] == PENDING)

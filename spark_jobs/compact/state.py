@@ -24,7 +24,7 @@ from duemq.scheduler import waiting
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE, seconds_of
-from duemq.scheduler.timers.index.sorted_offsets import joined
+from duemq.scheduler.timers.index.sorted_offsets import union
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets
@@ -85,9 +85,9 @@ class DoneRules(NamedTuple):
     """Records of messages before this physical offset have expired."""
 
 
-def read_books(store: StoreFiles) -> StoreState:
+def read_store_state(store: StoreFiles) -> StoreState:
     """Read the books of a store at rest. Raises JobError if the files of the timer log differ in size."""
-    books = progress.read_books(store)
+    books = progress.read_progress_files(store)
     queues: dict[tuple[str, int], list[QueueFile]] = {}
     for file in store.queue_files():
         queues.setdefault((file.topic, file.queue_id), []).append(file)
@@ -122,7 +122,7 @@ def read_books(store: StoreFiles) -> StoreState:
         op,
         np.unique(np.array(forced, np.int64)),
         anchors,
-        joined(withdrawn),
+        union(withdrawn),
         books.level_delivered,
     )
 

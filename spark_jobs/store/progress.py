@@ -39,7 +39,7 @@ from duemq.scheduler.timers.files.unit import (
     seconds_of,
 )
 from duemq.scheduler.timers.files.unit import UNIT as TIMER_UNIT
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.spark_jobs.store.ranges import at_offsets, plan
 from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
 from duemq.spark_jobs.store.walks import walks
@@ -122,7 +122,7 @@ class ProgressFiles(NamedTuple):
     """The physical offset from which on records may say that more is done than the books do."""
 
 
-def read_books(store: StoreFiles) -> ProgressFiles:
+def read_progress_files(store: StoreFiles) -> ProgressFiles:
     """Read the books of a store. Raises OSError."""
     known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
     check = small_files.load_check(cast(Files, store), file_names.TIMER_CHECK)
@@ -141,7 +141,7 @@ def read_books(store: StoreFiles) -> ProgressFiles:
     level_note = runs.decode(known.notes.get("levels", b""))
     levels, delivered = waits.runs_of_table(_offset_table(store)), _NONE
     if level_note is not None:
-        levels, delivered = level_note.runs, joined([level_note.delivered])
+        levels, delivered = level_note.runs, union([level_note.delivered])
     recovery = known.recovery_offset
     is_whole = recovery is not None and not known.notes.keys() & {checkpoint.REBUILDING, checkpoint.REMAKING}
     queues_to = min(recovery, end) if recovery is not None and is_whole else begin
@@ -182,7 +182,7 @@ def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
         return False
     if note.sums is None or store.is_running:  # a running broker has compared them, and continues to write
         return True
-    withdrawn = joined([_read_outcomes(store, min(recovery, store.readable_end)).withdrawn])
+    withdrawn = union([_read_outcomes(store, min(recovery, store.readable_end)).withdrawn])
     check = waits.LogCheck(size or 1, note.sums.log, withdrawn)
     for position, units in timer_units(store, min(note.sums.log, default=0), note.log_end):
         check.add(position, units)
@@ -195,7 +195,7 @@ def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progres
 
     Raises ValueError for a wrong table."""
     delays = _delays(store, delay_levels)
-    books = read_books(store)
+    books = read_progress_files(store)
     return Progress(books.levels, books.second, books.queue_offset, delays, _in_later_slots(store, books))
 
 
@@ -215,7 +215,7 @@ def _in_later_slots(store: StoreFiles, books: ProgressFiles) -> Integers:
             is_later = waits.is_parked(units, seconds) | (units["due_ms"] < 0)
             at = waits.is_live(units, seconds, books.second) & is_later
             found.append(units["physical_offset"][at].astype(np.int64))
-    return joined(found)
+    return union(found)
 
 
 def _due_ms(units: Any) -> Integers:
@@ -317,7 +317,7 @@ def known_delays(store: StoreFiles, delay_levels: str | None = None) -> dict[int
 
 def _noted_table(store: StoreFiles) -> DelayLevels | None:
     """Return the broker's table if it is known to be RocketMQ's default, else None: duemq notes only its checksum."""
-    note = runs.decode(read_books(store).checkpoint.notes.get(service.NAME, b""))
+    note = runs.decode(read_progress_files(store).checkpoint.notes.get(service.NAME, b""))
     table = DelayLevels()
     return table if note is not None and note.table_crc == runs.table_crc(table.text) else None
 
@@ -392,7 +392,7 @@ class _Queued(NamedTuple):
 
 def waiting(store: StoreFiles) -> WaitingRecords:
     """Return the messages that a broker that opens the store would still deliver. Needs 16 bytes of memory for each."""
-    found = _listed(store, read_books(store))
+    found = _listed(store, read_progress_files(store))
     # Records that expired, or were lost with the end of the log, cannot be read.
     there = (found.offsets >= store.segments[0].first_offset) & (found.offsets < store.readable_end)
     return WaitingRecords(found.offsets[there], found.sizes[there])
@@ -425,7 +425,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
     gone = WaitingRecords(_NONE, _NONE)
     known, has_log = set[int](), True
     if len(bounds):
-        books = read_books(store)
+        books = read_progress_files(store)
         known, has_log = set(books.levels), books.has_log
         found = _listed(store, books)
         before = np.searchsorted(bounds[:, 0], found.offsets, "right") - 1
@@ -470,7 +470,7 @@ def _read_outcomes(store: StoreFiles, since: int) -> _Outcomes:
                 newest_ms = max(newest_ms, int(found.records.store_ms[is_delivery].max(initial=0)))
                 levels.append(_queued(found.records, roles.role == LEVEL))
                 timers.append(_queued(found.records, roles.role == TIMER))
-    return _Outcomes(joined(delivered), joined(withdrawn), newest_ms, levels, timers)
+    return _Outcomes(union(delivered), union(withdrawn), newest_ms, levels, timers)
 
 
 def _queued(records: Records, rows: Mask) -> _Queued:
@@ -490,7 +490,7 @@ def _units(store: StoreFiles, file: QueueFile, books: ProgressFiles) -> tuple[An
 
 
 def _waiting_levels(store: StoreFiles, books: ProgressFiles, said: _Outcomes) -> Iterator[WaitingRecords]:
-    done = joined([books.level_delivered, said.delivered, said.withdrawn])
+    done = union([books.level_delivered, said.delivered, said.withdrawn])
     queued = [each for each in said.levels if len(each.physical)]
     for file in store.queue_files():
         if file.topic == SCHEDULE_TOPIC:
@@ -603,7 +603,7 @@ def _cancelled(store: StoreFiles, found: list[WaitingRecords], deletions: list[t
                 for t, u, slot in zip(topics, uniques, slots, strict=True)
             ]
             gone.append(records.physical_offset[np.array(rows, np.bool_)])
-    return joined(gone)
+    return union(gone)
 
 
 # --- the timer log

@@ -26,7 +26,7 @@ import numpy as np
 from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, RecordSummary, summarize
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.spark_jobs.columns.records import PADDING, walk
+from duemq.spark_jobs.columns.records import PADDING, walk_records
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
 from duemq.spark_jobs.store.walks import Range, Segment, walks
@@ -38,7 +38,7 @@ from duemq.storage.queues import extension
 from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as DEFAULT_QUEUE_FILE_SIZE
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
-from duemq.storage.queues.tags_codes import tags_code
+from duemq.storage.queues.tags_codes import unit_tags_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -235,7 +235,7 @@ class StoreFiles:
         size = min(segment.size, 4 << 20)
         data = np.zeros(size + PADDING, np.uint8)
         data[:size] = np.frombuffer(self.read(segment.path, 0, size), np.uint8)
-        return len(walk(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
+        return len(walk_records(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
 
     def gaps(self) -> list[tuple[int, int, str]]:
         """Return the stretches of physical offsets that no file has, though records were there: offset, bytes and
@@ -514,10 +514,10 @@ class StoreFiles:
         is_level = topic == SCHEDULE_TOPIC
 
         def own_code(told: RecordSummary) -> int | None:
-            code = tags_code(topic, told, deliver_time)
+            code = unit_tags_code(topic, told, deliver_time)
             return None if is_level and code == _NOT_KNOWN else code
 
-        found = extension.codes_of(units, self._summaries, own_code, read, is_level=is_level)
+        found = extension.tags_codes_of(units, self._summaries, own_code, read, is_level=is_level)
         return extension.with_codes(units, found)
 
     def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:

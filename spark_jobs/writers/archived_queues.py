@@ -32,7 +32,7 @@ class QueuesTask(NamedTuple):
     name: str
 
 
-def archive(task: QueuesTask) -> int:
+def archive_queues(task: QueuesTask) -> int:
     """Archive some files; return the number of units. Raises JobError, OSError."""
     tables = []
     for file in task.files:
@@ -58,7 +58,7 @@ def _plain(column: pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
 
-def restore(task: tuple[Directory, str, str]) -> int:
+def restore_queues(task: tuple[Directory, str, str]) -> int:
     """Restore the files of consume queues in one file of the archive; return the number of units. `task`: the archive's
     directory, the name of the file in it, and the directory to write below. Raises JobError, OSError."""
     archived, path, directory = task

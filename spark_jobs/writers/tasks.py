@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
 from duemq.spark_jobs.store.local_files import reason
-from duemq.spark_jobs.worker import settle
+from duemq.spark_jobs.worker import prepare_worker
 from duemq.spark_jobs.writers.new_directory import NewDirectory
 from duemq.spark_jobs.writers.processes import Worker
 
@@ -140,7 +140,7 @@ class _Task:
         self._mark = mark
 
     def __call__(self, item: Any) -> tuple[bool, Any]:
-        settle()
+        prepare_worker()
         if self._mark is not None and not os.path.exists(self._mark):
             # It would write there anyway, into a directory of its own machine, and nothing would notice the missing
             # files.

@@ -14,7 +14,7 @@ from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.storage import file_names
 from duemq.storage.files import OsFiles
 
@@ -45,7 +45,7 @@ def write(
         units = timers.live[first : first + _AT_ONCE]
         physical = offsets.new(units["physical_offset"].astype(np.int64))
         # Joined arrays have the machine's byte order; UNIT has that of the file.
-        waits = (physical >= 0) & ~is_among(physical, joined([found.done, found.withdrawn]))
+        waits = (physical >= 0) & ~is_among(physical, union([found.done, found.withdrawn]))
         units, physical = units[waits].astype(UNIT), physical[waits]
         if not len(units):
             continue

@@ -93,7 +93,7 @@ StoreTimes = Callable[["Integers"], "Integers"]
 """Returns the store times, ms since the epoch, of the records at physical offsets; 0 where there is none."""
 
 
-def codes_of(
+def tags_codes_of(
     units: NDArray[Any], tell: Tell, own_code: OwnCode, read: Read, *, is_level: bool, delay_ms: int | None = None
 ) -> Integers:
     """Return the tags codes of UNITS, with the tags codes of their records in place of addresses. `is_level`: for a
@@ -275,14 +275,14 @@ class Extension:
         return len(self._segments) > 0
 
     def translate(self, units: bytes) -> bytes:
-        """Return units of the consume queue with tags codes in place of addresses; see `codes_of`. Raises OSError or
-        NotInMemory if a record cannot be read."""
+        """Return units of the consume queue with tags codes instead of addresses; see `tags_codes_of`. Raises OSError
+        or NotInMemory if a record cannot be read."""
         if not has_addresses(units):
             return units
         array = np.frombuffer(units, UNITS)
         delay_ms = self._delay_ms() if self._delay_ms is not None else None
         is_level = delay_ms is not None
-        codes = codes_of(array, self._tell, self._own_code, self._read, is_level=is_level, delay_ms=delay_ms)
+        codes = tags_codes_of(array, self._tell, self._own_code, self._read, is_level=is_level, delay_ms=delay_ms)
         return with_codes(array, codes).tobytes()
 
     def _read(self, offset: int, size: int) -> bytes:

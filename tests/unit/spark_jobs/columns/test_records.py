@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.record import END_MARKER, MAGIC_END, StoredMessage
-from duemq.spark_jobs.columns.records import PADDING, Walk, walk
+from duemq.spark_jobs.columns.records import PADDING, Walk, walk_records
 from duemq.spark_jobs.source.tables import COLUMNS, STORE, RecordColumns
 
 HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
@@ -48,7 +48,7 @@ def log_of(messages: list[StoredMessage], base: int = BASE) -> bytes:
 def walked(data: bytes, *, base: int = BASE, check_crc: bool = True, is_last: bool = True) -> Walk:
     array = np.zeros(len(data) + PADDING, np.uint8)
     array[: len(data)] = np.frombuffer(data, np.uint8)
-    return walk(array, base, len(data), check_crc=check_crc, is_last=is_last)
+    return walk_records(array, base, len(data), check_crc=check_crc, is_last=is_last)
 
 
 @given(st.lists(MESSAGES, max_size=8))

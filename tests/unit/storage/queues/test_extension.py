@@ -178,7 +178,7 @@ def level_codes(
 
     units = np.zeros(len(records), UNITS)
     units["tags_code"] = addresses if addresses is not None else FIRST + 20 * np.arange(len(records))
-    found = extension.codes_of(
+    found = extension.tags_codes_of(
         units, lambda _: records, own, lambda at, size: content[at : at + size], is_level=True, delay_ms=delay_ms
     )
     return [int(code) for code in found]
@@ -560,9 +560,9 @@ def test_a_read_that_may_not_wait_says_so() -> None:
     units = np.zeros(2, UNITS)
     units["tags_code"] = FIRST
     with pytest.raises(NotInMemory):
-        extension.codes_of(units, fail, lambda _: 0, lambda *_: b"", is_level=False)
+        extension.tags_codes_of(units, fail, lambda _: 0, lambda *_: b"", is_level=False)
     with pytest.raises(NotInMemory):
-        extension.codes_of(units, lambda _: [None, None], lambda _: 0, fail, is_level=True)
+        extension.tags_codes_of(units, lambda _: [None, None], lambda _: 0, fail, is_level=True)
 
 
 # --- what uses it
