@@ -301,7 +301,7 @@ class MessageStore:
         goes_on_at: Mapping[Key, int],
         left_out: Container[str],
         served_to: int,
-        progress: Callable[[int], None] = lambda position: None,
+        on_position: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
         """Rebuild all derived files under a root that has none of them yet, and accept no messages; call this after
         `inspect`. For the parameters see `Recovery.make_anew`. Raises StoreFormatError, OSError."""
@@ -310,7 +310,7 @@ class MessageStore:
         self._recovery = None
         self.files.make_directories(self.queue_directory, durable=True)
         self._make_extension_directory()
-        recovered = recovery.make_anew(origins, goes_on_at, left_out, served_to, progress)
+        recovered = recovery.make_anew(origins, goes_on_at, left_out, served_to, on_position)
         self.dirty = dict(self._not_durable())
         self._cached_from = recovered.end
         self._blocks_read = self.files.blocks_read()

@@ -77,7 +77,7 @@ def repair_command(
             to=str(to) if to else None,
             dry_run=dry_run,
             with_index=index,
-            progress=progress.show,
+            on_read=progress.show,
         )
         _print(report, dry_run=dry_run)
     if dry_run and not report.is_sound:

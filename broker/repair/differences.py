@@ -11,7 +11,7 @@
     timer wheel        whether each waiting message is in a slot that is still to come, or in the timer topic's queue
                        behind the part already read; and whether the wheel's slots lead to the timer log's units
 
-Each file is reported once, with the first place in it that is wrong.
+Each file is reported once, with the first position in it that is wrong.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
 
 def _compared(topic: str, old: _Queue, made: _Queue, read_extension: extension.Read) -> tuple[str, str]:
     """Return what is wrong with a queue, and what with its extension; an empty text if nothing is."""
-    lacks, others, more, not_there = _Places(), _Places(), _Places(), _Places()
+    lacks, others, more, not_there = _QueueOffsets(), _QueueOffsets(), _QueueOffsets(), _QueueOffsets()
     start, end = min(old.bounds[0], made.bounds[0]), max(old.bounds[1], made.bounds[1])
     for at in range(start, end, _AT_ONCE):
         stop = min(end, at + _AT_ONCE)
@@ -242,7 +242,7 @@ def _is_same_size(a: NDArray[Any], b: NDArray[Any]) -> Mask:
     return same
 
 
-class _Places:
+class _QueueOffsets:
     """Queue offsets, described in a few words."""
 
     def __init__(self) -> None:

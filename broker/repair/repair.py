@@ -12,7 +12,7 @@ A repair is a start of the broker on an empty directory that has the store's com
 stop after which RocketMQ's broker can continue. But nothing is delivered, and no byte of the commitlog is changed. The
 records themselves show which messages were delivered, including RocketMQ's (`scheduler.delivery.deliveries`).
 
-    <store>/repair.partial/new/   the rebuilt files; each file or directory is then moved into its place
+    <store>/repair.partial/new/   the rebuilt files; each file or directory is then moved to its name in the store
     <store>/repair.partial/old/   the files that they replace, until all are in place
 
 With `to`, the new store is built in <to>.partial, and renamed at the end.
@@ -82,14 +82,14 @@ from duemq.storage.store import MessageStore, queue_file_size
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Progress = Callable[[int, int], None]
+BytesRead = Callable[[int, int], None]
 """Called with the number of commitlog bytes read, and their total."""
 
 _MADE_TABLES: Final = (file_names.DELAY_OFFSETS, file_names.TIMER_CHECK, file_names.TIMER_METRICS)
 """Files of config/ of which a copy of the store has either a rebuilt one or none."""
 _NOT_COPIED: Final = (file_names.REPAIR, file_names.CONFIG, file_names.LOCK, file_names.ABORT, file_names.COMMITLOG)
 """Files and directories that a repair into a new store does not copy, or copies in a way of their own."""
-_PLACED: Final = (
+_REPLACED: Final = (
     file_names.TOPICS,
     file_names.DELAY_OFFSETS,
     file_names.DELAY_OFFSETS + file_names.BACKUP,
@@ -116,7 +116,7 @@ _FOLDERS: Final = (
     file_names.REPAIR,
 )
 _FILES: Final = (file_names.CONSUMER_OFFSETS, file_names.SUBSCRIPTION_GROUPS, file_names.LOCK)
-"""Files that are read, or that must be regular files for a broker to start, besides those in `_PLACED`."""
+"""Files that are read, or that must be regular files for a broker to start, besides those in `_REPLACED`."""
 _USED_SETTINGS: Final = (
     "storePathCommitLog",
     "mappedFileSizeConsumeQueue",
@@ -194,7 +194,7 @@ def repair(
     to: str | None = None,
     dry_run: bool = False,
     with_index: bool = False,
-    progress: Progress = lambda done, total: None,
+    on_read: BytesRead = lambda done, total: None,
 ) -> Report:
     """Repair a store that no broker has open.
 
@@ -210,16 +210,16 @@ def repair(
     with _lock_store(root, is_dry=dry_run) as lock:
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="duemq-repair-") as scratch:
-                return _Repair(source, scratch, now, progress, with_index=with_index).run()
+                return _Repair(source, scratch, now, on_read, with_index=with_index).run()
         if to is not None:
-            return _repair_beside(source, os.path.abspath(to), now, progress, with_index=with_index)
+            return _repair_beside(source, os.path.abspath(to), now, on_read, with_index=with_index)
         assert lock is not None
-        return _in_place(source, lock, now, progress, with_index=with_index)
+        return _in_place(source, lock, now, on_read, with_index=with_index)
 
 
 def _refuse_links(root: str) -> None:
     """Check that everything to be replaced is on the store's disk. Raises RepairError."""
-    for name in _PLACED:
+    for name in _REPLACED:
         path = os.path.join(root, name)
         if os.path.islink(path) or os.path.ismount(path):
             raise RepairError(f"{path} is a link or a mount point: repair the store into another directory (--to)")
@@ -238,14 +238,14 @@ def _refuse_assumed(report: Report) -> None:
         )
 
 
-def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+def _in_place(source: _Source, lock: Lock, now: Moment, on_read: BytesRead, *, with_index: bool) -> Report:
     root = source.root
     partial = os.path.join(root, file_names.REPAIR)
     _put_back(root, partial)
     new = os.path.join(partial, "new")
     os.makedirs(new)
     try:
-        report = _Repair(source, new, now, progress, with_index=with_index).run()
+        report = _Repair(source, new, now, on_read, with_index=with_index).run()
         if not report.is_sound or report.index_files:
             _refuse_assumed(report)
             _swap(root, partial, lock)
@@ -255,7 +255,7 @@ def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, w
     return report
 
 
-def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+def _repair_beside(source: _Source, target: str, now: Moment, on_read: BytesRead, *, with_index: bool) -> Report:
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise RepairError(f"{target} exists and is not empty: give another path, or remove it first")
     if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source.root)}/"):
@@ -264,10 +264,10 @@ def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
     try:
-        report = _Repair(source, partial, now, progress, with_index=with_index).run()
+        report = _Repair(source, partial, now, on_read, with_index=with_index).run()
         _refuse_assumed(report)
         for name in sorted(os.listdir(source.root)):
-            is_made = name in _PLACED and not (name == file_names.INDEX and not report.index_files)
+            is_made = name in _REPLACED and not (name == file_names.INDEX and not report.index_files)
             if name not in _NOT_COPIED and not is_made:
                 _copy(os.path.join(source.root, name), os.path.join(partial, name))
         os.makedirs(os.path.join(partial, file_names.COMMITLOG))
@@ -362,7 +362,7 @@ def _check_kinds(root: str, commitlog: str) -> None:
     there would be lost with the replaced files. Raises RepairError, OSError."""
     for name in _FOLDERS:
         _check_kind(os.path.join(root, name), is_folder=True)
-    for name in (*_PLACED, *_FILES):
+    for name in (*_REPLACED, *_FILES):
         if name not in _FOLDERS:
             _check_kind(os.path.join(root, name), is_folder=False)
     for folder in (commitlog, os.path.join(root, file_names.TIMER_LOG), os.path.join(root, file_names.INDEX)):
@@ -452,11 +452,11 @@ class _NoWatcher:
 class _Repair:
     """One rebuild of everything beside the commitlog, in a directory of its own."""
 
-    def __init__(self, source: _Source, new: str, now: Moment, progress: Progress, *, with_index: bool) -> None:
+    def __init__(self, source: _Source, new: str, now: Moment, on_read: BytesRead, *, with_index: bool) -> None:
         self._source = source
         self._new = new
         self._now = now
-        self._progress = progress
+        self._on_read = on_read
         self._index = IndexMaker(os.path.join(new, ".items")) if with_index else None
         self._report = Report(source.written_by)
         self._table = DelayLevels(source.config.delay_levels)
@@ -597,7 +597,7 @@ class _Repair:
             self._goes_on_at(check, begin),
             left_out,
             served_to,
-            lambda position: self._progress(position - begin, total),
+            lambda position: self._on_read(position - begin, total),
         )
         deliveries.finish()
         report.commitlog_begin, report.commitlog_end = begin, recovered.end
@@ -703,11 +703,11 @@ def _first_of(names: list[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-# --- into place
+# --- into the store
 
 
 def _swap(root: str, partial: str, lock: Lock) -> None:
-    """Move the rebuilt files into their places. Raises OSError."""
+    """Move the rebuilt files into the store. Raises OSError."""
     files = OsFiles()
     new, old = os.path.join(partial, "new"), os.path.join(partial, "old")
     _sync_tree(new)
@@ -715,7 +715,7 @@ def _swap(root: str, partial: str, lock: Lock) -> None:
     os.makedirs(os.path.join(root, file_names.CONFIG), exist_ok=True)
     for directory in (os.path.join(old, file_names.CONFIG), old, partial, root):
         files.sync_directory(directory)
-    for name in _PLACED:
+    for name in _REPLACED:
         there, made, kept = (os.path.join(base, name) for base in (root, new, old))
         is_made = os.path.lexists(made)
         if not is_made and name in _KEPT:
@@ -735,7 +735,7 @@ def _swap(root: str, partial: str, lock: Lock) -> None:
 def _put_back(root: str, partial: str) -> None:
     """Undo an interrupted run: put back the files that it moved away and has not replaced. Raises OSError."""
     old = os.path.join(partial, "old")
-    for name in _PLACED:
+    for name in _REPLACED:
         there, kept = os.path.join(root, name), os.path.join(old, name)
         if os.path.lexists(kept) and not os.path.lexists(there):
             os.rename(kept, there)

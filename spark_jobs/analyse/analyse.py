@@ -337,7 +337,7 @@ class _Analysis:
             space=self._space(),
             **figures_of([material]),
         )
-        # The places of waiting messages are many, and a cluster's figures do not need them.
+        # The physical offsets of waiting messages are many, and a cluster's figures do not need them.
         small = copy.copy(self._figures)
         small.waiting, small.offenders = np.zeros(0, WAITING), np.zeros(0, CASE)
         return Analysed(analysis, material._replace(figures=small))

@@ -155,7 +155,7 @@ class Summary(msgspec.Struct, kw_only=True):
     superfluous: int
     """Deliveries beyond the first of a message."""
     unclaimed: int
-    """Deliveries whose message is not in the log, although the log has the place where it would be."""
+    """Deliveries whose message is not in the log, although the log has the physical offset at which it would lie."""
     expired: int
     """Deliveries whose message was in an expired part of the log."""
     lateness: Lateness
@@ -519,10 +519,10 @@ def _told_of(store: StoreFiles, cases: NDArray[Any]) -> dict[str, pa.Array]:
     all_records = chain(at_offsets(store, offsets[has_size], sizes[has_size]), records_at(store, offsets[~has_size]))
     for records in all_records:
         batch = tables.RecordColumns(records)
-        places = order[np.searchsorted(offsets, records.physical_offset)].tolist()
+        rows = order[np.searchsorted(offsets, records.physical_offset)].tolist()
         for name, (column, _) in _TOLD.items():
-            for place, value in zip(places, batch.column(column).to_pylist(), strict=True):
-                found[name][place] = value
+            for row, value in zip(rows, batch.column(column).to_pylist(), strict=True):
+                found[name][row] = value
     return {name: pa.array(values, _TOLD[name][1]) for name, values in found.items()}
 
 

@@ -206,13 +206,13 @@ def find(
         Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
         # Each begins with the number of its range. They are sorted, since in another order ties between equally
         # frequent values would be broken differently.
-        [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
+        [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_start_of)],
         sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
     )
     return FindResult(found, of_kind.get(_K_LEFT, []), of_kind.get(_K_NOTE, []))
 
 
-def _place_of(data: bytes) -> int:
+def _start_of(data: bytes) -> int:
     return int.from_bytes(data[:8], "little")
 
 
@@ -251,8 +251,8 @@ def _parts(found: RangeFound, matching: Matching) -> Iterator[pa.RecordBatch]:
     yield from _bucketed(_K_DONE, done, where)
     yield from _bucketed(_K_UNIQUE, found.unique, bucket_of(found.unique, matching.buckets))
     if found.usage is not None:
-        place = int(found.read["start"]).to_bytes(8, "little")
-        yield _batch([_READ_BUCKET], [_K_USAGE], [place + found.usage])
+        start = int(found.read["start"]).to_bytes(8, "little")
+        yield _batch([_READ_BUCKET], [_K_USAGE], [start + found.usage])
     yield _batch([_READ_BUCKET], [_K_READ], [json.dumps(found.read).encode()])
     if found.note is not None:
         yield _batch([_READ_BUCKET], [_K_NOTE], [found.note])
@@ -584,9 +584,9 @@ def _messages(rows: NDArray[Any]) -> NDArray[Any]:
     heads = np.bincount(group[~rows["again"]], minlength=len(keys))
     # A record that named a gone one was not rolled itself, and belongs to the message of the gone one.
     heads -= np.searchsorted(gone, keys, "right") - np.searchsorted(gone, keys)
-    by_place = np.lexsort((rows["physical_offset"], group))
+    in_order = np.lexsort((rows["physical_offset"], group))
     number = np.empty(len(rows), np.int64)
-    number[by_place] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    number[in_order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     counted = number >= (counts - np.maximum(heads, 1))[group]
     kept, others = rows[counted], rows[~counted & (rows["deliveries"] > 0)]
     at = np.searchsorted(kept["key"], others["key"])

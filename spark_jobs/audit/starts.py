@@ -12,8 +12,8 @@ files as follows:
     all            They do not start if a file of the commitlog differs in size from the others. A last file of 0 bytes,
                    which a kill leaves, is skipped, but not by 4.9.7. Nor does duemq start if a file between others is
                    missing
-    duemq          It repairs all of its own files. But if the commitlog lacks a place that its checkpoint refers to, it
-                   does not start. It rebuilds all of another broker's files if they do not fit together
+    duemq          It repairs all of its own files. But if the commitlog lacks a position that its checkpoint refers to,
+                   it does not start. It rebuilds all of another broker's files if they do not fit together
                    (`storage.durability.recovery`, `scheduler.timers.recovery`)
 
 Apache's brokers end the commitlog at the first damaged stretch in its last three files.
@@ -114,13 +114,15 @@ class _Judges:
     def __init__(self, store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> None:
         self.store = store
         self.figures = figures
-        rows = figures.waiting  # in the order of their places
+        rows = figures.waiting  # in the order of their physical offsets
         self.levels = {
-            int(level): _Waiting(*(rows[name][rows["delay_level"] == level].astype(np.int64) for name in _PLACE))
+            int(level): _Waiting(
+                *(rows[name][rows["delay_level"] == level].astype(np.int64) for name in _OFFSET_AND_SIZE)
+            )
             for level in np.unique(rows["delay_level"]).tolist()
             if level
         }
-        self.timers = _Waiting(*(rows[name][rows["delay_level"] == 0].astype(np.int64) for name in _PLACE))
+        self.timers = _Waiting(*(rows[name][rows["delay_level"] == 0].astype(np.int64) for name in _OFFSET_AND_SIZE))
         self.by_queue: dict[tuple[str, int], list[QueueFile]] = {}
         for file in store.queue_files():
             self.by_queue.setdefault((file.topic, file.queue_id), []).append(file)
@@ -193,7 +195,7 @@ class _Judges:
         return 0
 
 
-_PLACE: Final = ("physical_offset", "size")
+_OFFSET_AND_SIZE: Final = ("physical_offset", "size")
 
 
 class _Judge:
@@ -246,8 +248,8 @@ class _Judge:
         return None
 
     def _refusal(self) -> str | None:
-        """Return why duemq does not start on its own store: the commitlog lacks a place that the checkpoint refers to
-        (`MessageStore.need`). None if it starts."""
+        """Return why duemq does not start on its own store: the commitlog lacks a position that the checkpoint refers
+        to (`MessageStore.need`). None if it starts."""
         store = self._store
         known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
         files = [(int(name), size) for name, size in store.sizes(file_names.COMMITLOG) if name.isdecimal() and size]
@@ -411,12 +413,12 @@ class _Judge:
             live = waits.is_live(units, seconds, second)
             links.append(waits.first_link(units, seconds, second))
             if self._broker == NEW and position < remade_from:
-                places = position + np.arange(len(units)) * UNIT_SIZE
-                live &= (places >= remade_from) | self._is_in_wheel(seconds, places)
+                positions = position + np.arange(len(units)) * UNIT_SIZE
+                live &= (positions >= remade_from) | self._is_in_wheel(seconds, positions)
             found.append(units["physical_offset"][live].astype(np.int64))
         return union(found), links, end
 
-    def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
+    def _is_in_wheel(self, seconds: Integers, positions: Integers) -> Mask:
         """Return which units can be reached from the wheel's slot of their second, directly or through later units."""
         try:
             data = self._store.read(file_names.TIMER_WHEEL, 0, SLOTS * SLOT.itemsize)
@@ -427,7 +429,7 @@ class _Judge:
         known = at < len(slots)
         leads = np.zeros(len(seconds), np.bool_)
         found = slots[at[known]]
-        leads[known] = (found["second"] == seconds[known]) & (found["last"] >= places[known])
+        leads[known] = (found["second"] == seconds[known]) & (found["last"] >= positions[known])
         return leads
 
     def _is_whole(self, check: small_files.TimerCheck, links: list[int], end: int) -> bool:

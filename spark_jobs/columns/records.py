@@ -2,7 +2,7 @@
 
 The layout is that of `protocol.records.record`. A walk follows the chain of sizes and checks the records as arrays:
 each record must state the physical offset at which it lies, and its lengths must add up. Bytes that fail are damage,
-which is reported and stepped over, up to the next place that states its own physical offset.
+which is reported and stepped over, up to the next bytes that state their own physical offset.
 """
 
 from __future__ import annotations

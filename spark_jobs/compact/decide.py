@@ -1,7 +1,7 @@
 """Second step of compacting: which records stay, and why the others are removed.
 
-One task for each range works from the results of `compact.scan` and the store's books (`compact.state`); the commitlog
-is not read again. Adds to the scan's arrays:
+One task for each range works from the results of `compact.scan` and the store's files of progress (`compact.state`);
+the commitlog is not read again. Adds to the scan's arrays:
 
     <n>.keep     bool, whether each record stays
     <n>.reasons  uint8, why each record is removed, as its index in REASONS + 1; 0 for one that stays
@@ -128,7 +128,7 @@ def decide(task: DecideTask) -> Decided:
 
 
 def join_done(scratch: str, numbers: range) -> None:
-    """Join the physical offsets of done messages from all ranges and the books."""
+    """Join the physical offsets of done messages from all ranges and the files of progress."""
     for name, known in (("delivered", "delivered.known"), ("withdrawn", "withdrawn.units")):
         more = load(scratch, known)
         parts = [np.asarray(load(scratch, f"{number}.{name}")) for number in numbers]

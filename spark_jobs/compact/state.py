@@ -44,9 +44,10 @@ _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 
 class TimerProgress(NamedTuple):
-    """The books of the timer wheel. `enqueued`: queue offset in rmq_sys_wheel_timer up to which messages are in the
-    wheel. `second`: slots before it are past. `live`: the units (UNIT) that are still to be done, in the log's order.
-    `check`, `note`: timercheck and the checkpoint's note; `segment_size`: that of the timer log's files."""
+    """The progress of the timers, and the messages that wait in the wheel. `enqueued`: queue offset in
+    rmq_sys_wheel_timer up to which messages are in the wheel. `second`: slots before it are past. `live`: the units
+    (UNIT) that are still to be done, in the log's order. `check`, `note`: timercheck and the checkpoint's note;
+    `segment_size`: that of the timer log's files."""
 
     enqueued: int
     second: int
@@ -75,7 +76,7 @@ class StoreState(NamedTuple):
 
 
 class DoneRules(NamedTuple):
-    """The part of the books that each task gets; small. `timers_enqueued`: None where there is no usable timer log."""
+    """The part of `StoreState` that each task gets; small. `timers_enqueued`: None where no timer log can be used."""
 
     levels: dict[int, list[Run]]
     timers_enqueued: int | None
@@ -86,12 +87,12 @@ class DoneRules(NamedTuple):
 
 
 def read_store_state(store: StoreFiles) -> StoreState:
-    """Read the books of a store at rest. Raises JobError if the files of the timer log differ in size."""
-    books = progress.read_progress_files(store)
+    """Read the progress of a store at rest. Raises JobError if the files of the timer log differ in size."""
+    files = progress.read_progress_files(store)
     queues: dict[tuple[str, int], list[QueueFile]] = {}
     for file in store.queue_files():
         queues.setdefault((file.topic, file.queue_id), []).append(file)
-    timers = _timers(store, books)
+    timers = _timers(store, files)
     forced: list[int] = []
     timer_files_of_queue = queues.get((TIMER_TOPIC, 0), [])
     if timer_files_of_queue:
@@ -115,15 +116,15 @@ def read_store_state(store: StoreFiles) -> StoreState:
                 withdrawn.append(units["physical_offset"][cancelled].astype(np.int64))
     half, op = _transactions(store)
     return StoreState(
-        books.checkpoint,
-        books.levels,
+        files.checkpoint,
+        files.levels,
         timers,
         half,
         op,
         np.unique(np.array(forced, np.int64)),
         anchors,
         union(withdrawn),
-        books.level_delivered,
+        files.level_delivered,
     )
 
 
@@ -138,8 +139,7 @@ def _last_unit(store: StoreFiles, files: list[QueueFile]) -> int:
             size = _size_at(store, physical)
         if size == PADDING_SIZE or not size:
             return -1
-        place = np.array([physical], np.int64), np.array([size], np.int64)
-        for records in at_offsets(store, *place):
+        for records in at_offsets(store, np.array([physical], np.int64), np.array([size], np.int64)):
             queue = records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0])
             if queue == (file.topic, file.queue_id, file.first_unit + len(units) - 1):
                 return physical
@@ -167,9 +167,9 @@ def _transactions(store: StoreFiles) -> tuple[int, int]:
     return (offsets[0], offsets[1]) if min(offsets) > 0 else (0, 0)
 
 
-def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress | None:
+def _timers(store: StoreFiles, files: progress.ProgressFiles) -> TimerProgress | None:
     names = [(name, size) for name, size in store.sizes(file_names.TIMER_LOG) if size]
-    if not names or not books.has_log or (books.check is None and books.note is None):
+    if not names or not files.has_log or (files.check is None and files.note is None):
         return None
     segment_size = names[0][1]
     for name, size in names:
@@ -177,7 +177,7 @@ def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress |
             raise JobError(
                 f"{store.path}/{file_names.TIMER_LOG}/{name}: has {size} bytes, the first file has {segment_size}"
             )
-    note, second, found = books.note, books.second, small_files.StartFacts()
+    note, second, found = files.note, files.second, small_files.StartFacts()
     log_end = progress.EVERYTHING
     if note is not None:
         log_end = note.log_end
@@ -194,7 +194,7 @@ def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress |
         if note is not None:
             live &= waiting.is_live(units, seconds, second)  # duemq's marks for deletions have done their work
         parts.append(units[live])
-    return TimerProgress(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
+    return TimerProgress(files.queue_offset, second, np.concatenate(parts), files.check, note, segment_size)
 
 
 def compacted_to(store: StoreFiles) -> int:
@@ -204,10 +204,10 @@ def compacted_to(store: StoreFiles) -> int:
     return end if isinstance(end, int) else 0
 
 
-def leave_for_tasks(books: StoreState, scratch: str) -> None:
+def leave_for_tasks(found: StoreState, scratch: str) -> None:
     """Save the arrays for the tasks."""
-    save(scratch, "forced", books.forced)
-    save(scratch, "withdrawn.units", books.withdrawn)
-    save(scratch, "delivered.known", books.level_delivered)
-    live = books.timers.live if books.timers is not None else np.empty(0, UNIT)
+    save(scratch, "forced", found.forced)
+    save(scratch, "withdrawn.units", found.withdrawn)
+    save(scratch, "delivered.known", found.level_delivered)
+    live = found.timers.live if found.timers is not None else np.empty(0, UNIT)
     save(scratch, "live", np.unique(live["physical_offset"].astype(np.int64)))

@@ -39,7 +39,7 @@ def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | None:
-    """Return the bounds of a file that has a unit in its first and its last place; None for any other file."""
+    """Return the bounds of a file that has a unit at its begin and at its end; None for any other file."""
     count = file.size // UNITS.itemsize
     first, last = (store.read(file.path, at * UNITS.itemsize, UNITS.itemsize) for at in (0, max(count - 1, 0)))
     sizes = [int(np.frombuffer(data, UNITS)["size"][0]) for data in (first, last) if len(data) == UNITS.itemsize]

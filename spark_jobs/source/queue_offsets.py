@@ -218,9 +218,9 @@ class Asked(NamedTuple):
                         known = known._replace(start=store.records_end())
                     elif value >= 0:
                         offset = _within(numbers.option, store, queues, topic, queue, value, is_strict=is_strict)
-                        place = queues.behind(topic, queue, offset)
+                        start = queues.behind(topic, queue, offset)
                         if is_start:
-                            known = known._replace(start_queue=offset, start=place)
+                            known = known._replace(start_queue=offset, start=start)
                         else:
                             known = known._replace(end_queue=offset)
                     spans[topic][queue] = known

@@ -523,11 +523,11 @@ class StoreFiles:
     def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:
         """Return the summaries of the records of some units; None for units that have no record. Neighbours are read
         together. Raises CannotRead."""
-        places = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
+        records = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
         found = list[RecordSummary | None]([None]) * len(units)
         group: list[tuple[int, int, int]] = []
         begin = end = 0
-        for offset, noted, row in sorted(places):
+        for offset, noted, row in sorted(records):
             size = noted
             if size in MARK_SIZES or size > _READ_SIZE:  # it is marked, or large, or the unit is damaged
                 size = int.from_bytes(self._bytes_at(offset, 4), "big", signed=True)

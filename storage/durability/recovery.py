@@ -65,7 +65,7 @@ _MAX_NAMED: Final = 10
 """Most files that a warning lists by name."""
 _CHECKED_FILES: Final = 3
 """Number of files at the end of the commitlog that RocketMQ reads at a start that follows a clean stop."""
-_PROGRESS_RECORDS: Final = 1 << 14
+_REPORT_RECORDS: Final = 1 << 14
 _WITH_UNITS: Final = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 """The values of the transaction bits with which a record has a unit."""
 
@@ -307,14 +307,14 @@ class Recovery:
         goes_on_at: Mapping[Key, int],
         left_out: Container[str],
         served_to: int,
-        progress: Callable[[int], None] = lambda position: None,
+        on_position: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
         """Rebuild all consume queues from the commitlog, in a directory that has none; call this after `inspect`. The
         commitlog is not changed: the next start cuts off its torn end.
 
         `origins` looks at each record. `goes_on_at`: next queue offsets of queues whose records have all expired.
         `left_out`: topics that get no queues. `served_to`: a start of duemq would serve the records before this
-        physical offset, since its checkpoint says that they are durable. `progress` is called now and then with the
+        physical offset, since its checkpoint says that they are durable. `on_position` is called now and then with the
         physical offset reached.
 
         A damaged stretch is skipped if it lies before the last files, which a broker's start reads, or before
@@ -340,8 +340,8 @@ class Recovery:
                 take(record)
                 count += 1
                 last_timestamp = record.store_timestamp
-                if not count % _PROGRESS_RECORDS:
-                    progress(record.physical_offset)
+                if not count % _REPORT_RECORDS:
+                    on_position(record.physical_offset)
             end, torn = scanner.end
             following = next(whole_records(log, end), None) if end < log.allocated_end else None
             if following is None or end >= checked_from:
@@ -364,7 +364,7 @@ class Recovery:
         for queue in self._queues.values():
             for path in queue.advance_min(log.begin):
                 self._files.remove(path)
-        progress(end)
+        on_position(end)
         if more:
             torn = torn or "zeros where a record has to begin"
         return Recovered(log.begin, end, count, torn, True, last_timestamp, origins, damages=damages, behind=more)

@@ -356,7 +356,7 @@ class Extension:
         """Write the extension's units for units of the queue, and return the latter with addresses in place of tags
         codes. Some units stay as they are: those without a record, and those whose deliver time does not follow from
         the present delay of the level. Call `wrote` once the result is in the queue's file; until then the next call
-        writes to the same place again. Raises OSError."""
+        writes to the same position again. Raises OSError."""
         assert self._store_times is not None, "only an extension that is written has store times"
         if self._end > _MAX_END:
             return units

@@ -43,7 +43,7 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 class BrokenError(Exception):
-    """There is no whole record at a place; the text gives the reason."""
+    """There is no whole record at a position; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Contents:
 
 
 def decode(data: bytes, at: int, physical_offset: int) -> Record:
-    """Decode the record at a place in the bytes of a file. Raises BrokenError."""
+    """Decode the record at a position in the bytes of a file. Raises BrokenError."""
     if len(data) - at < 91:
         raise BrokenError("too few bytes")
     size = int.from_bytes(data[at : at + 4], "big", signed=True)
@@ -222,18 +222,18 @@ def _is_end_marker(data: bytes, at: int) -> bool:
 
 
 def _next_start(data: bytes, at: int, base: int) -> int | None:
-    """Return the first whole record, or end marker, from a place on."""
+    """Return the first whole record, or end marker, from a position on."""
     for found in re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94").finditer(data, at + 4):
-        place = found.start() - 4
+        position = found.start() - 4
         if found[0] == END_MAGIC:
-            if _is_end_marker(data, place):
-                return place
+            if _is_end_marker(data, position):
+                return position
             continue
         try:
-            decode(data, place, base + place)
+            decode(data, position, base + position)
         except BrokenError:
             continue
-        return place
+        return position
     return None
 
 

@@ -290,7 +290,7 @@ async def test_what_goes_through_many_files_waits_for_none(tmp_path: Path) -> No
 
     def step(now: Moment, budget: Budget) -> float | None:
         for found in searching:
-            raise NotInMemory("a file", found.place, found.run)
+            raise NotInMemory("a file", found.position, found.run)
         return 1.0
 
     run = cold.step(step, woken.set)

@@ -536,7 +536,7 @@ def test_files_that_are_not_as_they_should_be_are_passed_over(fault: str) -> Non
     assert stored_codes(files)[-3:] == [tags_code("t")] * 3, "written without the extension"
 
 
-def test_a_failed_write_of_the_queue_is_repeated_at_the_same_place() -> None:
+def test_a_failed_write_of_the_queue_is_repeated_at_the_same_position() -> None:
     files = SimulatedFiles()
     store = opened(files)
     send(store, 10)
