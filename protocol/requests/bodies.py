@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class BrokerQueue(msgspec.Struct, rename="camel", gc=False, frozen=True, order=True):
-    """A queue of a topic on a broker."""
+    """A queue of a topic on a broker, as RocketMQ's `MessageQueue` in JSON."""
 
     broker_name: str
     queue_id: Int32
