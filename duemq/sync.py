@@ -209,14 +209,14 @@ class _Facade(Generic[A_co]):
         self.close()
 
     def start(self) -> None:
-        """See `start` of the class of the same name in `duemq`."""
+        """Connect to the name server; see `start` of the class of the same name in `duemq` for details and errors."""
         worker = self._worker()
         worker.run(self._inner.start())  # type: ignore[attr-defined]
         self._home = worker
 
     def close(self) -> None:
-        """See `close` of the class of the same name in `duemq`. Does nothing in a process that was forked after
-        `start`."""
+        """Close the connections. Does nothing in a process that was forked after `start`. See `close` of the class of
+        the same name in `duemq` for details."""
         self._close(self._inner.close)  # type: ignore[attr-defined]
 
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -363,12 +363,13 @@ class Producer(_Changing[_producer.Producer]):
 
     @_constructor(_producer.Producer)
     def __init__(self) -> None:
-        """See `duemq.Producer`."""
+        """Make a producer, which `start` connects. See `duemq.Producer` for the arguments."""
 
     flush = _waiting(_producer.Producer.flush)
 
     def close(self, timeout: float | None = None) -> None:
-        """See `duemq.Producer.close`. Does nothing in a process that was forked after `start`."""
+        """Accept no more sends, wait for those in flight, at most `timeout` seconds (None: the time limit of a send),
+        and close the connections. Never raises. Does nothing in a process that was forked after `start`."""
         self._close(lambda: self._inner.close(timeout))
 
     if TYPE_CHECKING:
@@ -399,7 +400,8 @@ class Producer(_Changing[_producer.Producer]):
         ) -> _messages.SendResult: ...
 
         def send(self, *args: Any, **options: Any) -> _messages.SendResult:
-            """See `duemq.Producer.send`."""
+            """Send a message and wait until the broker has stored it: `send(Message(...))` or `send(topic, body, ...)`.
+            See `duemq.Producer.send` for the arguments and errors."""
 
         @overload
         def send_oneway(self, message: _messages.Message, /, *, timeout: float | None = None) -> str: ...
@@ -423,7 +425,8 @@ class Producer(_Changing[_producer.Producer]):
         ) -> str: ...
 
         def send_oneway(self, *args: Any, **options: Any) -> str:
-            """See `duemq.Producer.send_oneway`."""
+            """Send a message without waiting for the broker's answer; return its message id. See
+            `duemq.Producer.send_oneway` for the arguments and errors."""
 
     else:
         send = _waiting(_producer.Producer.send)
@@ -439,7 +442,8 @@ class Producer(_Changing[_producer.Producer]):
         retries: int | None = None,
         timeout: float | None = None,
     ) -> list[_messages.SendResult]:
-        """See `duemq.Producer.send_many`. The source is read in the calling thread."""
+        """Send messages to any topics, and return their results in the same order. The source is read in the calling
+        thread. Raises SendManyError if messages failed. See `duemq.Producer.send_many` for details."""
         worker = self._worker()
         source = _Source(worker.loop)
 
@@ -464,7 +468,8 @@ class Producer(_Changing[_producer.Producer]):
         retries: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[_messages.SendOutcome]:
-        """See `duemq.Producer.send_each`. The source is read in the calling thread, between the outcomes."""
+        """Send messages as `send_many` does, and yield the outcome of each, in the same order. The source is read in
+        the calling thread, between the outcomes. See `duemq.Producer.send_each` for details."""
         worker = self._worker()
         source = _Source(worker.loop)
         outcomes: SimpleQueue[_messages.SendOutcome | BaseException | None] = SimpleQueue()
@@ -510,7 +515,7 @@ class Admin(_Changing[_admin.Admin]):
 
     @_constructor(_admin.Admin)
     def __init__(self) -> None:
-        """See `duemq.Admin`."""
+        """Make an admin, which `start` connects. See `duemq.Admin` for the arguments."""
 
     pending = _iterating(_admin.Admin.pending)
     recurring = _iterating(_admin.Admin.recurring)
@@ -529,13 +534,15 @@ if TYPE_CHECKING:
         def __init__(self, message: _messages.ReceivedMessage) -> None: ...
 
         def ack(self) -> None:  # type: ignore[override]
-            """The message is consumed."""
+            """Mark it as consumed, so that it is not delivered to the group again."""
 
         def retry(self, level: int = 0, *, delay: Span | None = None) -> None:  # type: ignore[override]
-            """Deliver the message again later."""
+            """Have it delivered to the group again, after at least `delay` (seconds, a timedelta, or text such as
+            "5m"), or after the delay of a level; by default, after a longer delay each time. Raises ArgumentError;
+            DelayError if all levels are shorter than `delay`. See `duemq.ReceivedMessage.retry` for details."""
 
         def dead_letter(self) -> None:  # type: ignore[override]
-            """Give the message up."""
+            """Give up: move it to the dead-letter topic of the group, %DLQ% and its name, without further retries."""
 
 else:
 
@@ -555,15 +562,16 @@ else:
             return repr(self._message)
 
         def ack(self):
-            """See `duemq.ReceivedMessage.ack`."""
+            """Mark it as consumed, so that it is not delivered to the group again."""
             return _at_home(self._home).run(self._message.ack())
 
         def retry(self, *args, **options):
-            """See `duemq.ReceivedMessage.retry`."""
+            """Have it delivered to the group again, after a delay. See `duemq.ReceivedMessage.retry` for the arguments
+            and errors."""
             return _at_home(self._home).run(self._message.retry(*args, **options))
 
         def dead_letter(self):
-            """See `duemq.ReceivedMessage.dead_letter`."""
+            """Give up: move it to the dead-letter topic of the group, without further retries."""
             return _at_home(self._home).run(self._message.dead_letter())
 
 
@@ -642,20 +650,22 @@ class Consumer(_Facade[_consumer.Consumer]):
         )
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
-        """See `duemq.Consumer.subscribe`."""
+        """Receive the messages of a topic that have one of `tags`, which are joined by ||; "*" is all messages. May be
+        called before or after `start`; a second call for a topic replaces its tags. Raises ArgumentError."""
         self._run(self._inner.subscribe, topic, tags)
 
     def pause(self, *targets: Target) -> None:
-        """See `duemq.Consumer.pause`."""
+        """Hand out no more messages of these queues or topics until `resume`; without arguments, of all topics with a
+        subscription. Raises ArgumentError. See `duemq.Consumer.pause` for details."""
         self._run(self._inner.pause, *targets)
 
     def resume(self, *targets: Target) -> None:
-        """See `duemq.Consumer.resume`."""
+        """Continue with paused queues or topics; without arguments, with all of them. Raises ArgumentError."""
         self._run(self._inner.resume, *targets)
 
     @property
     def assignment(self) -> frozenset[_messages.MessageQueue]:
-        """See `duemq.Consumer.assignment`."""
+        """The queues that this member reads now, without those of the group's retry topic."""
         return self._run(lambda: self._inner.assignment)
 
     seek = _waiting(_consumer.Consumer.seek)
@@ -664,13 +674,16 @@ class Consumer(_Facade[_consumer.Consumer]):
     wait_closed = _waiting(_consumer.Consumer.wait_closed)
 
     def start(self) -> None:
-        """See `duemq.Consumer.start`."""
+        """Join the group and begin to receive. Raises ConnectError or RequestTimeoutError if no name server answers;
+        `start` can then be called again. Raises ClosedError if the consumer is closed or was started before."""
         super().start()
         if self._threads is not None and self._home is not None:
             self._home.handling.add(self)
 
     def close(self) -> None:
-        """See `duemq.Consumer.close`. Does nothing in a process that was forked since the start."""
+        """Take no more messages, wait for running handlers, at most `close_timeout` seconds, store the offsets, and
+        leave the group. Never raises. Does nothing in a process that was forked after `start`. See
+        `duemq.Consumer.close` for calls by a handler."""
         threads = self._threads
         caller = (threads.caller if threads is not None else None) or _listening.get()
         try:

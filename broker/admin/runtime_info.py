@@ -180,7 +180,7 @@ def _connections(sources: Sources) -> dict[str, object]:
         name = "tlsCertificate" if expiry.setting == "tls.server" else "tlsClientCertificate"
         table[f"{name}ValidUntil"] = expiry.until_ms
         table[f"{name}DaysLeft"] = expiry.days_left(sources.clock.now_ms())
-    table |= {f"connections{how}": count for how, count in sources.router.complaints.ended.items()}
+    table |= {f"connections{how}": count for how, count in sources.router.limited_log.ended.items()}
     table |= {f"limitReached_{name}": count for name, count in sources.limits.reached.items()}
     if sources.guard is not None:
         table |= {f"accessRefused_{kind}": sources.guard.refusals[kind] for kind in REFUSALS}

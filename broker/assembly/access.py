@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditTrail:
     """The audit log, and what decides which requests are recorded in it."""
 
     log: AuditLog
@@ -68,13 +68,13 @@ def _plain_directory(settings: LiveSettings) -> str | None:
     return os.path.dirname(os.path.abspath(file)) if file is not None else None
 
 
-def make_audit(core: Core, is_account: Callable[[str], bool]) -> Audit | None:
+def make_audit(core: Core, is_account: Callable[[str], bool]) -> AuditTrail | None:
     """Return the audit log if auditLogEnable is on. `is_account`: returns whether an account or a user with a name
     exists."""
     if not core.config.audit:
         return None
     log = AuditLog(core.settings, core.config.audit_path, core.workers)
-    return Audit(log, Recorder(log, core.real_clock, is_account))
+    return AuditTrail(log, Recorder(log, core.real_clock, is_account))
 
 
 def make_guard(core: Core, acl_files: AclFiles | None, auth: Auth | None) -> Guard | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from duemq.broker.admin.stats import SAMPLE_SECONDS
-from duemq.broker.assembly.access import Audit
+from duemq.broker.assembly.access import AuditTrail
 from duemq.broker.assembly.core import Core
 from duemq.broker.assembly.net import Net
 from duemq.broker.assembly.storage import Storage
@@ -27,7 +27,7 @@ _NEW_ROUTES_SECONDS: Final = 0.5
 for routes every 30 s; without the notification they take the topic's queues up to 20 s after that."""
 
 
-def make_chores(core: Core, tables: Tables, storage: Storage, net: Net, audit: Audit | None) -> list[Chore]:
+def make_chores(core: Core, tables: Tables, storage: Storage, net: Net, audit: AuditTrail | None) -> list[Chore]:
     """Return the chores. `audit`: None without an audit log."""
     settings, clock, clients, nameserver = core.settings, core.clock, tables.clients, tables.nameserver
     levels, timers = storage.levels, storage.timers

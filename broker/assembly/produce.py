@@ -11,7 +11,7 @@ from duemq.broker.produce.batches import BatchHandlers
 from duemq.broker.produce.key_turns import KeyTurns
 from duemq.broker.produce.message import of_broker
 from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries_and_dead_letters import Retries
+from duemq.broker.produce.retries_and_dead_letters import RetriesAndDeadLetters
 from duemq.broker.produce.send import SendHandlers
 from duemq.broker.produce.send_back import SendBackHandlers
 from duemq.broker.produce.send_topics import SendTopics
@@ -28,7 +28,7 @@ def assemble_produce(
     levels, timers, router, appender = storage.levels, storage.timers, net.router, core.store.appender
     added = of_broker(config.cluster_name, config.region, is_traced=config.trace_on)
     topics = SendTopics(settings, tables.topics, net.held)
-    retries = Retries(tables.topics, tables.groups)
+    retries = RetriesAndDeadLetters(tables.topics, tables.groups)
     staging = Staging(store, levels, timers, added)
     answers = SendAnswers(config, appender.store_host)
     when_ready = WhenReady(tables.topics, appender, router, clock, reads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,7 +63,7 @@ def expect_queues(core: Core, delay_offsets: DelayOffsets) -> None:
     store = core.store
     for level, offset in service.reached(store.checkpoint, delay_offsets).items():
         store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
-    offset = small_files.reached(store.checkpoint, core.files, os.path.join(store.config.root, "config"))
+    offset = small_files.reached(store.checkpoint, core.files, store.config.root)
     store.expect(TIMER_TOPIC, 0, offset)
 
 

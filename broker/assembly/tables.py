@@ -18,6 +18,7 @@ from duemq.broker.tables.topics import Topics
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.delay_offsets import DelayOffsets, read_delay_offsets
 from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.storage import file_names
 from duemq.storage.config_file import ConfigFile
 
 
@@ -55,13 +56,13 @@ def read_tables(
     config, settings, store, clock, limits = core.config, core.settings, core.store, core.real_clock, core.limits
 
     def table(name: str) -> ConfigFile:
-        return ConfigFile(core.files, os.path.join(config.store_root, "config", name))
+        return ConfigFile(core.files, os.path.join(config.store_root, name))
 
     persister = Persister(core.loop, core.workers)
     topics = Topics(
         settings=settings,
         store=store,
-        file=table("topics.json"),
+        file=table(file_names.TOPICS),
         clock=clock,
         persister=persister,
         limits=limits,
@@ -71,14 +72,14 @@ def read_tables(
     )
     groups = Groups(
         settings=settings,
-        file=table("subscriptionGroup.json"),
+        file=table(file_names.SUBSCRIPTION_GROUPS),
         clock=clock,
         persister=persister,
         limits=limits,
         created=created,
     )
-    offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
-    values = KeyValues(table("kvConfig.json"), persister, limits)
+    offsets = ConsumerOffsets(table(file_names.CONSUMER_OFFSETS), persister)
+    values = KeyValues(table(file_names.KV_CONFIG), persister, limits)
     nameserver = NameServer(
         cluster=config.cluster_name,
         broker_name=config.broker_name,
@@ -90,7 +91,7 @@ def read_tables(
     )
     for loaded in (topics, groups, offsets, values):
         loaded.load()
-    file = table("delayOffset.json")
+    file = table(file_names.DELAY_OFFSETS)
     file.require_files()
     is_needed = store.checkpoint.is_foreign or service.NAME not in store.checkpoint.notes
     return Tables(

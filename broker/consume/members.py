@@ -17,7 +17,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ConsumerData, ConsumerIdList, HeartbeatData, SubscriptionData
-from duemq.protocol.requests.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
+from duemq.protocol.requests.headers import ConsumerGroupName, NoFields, Request, UnregisterClient, response
 from duemq.protocol.topics import RETRY_PREFIX
 
 
@@ -40,7 +40,9 @@ class ClientHandlers:
         router.add(RequestCode.HEART_BEAT, NoFields, HEARTBEAT, self.heartbeat)
         router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, needs(group(PlainAction.SUB)), self.unregister)
         router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, ACCOUNT, self.check_config)
-        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, needs(group(PlainAction.SUB)), self.members)
+        router.add(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupName, needs(group(PlainAction.SUB)), self.members
+        )
         router.add_clients(self._clients)
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
@@ -97,7 +99,7 @@ class ClientHandlers:
             check_expression_type(subscription.expression_type)
         return response(ResponseCode.SUCCESS)
 
-    def members(self, _: Connection, request: Request[ConsumerGroup]) -> Answer:
+    def members(self, _: Connection, request: Request[ConsumerGroupName]) -> Answer:
         """Return the client ids of a group's members."""
         group = self._clients.consumers.get(request.header.consumer_group)
         if group is None or not group.members:

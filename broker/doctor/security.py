@@ -19,6 +19,7 @@ from duemq.broker.settings.config import BrokerConfig, check_exposure, credentia
 from duemq.broker.tls import contexts, options
 from duemq.broker.tls.options import Identity
 from duemq.protocol.codes import RequestCode
+from duemq.storage import file_names
 
 _KNOWN_SECRETS: Final = frozenset({"5Jx0v3n7QmZt2cYw", "b8TqKp4sVd6Lr1Hg", "12345678", "secretkey", "rocketmq"})
 """Secrets in this project's documentation and in RocketMQ's examples."""
@@ -180,7 +181,7 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
         )
     if any(secrets) and file is not None:
         yield from _permissions(about, file)
-    databases = [Path(config.store_root, "config", each) for each in ("users", "acls")]
+    databases = [Path(config.store_root, each) for each in (file_names.USERS, file_names.ACLS)]
     for database in databases:
         if database.is_dir():
             yield from _permissions(about, str(database))

@@ -29,12 +29,12 @@ from duemq.protocol.requests.bodies import BrokerData, DataVersion, QueueData, T
 from duemq.protocol.requests.headers import (
     BrokerIdentity,
     BrokerName,
-    Cluster,
+    ClusterName,
     GetRouteInfo,
     NoFields,
     RegisterBroker,
     Request,
-    Topic,
+    TopicName,
     WipedTopics,
     WritableTopics,
     response,
@@ -117,9 +117,9 @@ class NameServer:
         router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo, OPEN, self.route)
         router.add(RequestCode.GET_BROKER_CLUSTER_INFO, NoFields, LOOK, self.clusters)
         router.add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields, LOOK, self.all_topics)
-        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster, LOOK, self.topics_of_cluster)
+        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, ClusterName, LOOK, self.topics_of_cluster)
         router.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, NoFields, LOOK, self.system_topics)
-        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic, ADMINISTER, self.delete_topic)
+        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicName, ADMINISTER, self.delete_topic)
         router.add(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerName, ADMINISTER, self.wipe_write_permission)
         router.add(RequestCode.ADD_WRITE_PERM_OF_BROKER, BrokerName, ADMINISTER, self.add_write_permission)
         router.add(RequestCode.REGISTER_BROKER, RegisterBroker, ADMINISTER, self.register_broker)
@@ -218,7 +218,7 @@ class NameServer:
             names.update(dict.fromkeys(broker.topics))
         return _topic_list(list(names))
 
-    def topics_of_cluster(self, _: Connection, request: Request[Cluster]) -> Answer:
+    def topics_of_cluster(self, _: Connection, request: Request[ClusterName]) -> Answer:
         """Return the topics of a cluster."""
         names: dict[str, None] = {}
         if request.header.cluster == self._own.cluster:
@@ -234,7 +234,7 @@ class NameServer:
         names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.broker_name))
         return _topic_list(list(names), brokers[0].broker_addrs[PRIMARY])
 
-    def delete_topic(self, _: Connection, request: Request[Topic]) -> Answer:
+    def delete_topic(self, _: Connection, request: Request[TopicName]) -> Answer:
         """Remove a topic of other brokers until they register it again; the own broker's topic is deleted by a request
         to the broker."""
         for broker in self._brokers.values():

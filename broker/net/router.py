@@ -31,11 +31,11 @@ from duemq.broker.errors import AccessRefused, LimitReached, NotNow, Refused
 from duemq.broker.limits import Limits
 from duemq.broker.net.admission import OWN_BYTES, Admission
 from duemq.broker.net.cold_reads import ColdReads
-from duemq.broker.net.complaints import Complaints
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.error_answers import not_stored, outcome_of, timed_out
 from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.net.limited_log import LimitedLog
 from duemq.broker.net.request_turns import IsOver
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from duemq.protocol.errors import FieldError, FrameError, ProtocolError
@@ -68,7 +68,7 @@ _request_decoder = cache(RequestDecoder)
 _signed_decoder = cache(SignedDecoder)
 
 
-class Route:
+class RequestRoute:
     """How requests of one code are decoded and handled. `permission`: what the requests need. `guard`: checks that;
     None without access control. `recorder`: records requests that change something; None without an audit log.
     `stages`: the handler stages messages for the log. `reads`: the handler looks into files, see `ColdReads`."""
@@ -144,11 +144,11 @@ class Router:
         self._stats = stats
         self._held = held
         self._sync_flush = sync_flush
-        self._routes: dict[int, Route] = {}
-        self._routes_by_start: dict[bytes, Route] = {}
+        self._routes: dict[int, RequestRoute] = {}
+        self._routes_by_start: dict[bytes, RequestRoute] = {}
         """Routes by the first bytes of a JSON header. Every known client writes the code first, so these bytes contain
         it and the comma behind it; longer codes are in `_routes_by_long_start`."""
-        self._routes_by_long_start: dict[bytes, Route] = {}
+        self._routes_by_long_start: dict[bytes, RequestRoute] = {}
         """Routes of codes with more than three digits, by all bytes of the header up to the first comma."""
         self._clients: list[ConnectionListener] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,7 +159,7 @@ class Router:
         """Frames of the current call of `handle` that do not count as the first request of a new connection: responses,
         requests that do not decode or have an unknown code, and requests that the guard refuses."""
         self._takes_requests = True
-        self.complaints = Complaints(clock)
+        self.limited_log = LimitedLog(clock)
 
     def add(
         self,
@@ -171,11 +171,11 @@ class Router:
         stages: bool = False,
         reads: bool = False,
     ) -> None:
-        """Register the handler of a request code, with what its requests need; see `Route`."""
+        """Register the handler of a request code, with what its requests need; see `RequestRoute`."""
         assert code not in self._routes, f"request code {code} has a handler"
         if not isinstance(permission, Permission):
             raise TypeError(f"the handler of request code {code} has no declared permission")
-        self._routes[code] = Route(
+        self._routes[code] = RequestRoute(
             header_type,
             permission,
             handler,
@@ -359,7 +359,7 @@ class Router:
             return len(frames)
         return end
 
-    def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
+    def _call(self, connection: Connection, route: RequestRoute, request: Request[Any]) -> bytes | None:
         """Call the handler of a request; return the frame of the answer if there is one already. Raises NotNow."""
         if route.is_async:
             try:
@@ -379,7 +379,9 @@ class Router:
         except Exception as error:  # a failed request must not stop the connection or the other requests
             return self._not_done(connection, route, request, error)
 
-    def _not_done(self, connection: Connection, route: Route, request: Request[Any], error: Exception) -> bytes | None:
+    def _not_done(
+        self, connection: Connection, route: RequestRoute, request: Request[Any], error: Exception
+    ) -> bytes | None:
         """Deal with a request whose handler raised: return the frame of an answer, or None if the answer comes later,
         once the missing bytes have been read. Raises NotNow."""
         if isinstance(error, NotInMemory):
@@ -389,7 +391,7 @@ class Router:
             raise error
         return self.encode(request, self._failed(connection, request, error))
 
-    def _handle_admitted(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+    def _handle_admitted(self, route: RequestRoute, connection: Connection, request: Request[Any]) -> Answer:
         """Handle a request that waited for the disk. It is already admitted, so work that its handler spawns is too."""
         self._is_under_way = True
         try:
@@ -399,7 +401,7 @@ class Router:
 
     def _decode_any(
         self, connection: Connection, frame: Frame, now_ms: int
-    ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
+    ) -> tuple[RequestRoute | None, Request[Any] | None, bytes | None]:
         """Decode a frame that the fast path does not: another codec, a response, an unknown code, wrong fields. Return
         the route and the request, or the answer, or neither. Raises FrameError."""
         command = codec.decode(frame)
@@ -490,7 +492,7 @@ class Router:
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
         """See `connection.FrameHandler`."""
-        self.complaints.about_client(event, connection.peer, reason, **fields)
+        self.limited_log.about_client(event, connection.peer, reason, **fields)
 
     # --- appends
 
@@ -501,7 +503,7 @@ class Router:
             self._appender.commit()
         except StoreError as error:
             self._stats.put_failed += sends
-            self.complaints.about_appends(str(error), sends)
+            self.limited_log.about_appends(str(error), sends)
             answers[start:] = not_stored(answers[start:], error)
             return
         self._stats.add_write(time.perf_counter() - before)

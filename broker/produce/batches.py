@@ -93,7 +93,7 @@ class BatchHandlers:
         return self._answers.answer(",".join(message_ids), queue_id, offsets[0])
 
     def _parts(self, data: bytes, request_text: str) -> list[tuple[int, bytes, bytes]]:
-        """Return the messages of a batch: flag, body, and properties as stored. Raises Refused, BodyError,
+        """Return the messages of a batch: flag, body, and properties as stored. Raises Refused, BodyFormatError,
         RecordTooLarge."""
         if len(data) > self._appender.max_body_size.value:
             raise RecordTooLarge("a batch", len(data), self._appender.max_body_size.value)

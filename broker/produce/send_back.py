@@ -12,7 +12,7 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.message import NewMessage
-from duemq.broker.produce.retries_and_dead_letters import Retries
+from duemq.broker.produce.retries_and_dead_letters import RetriesAndDeadLetters
 from duemq.broker.produce.staging import TIMER_NAMES, Staging
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.groups import Groups
@@ -53,7 +53,7 @@ class SendBackHandlers:
         store: MessageStore,
         topics: Topics,
         groups: Groups,
-        retries: Retries,
+        retries: RetriesAndDeadLetters,
         staging: Staging,
         router: Router,
         clock: Clock,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duemq.broker.errors import BrokerError, Refused
+from duemq.broker.errors import BrokerBaseError, Refused
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.produce.message import DelayRequest
 from duemq.broker.settings.live_settings import LiveSettings
@@ -13,7 +13,7 @@ from duemq.protocol.requests.headers import SendMessage
 from duemq.protocol.topics import RETRY_PREFIX
 
 
-class TopicNotSaved(BrokerError):
+class TopicNotSaved(BrokerBaseError):
     """A message cannot be accepted before its topic is durable: an acknowledged message must not lose its topic.
     Attribute: `topic`."""
 

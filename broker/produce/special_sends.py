@@ -18,7 +18,7 @@ from duemq.broker.produce.message import (
     without_recurrence,
 )
 from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries_and_dead_letters import Retries
+from duemq.broker.produce.retries_and_dead_letters import RetriesAndDeadLetters
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
 from duemq.broker.produce.staging import DUE_NAME, TIMER_NAMES, Staging, check_deletes
 from duemq.broker.tables.topics import Topic
@@ -36,7 +36,7 @@ class SpecialSends:
         *,
         appender: Appender,
         topics: SendTopics,
-        retries: Retries,
+        retries: RetriesAndDeadLetters,
         staging: Staging,
         batches: BatchHandlers,
         replacements: Replacements,

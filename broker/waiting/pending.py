@@ -25,15 +25,15 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.records import properties, recurrence
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.bodies import (
-    ChangedMessage,
+    ChangedEntry,
     ChangedMessages,
     ChangeOutcome,
-    DueCounts,
-    PendingMessage,
+    DueCurveBody,
+    PendingEntry,
     PendingPage,
     PendingRecurrence,
 )
-from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, DueCurve, ListPending, Request, response
+from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, ListPending, QueryDueCurve, Request, response
 from duemq.scheduler.recurring.records import is_recurring
 from duemq.scheduler.search import SearchPosition, Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.config import Cancelled, Refusal
@@ -115,7 +115,9 @@ class PendingHandlers:
             needs(topic_or_all(PlainAction.ANY), role=Role.LOOK),
             self.list_pending,
         )
-        router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(PlainAction.ANY), role=Role.LOOK), self.curve)
+        router.add(
+            RequestCode.DUE_CURVE, QueryDueCurve, needs(topic_or_all(PlainAction.ANY), role=Role.LOOK), self.curve
+        )
         router.add(RequestCode.CHANGE_PENDING, ChangePending, OPERATE, self.change)
         # As with a recall, a client that may send to the topic may also withdraw its messages, if it has the handles.
         router.add(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle, SEND, self.change_by_handle)
@@ -169,7 +171,7 @@ class PendingHandlers:
     async def _page(
         self, connection: Connection, steps: Iterator[WaitingMessage | ColdRead | None], limit: int
     ) -> PendingPage:
-        messages: list[PendingMessage] = []
+        messages: list[PendingEntry] = []
         place, size = None, 0
         async with aclosing(self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)) as all_found:
             async for found in all_found:
@@ -180,7 +182,7 @@ class PendingHandlers:
                 place = found.place
         return PendingPage(messages, None, len(messages))
 
-    async def curve(self, connection: Connection, request: Request[DueCurve]) -> Answer:
+    async def curve(self, connection: Connection, request: Request[QueryDueCurve]) -> Answer:
         """Return the number of messages due in each step of time."""
         header = request.header
         begin_ms = header.begin_ms if header.begin_ms is not None else self._clock.now_ms() // 1000 * 1000
@@ -194,7 +196,7 @@ class PendingHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is not a time")
         steps = self._messages.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
         counts = await self._result(connection, steps)
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCounts(begin_ms, header.step_ms, counts)))
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCurveBody(begin_ms, header.step_ms, counts)))
 
     # --- changing
 
@@ -270,7 +272,7 @@ class PendingHandlers:
             outcome = await self._change_one(found, header)
             done.counts[outcome] = done.counts.get(outcome, 0) + 1
             if len(done.messages) < MAX_IDS:
-                done.messages.append(ChangedMessage(found.message_id, outcome))
+                done.messages.append(ChangedEntry(found.message_id, outcome))
 
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
         place = found.place
@@ -335,11 +337,11 @@ def _selection_to_change(header: ChangePending) -> Selection:
     return selection
 
 
-def _described(found: WaitingMessage) -> PendingMessage:
+def _described(found: WaitingMessage) -> PendingEntry:
     message = found.message
     values = properties.parse(message.properties_text)
     queue_id = values.get(properties.REAL_QID, "")
-    return PendingMessage(
+    return PendingEntry(
         msg_id=given_id(message),
         unique_key=values.get(properties.UNIQ_KEY),
         topic=found.topic,

@@ -19,7 +19,7 @@ from duemq._consuming.allocation import allocate_averagely
 from duemq._consuming.group import BrokerOffsets, GroupApi
 from duemq._consuming.inbox import Inbox
 from duemq._consuming.lanes import OrderedInbox
-from duemq._consuming.locks import QueueLocks
+from duemq._consuming.locks import HeldLocks
 from duemq._consuming.offsets import OffsetStore
 from duemq._consuming.reader import FIRST, LAST, QueueReader, ReaderConfig, Start
 from duemq._consuming.subscription import ALL_TAGS, Subscription, make_subscription
@@ -159,10 +159,10 @@ class Member:
         self._allocated: set[str] = set()
         self._starts = Starts(config.start, self._client.routes, self._offsets, self._api)
         self._complaints = Complaints(log)
-        self._locks: QueueLocks | None = None
+        self._locks: HeldLocks | None = None
         if (config.ordered or config.exclusive) and not config.broadcasting:
             life = config.intervals.exclusive_lock_life if config.exclusive else config.intervals.lock_life
-            self._locks = QueueLocks(self._api, life, config.monotonic, self._complaints)
+            self._locks = HeldLocks(self._api, life, config.monotonic, self._complaints)
         self._paused: set[Target] = set()
         """Queues and topics that the application paused."""
         self._resumed: set[MessageQueue] = set()
@@ -239,14 +239,15 @@ class Member:
             await self._client.close()
 
     def pause(self, targets: Collection[Target]) -> None:
-        """See `Consumer.pause`."""
+        """Hand out no more messages of these queues or topics until `resume`; none: of all topics with a
+        subscription."""
         chosen = set[Target](targets or self._subscriptions)
         self._paused |= chosen
         self._resumed = {queue for queue in self._resumed if not chosen & {queue, queue.topic}}
         self._apply_pauses(self._readers)
 
     def resume(self, targets: Collection[Target]) -> None:
-        """See `Consumer.resume`."""
+        """Continue with these queues or topics; none: with all of them."""
         if not targets:
             self._paused.clear()
             self._resumed.clear()
@@ -260,7 +261,8 @@ class Member:
         self._apply_pauses(self._readers)
 
     async def seek(self, target: Target, position: Start | None, offset: int | None) -> None:
-        """See `Consumer.seek`. `position`: "first", "last", or a time in ms since the epoch."""
+        """Continue elsewhere in a queue, or in this member's queues of a topic: at a queue offset, or at `position`:
+        "first", "last", or a time in ms since the epoch. See `Consumer.seek` for the errors."""
         topic = _topic_of(target)
         if topic not in self._subscriptions:
             raise ArgumentError(f"{topic} is not subscribed to")
@@ -297,7 +299,8 @@ class Member:
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     async def caught_up(self) -> None:
-        """See `Consumer.caught_up`."""
+        """Wait until all messages are finished that were in this member's queues when it got them. Raises ClosedError
+        if the consumer is closed first."""
         while not self._is_caught_up():
             self._check_running()
             self._progress.clear()

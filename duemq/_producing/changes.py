@@ -92,7 +92,7 @@ class PendingChanges:
         end: Time | None,
         timeout: float | None,
     ) -> Changes:
-        """See `Changing.cancel`."""
+        """Cancel waiting messages; return the result for each. See `Changing.cancel` for the arguments and errors."""
         return await self._change(headers.ChangePending(_CANCEL), which, topic, key, begin, end, timeout)
 
     async def reschedule(
@@ -106,7 +106,8 @@ class PendingChanges:
         end: Time | None,
         timeout: float | None,
     ) -> Changes:
-        """See `Changing.reschedule`."""
+        """Give waiting messages another deliver time; return the result for each. See `Changing.reschedule` for the
+        arguments and errors."""
         if (deliver_at is None) == (delay is None):
             raise ArgumentError("give one of delay and deliver_at")
         header = headers.ChangePending(
@@ -125,7 +126,8 @@ class PendingChanges:
         end: Time | None,
         timeout: float | None,
     ) -> Changes:
-        """See `Changing.deliver_now`."""
+        """Deliver waiting messages immediately; return the result for each. See `Changing.deliver_now` for the
+        arguments and errors."""
         return await self._change(headers.ChangePending("deliver"), which, topic, key, begin, end, timeout)
 
     async def _change(
@@ -327,5 +329,5 @@ STORED: Final = (
 """The response codes that mean that a broker has carried out a recall, whether or not it is on the disk."""
 
 
-def _changed(message: bodies.ChangedMessage) -> ChangedMessage:
+def _changed(message: bodies.ChangedEntry) -> ChangedMessage:
     return ChangedMessage(message.msg_id, ChangeResult(message.result))

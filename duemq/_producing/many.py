@@ -134,7 +134,7 @@ class Many:
         self._room = asyncio.Event()
 
     async def collect(self, source: Iterable[Message] | AsyncIterable[Message]) -> list[SendResult]:
-        """See `Producer.send_many`."""
+        """Send all messages; return their results in the order of the source. Raises SendManyError if any failed."""
         outcomes: list[SendResult | DueMQError] = []
         failed: list[SendOutcome] = []
         async with aclosing(self._done(source)) as done:
@@ -152,7 +152,7 @@ class Many:
         return [each for each in outcomes if isinstance(each, SendResult)]
 
     async def each(self, source: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[SendOutcome, None]:
-        """See `Producer.send_each`."""
+        """Send all messages; yield the outcome of each, in the order of the source."""
         self._keeps_messages = True
         async with aclosing(self._done(source)) as done:
             async for slots in done:

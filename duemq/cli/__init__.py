@@ -9,15 +9,16 @@ An error is one line on stderr, with exit code 1; wrong usage has exit code 2. C
 from __future__ import annotations
 
 import gc
-import io
 import os
 import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
+
+from duemq.cli.streams import standard_streams
 
 
 class _Elsewhere(NamedTuple):
@@ -66,12 +67,17 @@ class _Commands(click.Group):
     """A group whose commands are imported when they are first used: `duemq serve` does not import the client, and
     `duemq --help` imports no command."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command of the command line, with click's arguments. Exits with 1 if its output cannot be written."""
+        with standard_streams():
+            return super().main(*args, **extra)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """See click."""
+        """Return the names of all commands, sorted."""
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See click."""
+        """Return a command by its name, None if there is none. Exits if a package that it needs is missing."""
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         elsewhere = _ELSEWHERE[cmd_name]
@@ -83,7 +89,7 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """See click; commands import some of their libraries when they run."""
+        """Run the command. Exits if a package that it imports only now is missing."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -91,7 +97,7 @@ class _Commands(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click, which would import each command for its short help."""
+        """Write the list of commands for the help; click's own method would import each for its short help."""
         rows = []
         for name in self.list_commands(ctx):
             if name in _ELSEWHERE:
@@ -120,9 +126,6 @@ def main() -> None:
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Messages and names may have any characters. One that the output's encoding lacks must not end the command.
-        sys.stdout.reconfigure(errors="replace")
 
 
 @main.command(short_help="Run a broker with its name server.")

@@ -23,6 +23,7 @@ from duemq.cli.shared import (
     origin,
     print_line,
     run,
+    time_limit,
     until_signal,
     with_dates,
 )
@@ -51,7 +52,7 @@ from duemq.producer import Producer
 @click.option(
     "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of the message. May be repeated."
 )
-@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
+@click.option("--timeout", type=time_limit, default="3s", show_default=True, help="Give up after this time.")
 @click.option(
     "--replace", is_flag=True, help="Replace the waiting message that was sent with --replace and this --key."
 )
@@ -95,6 +96,10 @@ def send(
     duemq send searches 'index 4711' --in 30s --key 4711 --replace
     date | duemq send log --level 3
     """
+    if sum(each is not None for each in (delay, at, level)) > 1:
+        raise click.UsageError("give only one of --in, --at and --level")
+    if replace and len(keys) != 1:
+        raise click.UsageError("--replace needs exactly one --key, which names the message to replace")
     properties = dict(split_pair(pair) for pair in pairs)
     content = read_body(body)
 
@@ -194,9 +199,9 @@ def receive(
     The lateness is shown if the due time is known: for messages with a timer, and for messages that duemq delayed by a
     level.
 
-    Printed messages are consumed. The broker stores how far the group has read, so the next `receive` continues there,
-    and members of a group that run at the same time share the messages. Give another --group to read a topic from its
-    beginning again.
+    Printed messages are consumed. The broker stores how far the group has read, so the next `receive` continues there.
+    Members of a group that run at the same time share the messages, and must all receive the same topic and tags. Give
+    another --group to read another topic at the same time, or to read a topic from its beginning again.
 
     Without --follow the command ends when it has printed all messages that could be received at its start. If there are
     none, it waits up to --wait for the first message. Messages that are not due yet cannot be received.
@@ -264,7 +269,7 @@ async def _next_message(consumer: Consumer, follow: bool, wait_ms: int | None) -
 
 @click.command(short_help="Cancel waiting messages.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
+@click.option("--timeout", type=time_limit, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
 @client_options
 @one_line_errors

@@ -17,7 +17,17 @@ from duemq._net.tls import Tls
 from duemq._values.accounts import Keys
 from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq.cli import formatting
-from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run, with_dates
+from duemq.cli.shared import (
+    client_options,
+    duration,
+    fail,
+    moment,
+    one_line_errors,
+    print_line,
+    run,
+    time_limit,
+    with_dates,
+)
 from duemq.errors import RequestTimeoutError
 from duemq.pending import ChangeResult, Changes
 from duemq.protocol.codes import RequestCode
@@ -56,7 +66,7 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
         command(admin=admin, **options)
 
     timeout = click.option(
-        "--timeout", type=duration, default="30s", show_default=True, help="Time limit of each request."
+        "--timeout", type=time_limit, default="30s", show_default=True, help="Time limit of each request."
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
     return timeout(as_json(client_options(wrapper)))
@@ -77,10 +87,17 @@ def selection_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--to", "end", type=moment, metavar="TIME", help="Only messages due before this time."),
     ]
-    command = admin_options(command)
+
+    @functools.wraps(command)
+    def checked(*, begin: datetime | None, end: datetime | None, **others: Any) -> None:
+        if begin is not None and end is not None and end <= begin:
+            raise click.UsageError("--to must be after --from")
+        command(begin=begin, end=end, **others)
+
+    command_with_options = admin_options(checked)
     for option in reversed(options):
-        command = option(command)
-    return command
+        command_with_options = option(command_with_options)
+    return command_with_options
 
 
 @pending.command("list", short_help="List waiting messages.")

@@ -16,7 +16,17 @@ from duemq.admin import Admin
 from duemq.cli import formatting
 from duemq.cli.messages import make_producer, read_body, split_pair
 from duemq.cli.pending import admin_options
-from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run, with_dates
+from duemq.cli.shared import (
+    client_options,
+    duration,
+    fail,
+    moment,
+    one_line_errors,
+    print_line,
+    run,
+    time_limit,
+    with_dates,
+)
 from duemq.pending import RecurringResult
 
 
@@ -50,7 +60,7 @@ def schedule() -> None:
 @click.option(
     "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of the message. May be repeated."
 )
-@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after this time.")
+@click.option("--timeout", type=time_limit, default="3s", show_default=True, help="Give up after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
 @one_line_errors

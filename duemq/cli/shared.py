@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import click
 
+from duemq._values.accounts import Keys
 from duemq._values.durations import parse_duration
 from duemq.cli.keys import account_option
 from duemq.cli.tls_options import tls_options
-from duemq.errors import ArgumentError, DelayError, DueMQError
+from duemq.errors import AccessDeniedError, ArgumentError, DelayError, DueMQError
 
 if TYPE_CHECKING:
     from duemq.consumer import From
@@ -33,6 +34,14 @@ def duration(text: str) -> int:
         return parse_duration(text)
     except ArgumentError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def time_limit(text: str) -> int:
+    """Parse a time limit on the command line; return ms, more than 0. Raises BadParameter."""
+    found = duration(text)
+    if not found:
+        raise click.BadParameter(f"{text!r} leaves no time; write it as 250ms, 5s, 1h30m or 2d")
+    return found
 
 
 def moment(text: str) -> datetime:
@@ -77,13 +86,26 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+        except BrokenPipeError:
+            raise  # the reader of the output wanted no more
         except (DueMQError, OSError) as error:
             # A DelayError is not wrong usage: only this broker does not accept the delay.
             if isinstance(error, ArgumentError) and not isinstance(error, DelayError):
                 raise click.UsageError(str(error)) from None
+            if isinstance(error, AccessDeniedError) and _has_no_keys():
+                fail(f"{error}. Give the keys of your account with --account FILE")
+            if isinstance(error, OSError) and error.filename is not None:
+                fail(f"{error.filename}: {error.strerror}")
             fail(str(error))
 
     return wrapper
+
+
+def _has_no_keys() -> bool:
+    """Whether the command that runs was given no keys of an account."""
+    context = click.get_current_context(silent=True)
+    account = context.params.get("account") if context is not None else None
+    return isinstance(account, Keys) and account.access_key is None
 
 
 def fail(text: str) -> NoReturn:

@@ -329,10 +329,20 @@ def init(name: str, config_file: Path, secret_file: Path | None, prompt: bool, o
 # --- policies
 
 
+def _checked_resource(text: str) -> str:
+    """Return a resource on the command line. Raises BadParameter if it is none, which brokers call "null"."""
+    kind, colon, name = text.partition(":")
+    if text != "*" and not (colon and name and kind.lower() in ("topic", "group", "cluster")):
+        raise click.BadParameter(
+            f"{text!r} is not a resource; write Topic:NAME, Group:NAME or Cluster:NAME, or * for everything"
+        )
+    return text
+
+
 def _policy_options(command: Callable[..., AdminCall]) -> Callable[..., None]:
     options = [
         click.argument("name"),
-        click.argument("resources", nargs=-1, required=True, metavar="RESOURCE..."),
+        click.argument("resources", nargs=-1, required=True, metavar="RESOURCE...", type=_checked_resource),
         click.option(
             "--action", "actions", required=True, multiple=True, metavar="ACTION[,...]", help=", ".join(ACTIONS) + "."
         ),
@@ -395,7 +405,7 @@ def deny(
 
 @acl.command("remove", short_help="Remove policies of a user.")
 @click.argument("name")
-@click.argument("resource", required=False)
+@click.argument("resource", required=False, type=_checked_resource, metavar="[RESOURCE]")
 @click.option("--default", "is_default", is_flag=True, help="With RESOURCE: remove its default policy.")
 @_with_admin
 def remove_policy(name: str, resource: str | None, is_default: bool) -> AdminCall:

@@ -41,11 +41,17 @@ _config = click.option(
 
 @click.group(invoke_without_command=True, short_help="Connect an MQTT broker.")
 @_config
-@click.option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="Format of the log, on standard error.",
+)
 @click.option(
     "--until-input-ends",
     is_flag=True,
-    help="Also end at the end of standard input, as an MQTT broker's own bridge does.",
+    help="Also end at the end of standard input: so a broker with mqttBridge=FILE runs its bridge.",
 )
 @click.pass_context
 def main(context: click.Context, config: Path, log_format: str, *, until_input_ends: bool) -> None:

@@ -352,7 +352,7 @@ class TimerChanges:
             self._keeping = None  # the next search starts over, and passes over messages that are withdrawn by then
             raise
         if isinstance(was_needed, ColdRead):
-            raise NotInMemory("records of waiting messages", was_needed.place, was_needed.run)
+            raise NotInMemory("records of waiting messages", was_needed.position, was_needed.run)
         if was_needed is None:
             self._keeping = None
         return was_needed

@@ -16,6 +16,7 @@ from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.small_files import Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage import file_names
 from duemq.storage.clock import Moment
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.store import MessageStore
@@ -48,9 +49,8 @@ class TimerCheckpoint:
         self._slots = slots
         self._topics = topics
         self._wake = wake
-        tables = os.path.join(store.config.root, "config")
-        self._check_path = os.path.join(tables, "timercheck")
-        self._metrics_path = os.path.join(tables, "timermetrics")
+        self._check_path = os.path.join(store.config.root, file_names.TIMER_CHECK)
+        self._metrics_path = os.path.join(store.config.root, file_names.TIMER_METRICS)
         self._check = TimerCheck()
         self._synced = 0
         """The position up to which the timer log is durable, apart from marks of withdrawn units."""

@@ -31,7 +31,8 @@ from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
 from duemq.scheduler.timers.index.positions import UnitPositions
-from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, union
+from duemq.storage import file_names
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.origins import Origins
@@ -200,7 +201,7 @@ class TimerRecovery:
             queue_offset=note.queue_offset,
             waiting={key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
             counted_at=counted_at,
-            found=found._replace(counted=joined([note.found.counted, counted.delivered])),
+            found=found._replace(counted=union([note.found.counted, counted.delivered])),
             parked=frozenset(self._parked),
         )
 
@@ -227,7 +228,7 @@ class TimerRecovery:
         self._log.truncate(note.log_end)
         self._log.superseded.load(note.superseded)
         self._drop_before(min(sums.log, default=0))
-        delivered = joined([self._recovered.origins.delivered])
+        delivered = union([self._recovered.origins.delivered])
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
@@ -237,7 +238,7 @@ class TimerRecovery:
         # Only withdrawals since the checkpoint count: recovery may have read from further back, and the noted sums
         # include the marks of earlier withdrawals.
         since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
-        check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
+        check = waits.LogCheck(self._log.segment_size, sums.log, union([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
             self._note_positions(position, units)
@@ -250,10 +251,12 @@ class TimerRecovery:
         if has_wheel:
             damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
             if len(damaged):
-                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="checksums differ")
+                log.warning(
+                    "timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=len(damaged), reason="checksums differ"
+                )
         else:
             self._wheel.establish()
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="the file was missing")
+            log.warning("timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="the file was missing")
         self._log.sums = check.sums
         return True
 
@@ -298,7 +301,9 @@ class TimerRecovery:
         self._log.truncate(note.log_end)
         if not has_wheel or not self._wheel.survey(note.second, note.log_end):
             self._rebuild_wheel(note.second)
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="not in line with the timer log")
+            log.warning(
+                "timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="not in line with the timer log"
+            )
         self._sum_up()
         return True
 
@@ -394,7 +399,7 @@ class TimerRecovery:
         if first is None:
             return NO_OFFSETS, 0
         parts = (units["physical_offset"] for _, units in self._log.scan(self._log.begin, self._log.end))
-        found = joined([part[part >= first[0]].astype(np.int64) for part in parts])
+        found = union([part[part >= first[0]].astype(np.int64) for part in parts])
         if not len(found):
             return NO_OFFSETS, 0
         last = int(found[-1])

@@ -753,7 +753,7 @@ class Timers:
             self._expiring = None  # the next call starts over
             raise
         if isinstance(paths, ColdRead):
-            raise NotInMemory("the timer log", paths.place, paths.run)
+            raise NotInMemory("the timer log", paths.position, paths.run)
         if paths is None:
             self._expiring = None
         return paths

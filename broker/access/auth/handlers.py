@@ -49,10 +49,10 @@ class AuthHandlers:
         add(RequestCode.AUTH_DELETE_USER, headers.Username, ADMINISTER, self.delete_user)
         add(RequestCode.AUTH_GET_USER, headers.Username, LOOK, self.get_user)
         add(RequestCode.AUTH_LIST_USER, headers.ListUsers, LOOK, self.list_users)
-        add(RequestCode.AUTH_CREATE_ACL, headers.Subject, ADMINISTER, self.update_acl)
-        add(RequestCode.AUTH_UPDATE_ACL, headers.Subject, ADMINISTER, self.update_acl)
+        add(RequestCode.AUTH_CREATE_ACL, headers.SubjectName, ADMINISTER, self.update_acl)
+        add(RequestCode.AUTH_UPDATE_ACL, headers.SubjectName, ADMINISTER, self.update_acl)
         add(RequestCode.AUTH_DELETE_ACL, headers.DeleteAcl, ADMINISTER, self.delete_acl)
-        add(RequestCode.AUTH_GET_ACL, headers.Subject, LOOK, self.get_acl)
+        add(RequestCode.AUTH_GET_ACL, headers.SubjectName, LOOK, self.get_acl)
         add(RequestCode.AUTH_LIST_ACL, headers.ListAcls, LOOK, self.list_acls)
 
     # --- users
@@ -135,7 +135,7 @@ class AuthHandlers:
 
     # --- policies
 
-    async def update_acl(self, connection: Connection, request: Request[headers.Subject]) -> Command:
+    async def update_acl(self, connection: Connection, request: Request[headers.SubjectName]) -> Command:
         """Add entries to the policies of a user, replacing those for the same resources."""
         info = bodies.decode_request(request.body, AclInfo)
         username = _subject(info.subject or request.header.subject)
@@ -165,7 +165,7 @@ class AuthHandlers:
         )
         return response(ResponseCode.SUCCESS)
 
-    async def get_acl(self, _: Connection, request: Request[headers.Subject]) -> Command:
+    async def get_acl(self, _: Connection, request: Request[headers.SubjectName]) -> Command:
         """Return the policies of a user; no body if it has none."""
         username = _subject(request.header.subject)
         if username not in self._users.by_name:
@@ -189,7 +189,7 @@ class AuthHandlers:
 
 
 def _user_of(request: Request[headers.Username]) -> tuple[str, UserInfo, UserType | None]:
-    """Return the name, the body and the type of a user in a request. Raises Refused, BodyError."""
+    """Return the name, the body and the type of a user in a request. Raises Refused, BodyFormatError."""
     username = request.header.username
     if not username:
         raise Refused(ResponseCode.INVALID_PARAMETER, "The username is blank")

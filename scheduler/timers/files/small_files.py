@@ -57,6 +57,7 @@ Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -68,6 +69,7 @@ import numpy as np
 from duemq.scheduler.timers.files.sums import FileSum
 from duemq.scheduler.timers.files.superseded import RUN
 from duemq.scheduler.timers.index.sorted_offsets import is_among
+from duemq.storage import file_names
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import Files
 
@@ -341,12 +343,12 @@ def log_end_of(notes: Mapping[str, bytes]) -> int | None:
     return note.log_end if note is not None else None
 
 
-def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
+def reached(checkpoint: Checkpoint, files: Files, root: str) -> int:
     """Return the queue offset up to which the timer topic's queue was read, according to the checkpoint, or to
-    timercheck in `directory` if RocketMQ had the store last; 0 if that source has none. Raises StoreFormatError,
-    OSError."""
+    the file timercheck if RocketMQ had the store last; 0 if that source has none. `root`: the store's directory. Raises
+    StoreFormatError, OSError."""
     if checkpoint.is_foreign:
-        check = load_check(files, f"{directory}/timercheck")
+        check = load_check(files, os.path.join(root, file_names.TIMER_CHECK))
         return check.queue_offset if check is not None else 0
     note = decode_note(checkpoint.notes.get("timers", b""))
     return note.queue_offset if note is not None else 0

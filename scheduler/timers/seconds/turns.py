@@ -28,7 +28,7 @@ PRELOAD_SECONDS: Final = 10
 """How many seconds before their time slots are loaded."""
 
 
-class Turns:
+class SecondTurns:
     """The current second, and the next ones in memory. Owned by one thread."""
 
     def __init__(

@@ -168,7 +168,7 @@ async def test_users_and_policies_from_the_command_line(broker: DuemqBroker, tmp
         (("user", "add", "new", "--prompt", "--secret-file", own, *as_admin), 2, "give one of"),
         (("user", "change", "orders", *as_admin), 2, "say what to change"),
         (("user", "change", "orders", "--enable", "--out", out, *as_admin), 2, "add --new-secret"),
-        (("acl", "allow", "orders", "Nope:x", "--action", "Pub", *as_admin), 1, "The resource is null"),
+        (("acl", "allow", "orders", "Nope:x", "--action", "Pub", *as_admin), 2, "'Nope:x' is not a resource"),
         (("acl", "allow", "orders", "Topic:x", "--action", "Publish", *as_admin), 1, "The action Publish is unknown"),
         (("user", "list", *where), 1, "username cannot be null"),
     ):

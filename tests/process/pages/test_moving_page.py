@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from duemq import Admin, Producer
 from duemq.testing import TestBroker
-from tests.support.pages import run_lines, snippets
+from tests.support.pages.snippets import run_lines, snippets
 
 PAGE = "moving.md"
 

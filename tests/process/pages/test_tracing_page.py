@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from duemq import Consumer, Producer
 from duemq.otel import Telemetry
 from duemq.testing import TestBroker
-from tests.support.pages import run_lines, snippets
+from tests.support.pages.snippets import run_lines, snippets
 
 PAGE = "tracing.md"
 

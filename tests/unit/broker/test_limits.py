@@ -26,14 +26,14 @@ from duemq.protocol.requests.bodies import (
     TopicConfig,
 )
 from duemq.protocol.requests.headers import (
-    ConsumerGroup,
+    ConsumerGroupName,
     ConsumerSendMsgBack,
     CreateTopic,
     DeleteSubscriptionGroup,
     GetRouteInfo,
     KVEntry,
     KVKey,
-    Topic,
+    TopicName,
     UnregisterClient,
     UpdateConsumerOffset,
 )
@@ -283,7 +283,7 @@ async def test_a_subscription_is_hashed_once_for_all_its_pulls(peer: Peer, hashe
         assert (await peer.ask(pull("T", subscription=expression))).code == 0
         assert (await peer.ask(pull("T", subscription=None, sys_flag=0, sub_version=5))).code == 0
     assert hashes.characters == len(expression) - 2 * 299
-    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("consumers")))
+    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupName("consumers")))
     table = json.loads(bytes(answer.body))["subscriptionTable"]["T"]
     assert (len(table["tagsSet"]), len(table["codeSet"])) == (300, 300)
 
@@ -316,7 +316,7 @@ async def test_there_are_so_many_topics(broker: UnboundBroker, peer: Peer) -> No
     assert not {"U", "%RETRY%g"} & set(broker.topics.table)
     assert (await peer.ask(send("T"))).code == 0
     assert (await peer.ask(create("T", 5, 5))).code == 0
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))).code == 0
     assert (await peer.ask(send("U"))).code == 0
 
 
@@ -343,7 +343,7 @@ async def test_a_topic_and_all_topics_have_so_many_queues(broker: UnboundBroker,
     assert (await peer.ask(create("T", 8, 8))).code == 0
     assert (await peer.ask(create("U", 2, 1))).code == 0
     await refused(peer, create("T", 9, 8), ResponseCode.SYSTEM_ERROR, "maxQueues=")
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))).code == 0
     assert broker.topics._queues == queues - 8
 
 

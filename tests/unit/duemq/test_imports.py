@@ -158,5 +158,5 @@ except SystemExit:
     pass
 """
     found = imported_by(program)
-    assert {name for name in found if name.startswith("duemq")} == {"duemq", "duemq.cli"}
+    assert {name for name in found if name.startswith("duemq")} == {"duemq", "duemq.cli", "duemq.cli.streams"}
     assert not {"asyncio", "msgspec"} & found

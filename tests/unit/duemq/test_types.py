@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import assert_type
-
-import pytest
 
 import duemq
 from duemq import (
@@ -116,14 +113,3 @@ def of_the_package() -> None:
     duemq.error  # type: ignore[attr-defined]  # noqa: B018
     from duemq import Prodcer  # type: ignore[attr-defined]  # noqa: F401
     from duemq.spark import laod  # type: ignore[attr-defined]  # noqa: F401
-
-
-@pytest.mark.parametrize("name", ["Producer", "Admin", "Consumer"])
-def test_the_facade_has_the_arguments_of_the_client(name: str) -> None:
-    """Help and editors show them."""
-    facade, client = (inspect.signature(getattr(module, name)) for module in (sync, duemq))
-    hidden = {"_monotonic", "_ready", "_exclusive", "_client_id", "_in_hand"}
-    assert list(facade.parameters) == [each for each in client.parameters if each not in hidden]
-    assert {each.name: each.default for each in facade.parameters.values()} == {
-        each.name: each.default for each in client.parameters.values() if each.name not in hidden
-    }

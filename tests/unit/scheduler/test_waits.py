@@ -20,7 +20,7 @@ from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
-from duemq.scheduler.timers.index.sorted_offsets import has, indices_of, is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import has, indices_of, is_among, union
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
@@ -409,4 +409,4 @@ def test_membership(there: set[int], asked: list[int]) -> None:
     assert [has(found, value) for value in asked] == [value in there for value in asked]
     at, known = indices_of(values, found)
     assert found[at[known]].tolist() == values[known].tolist()
-    assert joined([values, found]).tolist() == sorted(there | set(asked))
+    assert union([values, found]).tolist() == sorted(there | set(asked))

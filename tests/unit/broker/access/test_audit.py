@@ -211,7 +211,7 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
         request(RequestCode.CHANGE_RECURRING, headers.ChangeRecurring("T", "name", "pause")),
         request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, headers.ResetOffset("T", "readers", 0)),
         request(RequestCode.MOVE_CLOCK, headers.MoveClock(1000)),
-        request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic("T")),
+        request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicName("T")),
         request(
             RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
             headers.CreateAccessConfig("new-account", "canary-secret-new", topic_perms="T=PUB"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import headers
 from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from duemq.storage.clock import ManualClock
+from duemq.storage.durability.owner import EXPIRE_SECONDS
 from tests.support.broker import Peer, UnboundBroker, running
-from tests.support.loop import turns
+from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
 
 
@@ -156,23 +159,31 @@ async def test_groups_of_a_list_are_made_all_or_none(broker: UnboundBroker, peer
 # --- cleaning
 
 
-async def test_expired_files_go_at_once_when_they_are_asked_to(tmp_path: Path) -> None:
-    settings = ("mappedFileSizeCommitLog=131072", "maxMessageSize=65536", "fileReservedTime=1", "deleteWhen=23")
-    async with running(tmp_path, *settings) as broker:
+async def test_expired_files_go_at_any_hour_on_request(tmp_path: Path, loop: SteppedLoop) -> None:
+    settings = ["mappedFileSizeCommitLog=131072", "maxMessageSize=65536", "fileReservedTime=1"]
+    clock = ManualClock()
+    another_hour = (time.localtime(clock.now_ms() / 1000).tm_hour + 12) % 24
+
+    async def pass_time() -> None:
+        clock.advance(500)
+        loop.advance(0.5)
+        await turns(20)
+
+    async with running(tmp_path, *settings, f"deleteWhen={another_hour:02}", clock=clock) as broker:
         peer = broker.connect()
-        for _ in range(8):
+        while not all(part.needed_from() > 131_072 for part in broker.durability._parts.values()):
             await peer.ask(send("T", b"x" * 50_000))
-        broker.clock.advance(2 * 3_600_000)
-        for code, at_any_hour in (
-            (RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, False),
-            (RequestCode.DELETE_EXPIRED_COMMITLOG, True),
-        ):
-            await ask(peer, code)
-            assert broker.durability._expires_at_any_hour is at_any_hour
-            assert broker.durability._expire_at < 0
-        now = broker.clock.now_ms()
-        assert broker.durability.retention.deletable_before(now) == 0
-        assert broker.durability.retention.deletable_before(now, at_any_hour=True) > 0
+            await pass_time()
+        first, *_ = sorted((tmp_path / "commitlog").iterdir())
+        clock.advance(2 * 3_600_000)
+        await ask(peer, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)  # which keeps to the hours of deleteWhen
+        end = clock.monotonic() + 2 * EXPIRE_SECONDS
+        while clock.monotonic() < end:
+            await pass_time()
+        assert first.exists()
+        await ask(peer, RequestCode.DELETE_EXPIRED_COMMITLOG)
+        while first.exists():
+            await pass_time()
 
 
 async def test_queues_of_topics_that_do_not_exist_are_removed(

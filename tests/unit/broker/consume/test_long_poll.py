@@ -18,7 +18,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records import record
 from duemq.protocol.requests.bodies import SubscriptionGroupConfig
-from duemq.protocol.requests.headers import CreateTopic, NoFields, PullMessage, Request, Topic
+from duemq.protocol.requests.headers import CreateTopic, NoFields, PullMessage, Request, TopicName
 from duemq.storage.errors import NotInMemory
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, SteppedLoop, request_turns, turns
@@ -242,7 +242,7 @@ async def test_short_polling_waits_its_own_time(tmp_path: Path, loop: SteppedLoo
 
 
 def deletion(topic: str) -> Command:
-    return request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic))
+    return request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic))
 
 
 def queues(topic: str, read: int, perm: int = PERM_READ | PERM_WRITE) -> Command:

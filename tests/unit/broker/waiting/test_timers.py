@@ -25,7 +25,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import record
 from duemq.protocol.records.message_id import offset_message_id, pack_host, parse_offset_message_id
-from duemq.protocol.records.record import HEAD_SIZE_IPV4, StoredMessage, Summary
+from duemq.protocol.records.record import HEAD_SIZE_IPV4, RecordSummary, StoredMessage
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.headers import (
     CancelMessage,
@@ -637,7 +637,7 @@ async def test_a_mark_of_a_client_deletes_the_message_that_it_names(
     stored = last(broker)
     unit = broker.timers.queue.unit(stored.queue_offset)
     text, promise = stored.properties_text, stored.prepared_transaction_offset
-    code = broker.store.tags_code(stored.topic, Summary(stored.store_timestamp, promise, text))
+    code = broker.store.tags_code(stored.topic, RecordSummary(stored.store_timestamp, promise, text))
     assert unit == (stored.physical_offset, stored.size, code), "a start that makes the queue anew finds the same"
     for _ in range(8):
         await pass_time(broker, loop, 1)

@@ -149,11 +149,17 @@ def test_send_for_programs(run: Callable[..., Result]) -> None:
         (["send", "demo", "x", "--in", "5"], "'5' is not a duration"),
         (["send", "demo", "x", "--at", "tomorrow"], "'tomorrow' is not a time"),
         (["send", "demo", "x", "--level", "0"], "0 is not in the range"),
-        (["send", "demo", "x", "--in", "5s", "--level", "2"], "contradict each other"),
+        (["send", "demo", "x", "--in", "5s", "--level", "2"], "give only one of --in, --at and --level"),
+        (["send", "demo", "x", "--replace", "--in", "5s"], "--replace needs exactly one --key"),
+        (["send", "demo", "x", "--replace", "--key", "a", "--key", "b"], "--replace needs exactly one --key"),
+        (["send", "demo", "x", "--timeout", "0s"], "'0s' leaves no time"),
         (["send", "demo", "x", "--property", "novalue"], "is not NAME=VALUE"),
         (["send", "demo", ""], "the body is empty"),
         (["send", "demo", "x", "--nameserver", "h:x"], "is not an address"),
         (["receive", "demo", "--from", "middle"], "is not a time"),
+        (["acl", "allow", "u", "orders", "--action", "Pub"], "'orders' is not a resource; write Topic:NAME"),
+        (["acl", "deny", "u", "*", "Queue:q", "--action", "Pub"], "'Queue:q' is not a resource"),
+        (["acl", "remove", "u", "Topic:"], "'Topic:' is not a resource"),
         (["receive", "demo", "--tag", "||"], "write * for all"),
     ],
 )
@@ -161,6 +167,25 @@ def test_wrong_usage_has_exit_code_2(run: Callable[..., Result], arguments: list
     result = run(*arguments)
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+@pytest.mark.parametrize(("keys", "advice"), [((), True), (("u", "s"), False)])
+def test_advice_for_a_command_without_keys(
+    known: FakeBroker, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], advice: bool
+) -> None:
+    for name, value in zip(("DUEMQ_ACCESS_KEY", "DUEMQ_SECRET_KEY"), keys, strict=False):
+        monkeypatch.setenv(name, value)
+    known.on(RequestCode.LIST_PENDING, failure(ResponseCode.NO_PERMISSION, "username cannot be null."))
+    result = run("pending", "list")
+    assert result.exit_code == 1
+    assert "access denied (code 16): username cannot be null" in result.stderr
+    assert result.stderr.endswith(" Give the keys of your account with --account FILE\n") == advice
+
+
+def test_a_file_that_cannot_be_opened_is_named(run: Callable[..., Result]) -> None:
+    result = run("user", "init", "root", "--config", "/no/such/directory/broker.conf")
+    assert result.exit_code == 1
+    assert result.stderr == "duemq: /no/such/directory/broker.conf: No such file or directory\n"
 
 
 def test_errors_are_one_line_with_exit_code_1(run: Callable[..., Result]) -> None:
@@ -460,7 +485,10 @@ def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Call
         (["reschedule", IDS[0], "--in", "5s", "--at", "2030-01-01T00:00"], "give one of --in and --at"),
         (["reschedule", IDS[0], "--in", "soon"], "is not a duration"),
         (["list", "--from", "soon"], "is not a time"),
+        (["list", "--from", "2h", "--to", "1h"], "--to must be after --from"),
         (["list", "--limit", "0"], "range"),
+        (["list", "--timeout", "0ms"], "'0ms' leaves no time"),
+        (["cancel", "--topic", "t", "--from", "2030-01-02", "--to", "2030-01-01"], "--to must be after --from"),
         (["curve", "--step", "999ms"], "1s or more"),
         (["curve", "--steps", "10001"], "range"),
         (["curve", "--to", "2020-01-01T00:00"], "after --from"),

@@ -1,6 +1,6 @@
 """The tables of docs/compatibility.md, from what the tests run and what the broker has.
 
-`python -m tests.support.compatibility` writes them into the page, between lines like `<!-- commands -->`;
+`python -m tests.support.pages.compatibility` writes them into the page, between lines like `<!-- commands -->`;
 `tests.unit.broker.test_compatibility_page` fails where the page has others.
 """
 
@@ -19,7 +19,7 @@ from tests.interop.admin.mqadmin_commands import BOTH, COMMANDS, Command
 from tests.interop.consume.test_start_positions import EXPECTED
 from tests.support.broker import running
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "compatibility.md"
 FIRST_OWN_CODE: Final = 30_000
 """duemq's own request codes are this and above, and below 40,000."""
 TESTED: Final = {
@@ -75,6 +75,34 @@ TESTED: Final = {
     }.items()
 }
 """The request codes that each test sends, by its own or a client's; of several tests, the one with a real client."""
+_ON_TIMERS: Final = "see [Timers](timers.md#listing-and-changing-waiting-messages)"
+OWN: Final = {
+    "MOVE_CLOCK": (
+        "moves the broker's clock ahead by `advanceMillis` (0 only asks); the answer's header has the time in `now`. "
+        "Refused with 16 NO_PERMISSION unless the broker was started with `testClock=true`",
+        "0.1.0",
+    ),
+    "CANCEL_MESSAGE": (
+        "cancels waiting messages by their offset message ids, see [Timers](timers.md#recalling-and-cancelling)",
+        "0.1.0",
+    ),
+    "LIST_PENDING": (f"lists or counts waiting messages, {_ON_TIMERS}", "0.1.0"),
+    "DUE_CURVE": (f"counts the messages that are due in each of several spans of time, {_ON_TIMERS}", "0.1.0"),
+    "CHANGE_PENDING": (f"cancels, reschedules or delivers waiting messages, {_ON_TIMERS}", "0.1.0"),
+    "REPORT_BRIDGE": (
+        "an [MQTT bridge](mqtt.md#what-the-bridge-tells-of-itself) reports its counters: its name in "
+        "`bridge`, and a JSON object of up to 64 integers as the body. `brokerStatus` shows them until the connection "
+        "ends",
+        "0.1.0",
+    ),
+    "CHANGE_RECURRING": (
+        "pauses, resumes or removes a [recurring message](timers.md#recurring-messages): `topic`, `name`, `action` "
+        f"(`pause`, `resume`, `remove`), {_ON_TIMERS}",
+        "0.1.0",
+    ),
+    "CHANGE_BY_HANDLE": (f"CHANGE_PENDING for the sender of the messages, {_ON_TIMERS}", "0.1.0"),
+}
+"""duemq's own request codes: what each does, and the version that has it first."""
 _STATES: Final = {
     "young": "begins at offset 0, and its messages are in memory",
     "on disk": "begins at offset 0, and its messages are no longer in memory",
@@ -125,6 +153,10 @@ def commands() -> str:
     )
 
 
+def _is_own(code: int) -> bool:
+    return FIRST_OWN_CODE <= code < FIRST_OWN_CODE + 10_000
+
+
 def handled(permissions: Mapping[int, Permission]) -> str:
     """RocketMQ's request codes that duemq has handlers for. `permissions`: what the requests of each code need. Raises
     KeyError for a code without a test."""
@@ -134,7 +166,20 @@ def handled(permissions: Mapping[int, Permission]) -> str:
         (
             (str(code), f"`{(name := RequestCode(code).name)}`", str(permission), f"`tests/{tests[name]}`")
             for code, permission in sorted(permissions.items())
-            if not FIRST_OWN_CODE <= code < FIRST_OWN_CODE + 10_000
+            if not _is_own(code)
+        ),
+    )
+
+
+def own(permissions: Mapping[int, Permission]) -> str:
+    """duemq's own request codes. `permissions`: what the requests of each code need. Raises KeyError for a code that
+    `OWN` does not have, and the other way round."""
+    codes = {RequestCode(code).name: code for code in permissions if _is_own(code)}
+    return _rows(
+        ("code", "name", "what it does", "with access control it needs", "since"),
+        (
+            (str(codes[name]), f"`{name}`", OWN[name][0], str(permissions[codes[name]]), OWN[name][1])
+            for name in sorted(codes.keys() | OWN.keys(), key=lambda name: RequestCode[name])
         ),
     )
 
@@ -177,6 +222,7 @@ async def tables(store: Path) -> dict[str, str]:
     return {
         "commands": commands(),
         "handled": handled(permissions),
+        "own": own(permissions),
         "unsupported": unsupported(),
         "positions": positions(),
     }

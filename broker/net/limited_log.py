@@ -25,11 +25,11 @@ _ENDS: Final = {
     "connection_dropped": "Dropped",
     "tls_refused": "TlsRefused",
 }
-"""The log events of connections that ended early, each with the name under which `Complaints.ended` counts them."""
+"""The log events of connections that ended early, each with the name under which `LimitedLog.ended` counts them."""
 
 
-class Complaints:
-    """Logs the complaints of one broker, and counts the connections that ended early."""
+class LimitedLog:
+    """The log of what the clients of one broker do wrong. Also counts the connections that ended early."""
 
     def __init__(self, clock: Clock) -> None:
         """`clock`: the messages' clock, of which only the monotonic time is read."""

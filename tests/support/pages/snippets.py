@@ -11,7 +11,7 @@ from typing import Any
 
 from duemq.testing import TestBroker
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 _SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SHOWN = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 

@@ -1,0 +1,1 @@
+"""Pages of docs/: their code, which tests run, and their tables, which tests compare with the code of duemq."""
