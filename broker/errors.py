@@ -1,6 +1,6 @@
 """Errors that stop the daemon, and errors that a handler reports to a client.
 
-BrokerError
+BrokerBaseError
 ├── ChangeRefused      accounts are not changed: there is no such account or file
 ├── RepairError        a store cannot be repaired as requested: one line, exit code 2
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
@@ -16,11 +16,11 @@ BrokerError
 from __future__ import annotations
 
 
-class BrokerError(Exception):
+class BrokerBaseError(Exception):
     """Base of everything this package raises."""
 
 
-class ConfigError(BrokerError):
+class ConfigError(BrokerBaseError):
     """The broker cannot start with its configuration."""
 
 
@@ -32,19 +32,19 @@ class AuthStoreError(ConfigError):
     """Users and policies of ACL 2.0 cannot be read or written. The text never has a secret in it."""
 
 
-class TlsRefused(BrokerError):
+class TlsRefused(BrokerBaseError):
     """A connection does not begin as the TLS mode requires."""
 
 
-class RepairError(BrokerError):
+class RepairError(BrokerBaseError):
     """A store cannot be repaired as requested."""
 
 
-class ChangeRefused(BrokerError):
+class ChangeRefused(BrokerBaseError):
     """Accounts are not changed as requested."""
 
 
-class Refused(BrokerError):
+class Refused(BrokerBaseError):
     """A request that is answered with an error. Attributes: `code`, a response code; `remark`."""
 
     def __init__(self, code: int, remark: str) -> None:
@@ -73,6 +73,6 @@ class AccessRefused(Refused):
         self.reason = reason
 
 
-class NotNow(BrokerError):
+class NotNow(BrokerBaseError):
     """A request cannot begin now because too much is under way. Its connection is held back, and hands it over
     again."""

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -30,6 +30,7 @@ _NO_MEMORY: Final = b"duemq: memory ran out; the next start recovers the store. 
 
 def serve(
     config_file: str | None = None,
+    *,
     store: str | None = None,
     host: str | None = None,
     port: int | None = None,
@@ -43,9 +44,11 @@ def serve(
     not be stopped cleanly, or memory ran out. After a 3, the next start recovers the store from what is on the disk. If
     the code is not 0, one line on standard error gives the reason."""
     keep_standard_descriptors()
+    flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
+    given = {name: value for name, value in flags.items() if value is not None}
     try:
         with logs.logging_to(logs.STANDARD_ERROR, log_format):
-            code, why = _serve(config_file, store, host, port, nameserver_port, settings, log_format)
+            code, why = _serve(config_file, settings, given, log_format)
     except RuntimeError as error:
         code, why = EXIT_CONFIG, str(error)
     if why is not None:
@@ -54,29 +57,38 @@ def serve(
 
 
 def _serve(
-    config_file: str | None,
-    store: str | None,
-    host: str | None,
-    port: int | None,
-    nameserver_port: int | None,
-    settings: Sequence[str],
-    log_format: str,
+    config_file: str | None, settings: Sequence[str], flags: Mapping[str, object], log_format: str
 ) -> tuple[int, str | None]:
-    """Return the exit code and the reason, None after a clean stop."""
-    log = structlog.get_logger("broker")
-    flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
-    overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
+    """Return the exit code and the reason, None after a clean stop. `flags`: by property, the values of flags that have
+    a name of their own; they win over `settings`."""
     try:
-        for setting in settings:
-            name = setting.partition("=")[0].strip()
-            if name in SECRET:
-                raise ConfigError(
-                    f"--set {name}=...: every user of this machine sees it; put it into the file of --config"
-                )
-        config, ignored, origin = load(config_file, overrides)
+        _check_no_secrets(settings)
+        config, ignored, origin = load(config_file, [*settings, *(f"{name}={flags[name]}" for name in flags)])
         check_exposure(config)
     except ConfigError as error:
         return EXIT_CONFIG, str(error)
+    _warn(config, ignored)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            failure = runner.run(_run(config, origin, log_format))
+    except (ConfigError, StoreError) as error:
+        return EXIT_CONFIG, str(error)
+    except OSError as error:
+        return EXIT_CONFIG, f"{error.filename or config.store_root}: {error.strerror or error}"
+    return (0, None) if failure is None else (EXIT_STORE, failure)
+
+
+def _check_no_secrets(settings: Sequence[str]) -> None:
+    """Raise ConfigError if one of the settings of the command line is a secret."""
+    for setting in settings:
+        name = setting.partition("=")[0].strip()
+        if name in SECRET:
+            raise ConfigError(f"--set {name}=...: every user of this machine sees it; put it into the file of --config")
+
+
+def _warn(config: BrokerConfig, ignored: Sequence[str]) -> None:
+    """Warn of settings that leave the broker open to anyone, or that have no effect (`ignored`)."""
+    log = structlog.get_logger("broker")
     if ignored:
         log.warning("properties_ignored", properties=ignored)
     if not config.listens_on_loopback and not config.has_access_control:
@@ -87,14 +99,6 @@ def _serve(
         )
     if config.host.startswith("127.") and not config.advertised_host.startswith("127."):
         log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            failure = runner.run(_run(config, origin, log_format))
-    except (ConfigError, StoreError) as error:
-        return EXIT_CONFIG, str(error)
-    except OSError as error:
-        return EXIT_CONFIG, f"{error.filename or config.store_root}: {error.strerror or error}"
-    return (0, None) if failure is None else (EXIT_STORE, failure)
 
 
 def on_loop_error(

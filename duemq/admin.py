@@ -126,7 +126,7 @@ class Admin(Changing):
         async for message, address in self._list(header):
             yield _pending(message, address)
 
-    async def _list(self, header: headers.ListPending) -> AsyncGenerator[tuple[bodies.PendingMessage, str], None]:
+    async def _list(self, header: headers.ListPending) -> AsyncGenerator[tuple[bodies.PendingEntry, str], None]:
         """Yield messages, each with the address of its broker."""
         are_supported = False
         addresses = await self._addresses()
@@ -213,11 +213,11 @@ class Admin(Changing):
         if step_ms < LEAST_STEP_MS or not 1 <= steps <= MOST_STEPS:
             raise ArgumentError(f"a curve has 1 to {MOST_STEPS} steps of 1s or more, not {steps} of {step!r}")
         begin_ms, _ = range_ms(topic, None, begin, None)
-        header = headers.DueCurve(step_ms, steps, topic, begin_ms)
+        header = headers.QueryDueCurve(step_ms, steps, topic, begin_ms)
 
         async def ask(address: str) -> Sequence[int]:
             answer = await self._client.call(address, RequestCode.DUE_CURVE, header, timeout=self._timeout)
-            found = typed_body(answer, bodies.DueCounts, address)
+            found = typed_body(answer, bodies.DueCurveBody, address)
             if len(found.counts) != steps:
                 raise PeerError(address, f"a curve of {len(found.counts)} steps instead of {steps}")
             return found.counts
@@ -228,13 +228,13 @@ class Admin(Changing):
         raise_first(errors)
         return DueCurve(header.begin_ms, step_ms, tuple(map(sum, zip(*curves, strict=True))))
 
-    async def _now(self, header: headers.DueCurve) -> int:
+    async def _now(self, header: headers.QueryDueCurve) -> int:
         """Return the time by the clock of the first duemq broker, ms since the epoch."""
         addresses = await self._addresses()
         for address in addresses:
             try:
                 answer = await self._client.call(address, RequestCode.DUE_CURVE, header, timeout=self._timeout)
-                return typed_body(answer, bodies.DueCounts, address).begin_ms
+                return typed_body(answer, bodies.DueCurveBody, address).begin_ms
             except NotSupportedError:
                 if address == addresses[-1]:
                     raise
@@ -288,12 +288,12 @@ def _heartbeat(client_id: str) -> HeartbeatData:
     return HeartbeatData(client_id=client_id, producer_data_set=[], consumer_data_set=[])
 
 
-def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:
+def _pending(message: bodies.PendingEntry, address: str) -> PendingMessage:
     recurrence = _recurrence(message.recurrence) if message.recurrence is not None else None
     return PendingMessage(**_fields(message, address), recurrence=recurrence)
 
 
-def _fields(message: bodies.PendingMessage, address: str) -> dict[str, Any]:
+def _fields(message: bodies.PendingEntry, address: str) -> dict[str, Any]:
     """The fields that all waiting messages have, as arguments for their classes."""
     return {
         "message_id": message.unique_key or message.msg_id,

@@ -149,7 +149,7 @@ class AuthAdmin:
             ],
             f"User:{_named(name)}",
         )
-        await self._change(RequestCode.AUTH_UPDATE_ACL, headers.Subject(f"User:{name}"), msgspec.json.encode(info))
+        await self._change(RequestCode.AUTH_UPDATE_ACL, headers.SubjectName(f"User:{name}"), msgspec.json.encode(info))
 
     async def delete_policy(self, name: str, resource: str | None = None, policy_type: PolicyType = "Custom") -> None:
         """Remove a user's policy for a resource, or all policies of the user."""

@@ -35,7 +35,7 @@ from duemq.protocol.dump_output import needs_package, report, run, shown_path, w
 
 try:
     from duemq.protocol.codes import RequestCode, ResponseCode
-    from duemq.protocol.errors import BodyError, FrameError, RecordError
+    from duemq.protocol.errors import BodyFormatError, FrameError, RecordError
     from duemq.protocol.frames import codec, fastjson
     from duemq.protocol.frames.command import Body, Command
     from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, Frame, FrameReader
@@ -289,7 +289,7 @@ def _body(command: Command, *, with_bodies: bool) -> Iterator[str]:
     elif bytes(body[:1]) in (b"{", b"["):
         try:
             yield f"body {_json(fastjson.loads(body))}"
-        except BodyError as error:
+        except BodyFormatError as error:
             yield DamageLine(f"body damaged: {error}")
             yield f"body {shown(body, None if with_bodies else _SHOWN)}"
     elif body:
@@ -302,13 +302,13 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
     def fails(most: int) -> bool:
         try:
             batch.decode(data, most)
-        except BodyError:
+        except BodyFormatError:
             return True
         return False
 
     try:
         parts = batch.decode(data)
-    except BodyError as error:
+    except BodyFormatError as error:
         why = str(error)
         first = bisect_left(range(len(data)), True, key=fails)  # number of messages up to and with the first broken one
         parts = batch.decode(data, first - 1)

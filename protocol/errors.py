@@ -5,7 +5,7 @@ ProtocolError
 └── RemoteProtocolError       the peer's bytes are wrong
     ├── FrameError            the stream can no longer be cut into frames: close this connection
     ├── FieldError            a header field is missing or invalid: answer with an error, keep the connection
-    ├── BodyError             a body does not parse: answer with an error, keep the connection
+    ├── BodyFormatError       a body does not parse: answer with an error, keep the connection
     ├── RecordError           a stored message does not parse
     └── TimerIllegal          a message's properties ask for an impossible time: refuse the message
 """
@@ -41,7 +41,7 @@ class FieldError(RemoteProtocolError):
         self.why = why
 
 
-class BodyError(RemoteProtocolError):
+class BodyFormatError(RemoteProtocolError):
     """A request or response body does not parse."""
 
 

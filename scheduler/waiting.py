@@ -39,8 +39,9 @@ from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
-from duemq.scheduler.timers.index.sorted_offsets import distinct_of, indices_of, is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, indices_of, is_among, union
 from duemq.scheduler.timers.seconds.second import slot_second_of
+from duemq.storage import file_names
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def left_of(
     magic: NDArray[np.integer],
     due: Integers,
     seconds: int | Integers,
+    *,
     noted: int,
     found: StartFacts,
 ) -> UnitStates:
@@ -175,6 +177,7 @@ def is_told_by_record(units: NDArray[Any]) -> Mask:
 def found_since(
     second: int,
     before: StartFacts,
+    *,
     delivered: Sequence[array[int] | Integers],
     withdrawn: Sequence[array[int] | Integers],
     newest_ms: int,
@@ -189,8 +192,8 @@ def found_since(
     return StartFacts(
         max(slot_second(newest_ms) + 1, second + 1, before.recovered_to),
         # Records that the commitlog lost no longer exist, and other messages will get their offsets.
-        _before(end, joined([before.done, *delivered])),
-        withdrawn=_before(end, joined([before.withdrawn, *withdrawn])),
+        _before(end, union([before.done, *delivered])),
+        withdrawn=_before(end, union([before.withdrawn, *withdrawn])),
     )
 
 
@@ -263,7 +266,7 @@ class LogCheck:
         for base in sorted(there.keys() | self._noted.keys()):
             if self._noted.get(base) != there.get(base):
                 what = "differs from what was written: its checksum is wrong" if base in there else "is missing"
-                return f"timerlog/{base:020} {what}"
+                return f"{file_names.TIMER_LOG}/{base:020} {what}"
         return None
 
 

@@ -72,7 +72,7 @@ def without_noise() -> Iterator[None]:
         os.dup2(kept, 2)
 
 
-class Filter:
+class NoiseFilter:
     """Removes the noise from bytes that come in parts of any size."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Filter:
 
 def _copy(source: int, target: int) -> None:
     """Copy until all writers are gone."""
-    noise = Filter()
+    noise = NoiseFilter()
     with os.fdopen(source, "rb", buffering=0) as file:
         while data := file.read(1 << 16):
             _write(target, noise.passed(data))

@@ -13,7 +13,7 @@ _PRINT_EXC: Final = traceback.print_exc
 
 
 @cache
-def settle() -> None:
+def prepare_worker() -> None:
     """Prepare a worker process. To be called at the beginning of each task; only the first call does anything. Spark's
     workers collect all garbage after each task, which takes 40 ms and more with the imported modules, for tasks of
     200 ms. The objects that exist at the first call live until the process ends anyway, so they are frozen."""

@@ -27,8 +27,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames import fastjson
+from duemq.storage import file_names
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import Files
 
@@ -37,11 +38,11 @@ log = structlog.get_logger(__name__)
 _CHECKSUM: Final = "crc32"
 _HEAD: Final = re.compile(rb'\{\n "crc32": ([0-9]{1,10})(,?)\n')
 _CONTENTS: Final = {
-    "topics.json": "topicConfigTable",
-    "subscriptionGroup.json": "subscriptionGroupTable",
-    "consumerOffset.json": "offsetTable",
-    "delayOffset.json": "offsetTable",
-    "kvConfig.json": "configTable",
+    os.path.basename(file_names.TOPICS): "topicConfigTable",
+    os.path.basename(file_names.SUBSCRIPTION_GROUPS): "subscriptionGroupTable",
+    os.path.basename(file_names.CONSUMER_OFFSETS): "offsetTable",
+    os.path.basename(file_names.DELAY_OFFSETS): "offsetTable",
+    os.path.basename(file_names.KV_CONFIG): "configTable",
 }
 """The main key of each table: where there is no checksum, it shows whether a file is in another table's place."""
 _BY_HAND: Final = f'If it was changed by hand, remove its line "{_CHECKSUM}"'
@@ -54,7 +55,7 @@ class ConfigFile:
 
     def __init__(self, files: Files, path: str) -> None:
         self.path = path
-        self.backup = f"{path}.bak"
+        self.backup = path + file_names.BACKUP
         self._files = files
         self._is_backup_better = False
         """Whether the file is damaged or empty, so that it must not become the backup."""
@@ -76,9 +77,9 @@ class ConfigFile:
                 continue
             try:
                 if not data.strip():
-                    raise BodyError("is empty")
+                    raise BodyFormatError("is empty")
                 table = decode_table(data, self.path)
-            except BodyError as error:
+            except BodyFormatError as error:
                 why = why or str(error)
                 continue
             self.is_newest = path == self.path
@@ -128,20 +129,20 @@ def _checksum(rest: bytes, path: str) -> int:
 
 
 def decode_table(data: bytes, path: str) -> Table:
-    """Decode a table written by duemq or RocketMQ. `path`: of the table, or of its backup. Raises BodyError if the
-    table is damaged, or is another table."""
-    path = path.removesuffix(".bak")
+    """Decode a table written by duemq or RocketMQ. `path`: of the table, or of its backup. Raises BodyFormatError if
+    the table is damaged, or is another table."""
+    path = path.removesuffix(file_names.BACKUP)
     head = _HEAD.match(data)
     rest = data[head.end() :] if head is not None else b""
     if head is not None and int(head[1]) not in (_checksum(rest, path), zlib.crc32(rest)):
-        raise BodyError("differs from what was written, or is the table of another file: its checksum is wrong")
+        raise BodyFormatError("differs from what was written, or is the table of another file: its checksum is wrong")
     table = fastjson.loads(data)
     if not isinstance(table, dict):
-        raise BodyError("is not a JSON object")
+        raise BodyFormatError("is not a JSON object")
     if table.pop(_CHECKSUM, None) is not None and head is None:
-        raise BodyError("differs from what was written: its checksum is in another place")
+        raise BodyFormatError("differs from what was written: its checksum is in another place")
     content = _CONTENTS.get(os.path.basename(path))
     others = table.keys() & set(_CONTENTS.values()) - {content}
     if content is not None and content not in table and others:
-        raise BodyError(f"is another table: it has {min(others)} and no {content}")
+        raise BodyFormatError(f"is another table: it has {min(others)} and no {content}")
     return table

@@ -2,7 +2,7 @@
 
 StoreError
 ├── StoreLocked         another process has the store open
-├── StoreFormatError    a file does not match its name: wrong size, wrong place, unreadable text
+├── StoreFormatError    a file does not match its name: wrong size, wrong name, unreadable text
 │   ├── StoreFileMissing    a file of a sequence is missing
 │   └── StoreFileSize       the size of a file of a sequence is not the configured one
 ├── StoreFull           no room on the disk, no memory, or no free file descriptor; nothing of the write remains
@@ -86,12 +86,12 @@ class RecordTooLarge(RecordIllegal):
 
 class NotInMemory(StoreError):
     """A read would have to wait for the disk, which is not allowed now. `read` does that read, in any thread, and
-    raises OSError; afterwards the bytes are in memory for a while. `place` identifies the bytes to read, so that a read
-    of the same bytes elsewhere has an equal `place`."""
+    raises OSError; afterwards the bytes are in memory for a while. `position`: the path of a file and the position in
+    it at which the bytes begin, or another value that is the same for all reads of the same bytes."""
 
-    def __init__(self, path: str, place: Hashable, read: Callable[[], object]) -> None:
+    def __init__(self, path: str, position: Hashable, read: Callable[[], object]) -> None:
         super().__init__(f"{path}: not in memory")
-        self.place = place
+        self.position = position
         self.read = read
 
 

@@ -1,9 +1,7 @@
-"""The store as a whole: one directory in RocketMQ's layout, open in one process.
+"""The store as a whole: one directory with RocketMQ's files (see `file_names`), open in one process.
 
-    <root>/commitlog/  consumequeue/  checkpoint  queuecheck  abort  lock  config/*.json (see `config_file`)
-
-    abort: exists while the store is open; if it exists at a start, the last run did not end cleanly.
-    lock:  locked while the store is open (see `files.OsLock`).
+    abort  exists while the store is open; if it exists at a start, the last run did not end cleanly
+    lock   is locked while the store is open (see `files.OsLock`)
 
 The store belongs to one thread, the broker's event loop. Work that waits for the disk is a job that a worker runs
 (`storage.durability.jobs`, `pull.ColdRead`).
@@ -27,8 +25,9 @@ import structlog
 from duemq.protocol.errors import RecordError
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import record
-from duemq.protocol.records.record import StoredMessage, Summary, summarize
+from duemq.protocol.records.record import RecordSummary, StoredMessage, summarize
 from duemq.protocol.topics import SCHEDULE_TOPIC
+from duemq.storage import file_names
 from duemq.storage.current import Current
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
@@ -55,8 +54,8 @@ from duemq.storage.queues.consume_queue import (
     physical_offset_of,
 )
 from duemq.storage.queues.extension import DEFAULT_SEGMENT_SIZE as EXTENSION_SEGMENT_SIZE
-from duemq.storage.queues.extension import Extension, codes_of, extension_of, with_codes
-from duemq.storage.queues.tags_codes import Told, tags_code
+from duemq.storage.queues.extension import Extension, extension_of, tags_codes_of, with_codes
+from duemq.storage.queues.tags_codes import Told, unit_tags_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,9 +66,6 @@ _ZEROS: Final = bytes(1 << 20)
 _RECORD_END: Final = 16
 """Number of bytes at the end of a record of which at least one is not zero: they belong to its topic or its
 properties."""
-REPAIR_DIRECTORY: Final = "repair.partial"
-"""Directory in the store in which `duemq store repair` works. Replaced files are kept in its old/ until all new ones
-are in place."""
 
 DeliverTime = Callable[[int, int], int]
 """Returns the time when a message is due, from its delay level and its store time; times are ms since the epoch."""
@@ -128,10 +124,10 @@ class MessageStore:
         self._on_work = on_work
         self._look_up = self._codes_of_records  # one object for all queues
         root = config.root
-        self.queue_directory = os.path.join(root, "consumequeue")
+        self.queue_directory = os.path.join(root, file_names.CONSUME_QUEUES)
         self.extension_directory = extension_of(self.queue_directory)
-        self.abort_path = os.path.join(root, "abort")
-        self.checkpoint_path = os.path.join(root, "checkpoint")
+        self.abort_path = os.path.join(root, file_names.ABORT)
+        self.checkpoint_path = os.path.join(root, file_names.CHECKPOINT)
         self._lock: Lock | None = None
         self._let_go_of_commitlog: Callable[[], None] | None = None
         self._expected: dict[tuple[str, int], int] = {}
@@ -140,7 +136,7 @@ class MessageStore:
         self._recovery: Recovery | None = None
         self.health = Health(on_work)
         self.log = Commitlog(
-            files, config.commitlog_directory or os.path.join(root, "commitlog"), config.commitlog_segment_size
+            files, config.commitlog_directory or os.path.join(root, file_names.COMMITLOG), config.commitlog_segment_size
         )
         self.appender = Appender(
             self.log,
@@ -175,7 +171,7 @@ class MessageStore:
         self._queue_file_size = queue_file_size(config.queue_segment_size)
         self.queue_check = QueueCheck(
             files,
-            os.path.join(root, check.FILE_NAME),
+            os.path.join(root, file_names.QUEUE_CHECK),
             self.queue_directory,
             self._queue_file_size,
             self.log.size_apart,
@@ -198,11 +194,11 @@ class MessageStore:
         an error, the caller has to `abandon` the store. `reads`: whether to read the part of the commitlog that
         `recover` will read, so that unreadable parts are found now. Raises StoreLocked, StoreFormatError, OSError."""
         files, root = self.files, self.config.root
-        if files.exists(os.path.join(root, REPAIR_DIRECTORY, "old")):
+        if files.exists(os.path.join(root, file_names.REPAIR, "old")):
             raise StoreFormatError(root, "a repair of this store was not finished; run `duemq store repair` again")
-        for name in ("lock", "abort", "checkpoint", check.FILE_NAME):
+        for name in (file_names.LOCK, file_names.ABORT, file_names.CHECKPOINT, file_names.QUEUE_CHECK):
             files.require_file(os.path.join(root, name))
-        self._lock = files.lock(os.path.join(root, "lock"))
+        self._lock = files.lock(os.path.join(root, file_names.LOCK))
         self._hold_commitlog()
         self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.is_last_owner_duemq)
         if self._lock.is_last_owner_rocketmq:
@@ -305,7 +301,7 @@ class MessageStore:
         goes_on_at: Mapping[Key, int],
         left_out: Container[str],
         served_to: int,
-        progress: Callable[[int], None] = lambda position: None,
+        on_position: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
         """Rebuild all derived files under a root that has none of them yet, and accept no messages; call this after
         `inspect`. For the parameters see `Recovery.make_anew`. Raises StoreFormatError, OSError."""
@@ -314,7 +310,7 @@ class MessageStore:
         self._recovery = None
         self.files.make_directories(self.queue_directory, durable=True)
         self._make_extension_directory()
-        recovered = recovery.make_anew(origins, goes_on_at, left_out, served_to, progress)
+        recovered = recovery.make_anew(origins, goes_on_at, left_out, served_to, on_position)
         self.dirty = dict(self._not_durable())
         self._cached_from = recovered.end
         self._blocks_read = self.files.blocks_read()
@@ -444,10 +440,10 @@ class MessageStore:
         """Return units of a queue whose extension is gone, with the tags codes of their records in place of addresses.
         Raises NotInMemory, OSError."""
         array = np.frombuffer(units, UNITS)
-        codes = codes_of(array, self._summaries, partial(self.tags_code, topic), _nothing, is_level=False)
+        codes = tags_codes_of(array, self._summaries, partial(self.tags_code, topic), _nothing, is_level=False)
         return with_codes(array, codes).tobytes()
 
-    def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
+    def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:
         """Return the summary of each unit's record; None for a unit without a record. Raises NotInMemory, OSError."""
         return [
             summarize(data, offset) if (data := self._stored_record(offset, size)) is not None else None
@@ -517,8 +513,8 @@ class MessageStore:
             queue.is_held = False
 
     def tags_code(self, topic: str, told: Told) -> int:
-        """Return the tags code of a record in its consume queue; see `tags_codes.tags_code`."""
-        return tags_code(topic, told, self._deliver_time)
+        """Return the tags code of a record in its consume queue; see `tags_codes.unit_tags_code`."""
+        return unit_tags_code(topic, told, self._deliver_time)
 
     # --- reading
 

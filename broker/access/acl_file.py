@@ -131,7 +131,7 @@ class _Reader:
             loader = _Loader(text.decode())
             root = loader.get_single_node()
             if root is None or root.tag == _NULL:
-                return AclFile([], [], [], DataVersion(), {}, [])
+                return AclFile(white_lists=[], accounts=[], lines=[], version=DataVersion(), table={}, warnings=[])
             return self._content(root)
         except UnicodeDecodeError as error:
             line = text.count(b"\n", 0, error.start) + 1
@@ -163,7 +163,14 @@ class _Reader:
         versions = [self._version(node) for node in self._items(sections.get(VERSION), VERSION)]
         version = versions[0] if versions else DataVersion()
         self._seen.clear()
-        return AclFile(white_lists, accounts, lines, version, self._plain(root), self._warnings)
+        return AclFile(
+            white_lists=white_lists,
+            accounts=accounts,
+            lines=lines,
+            version=version,
+            table=self._plain(root),
+            warnings=self._warnings,
+        )
 
     # --- accounts
 
@@ -184,14 +191,14 @@ class _Reader:
                 permissions[f"{prefix}{resource}"] = action
         white_list = fields.get("whiteRemoteAddress")
         return PlainAccount(
-            access_key,
-            SecretKey(secret_key),
-            self._pattern(white_list) if white_list is not None else AddressPattern(""),
-            is_admin,
-            Role.ADMINISTER if is_admin else role,
-            self._default(fields, "defaultTopicPerm"),
-            self._default(fields, "defaultGroupPerm"),
-            permissions or None,
+            access_key=access_key,
+            key=SecretKey(secret_key),
+            white_list=self._pattern(white_list) if white_list is not None else AddressPattern(""),
+            is_admin=is_admin,
+            role=Role.ADMINISTER if is_admin else role,
+            default_topic=self._default(fields, "defaultTopicPerm"),
+            default_group=self._default(fields, "defaultGroupPerm"),
+            permissions=permissions or None,
         )
 
     def _default(self, fields: dict[str, yaml.Node], name: str) -> int:

@@ -7,8 +7,7 @@ Apache's brokers do in a refusal. 5.x has none of these codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import structlog
 
@@ -16,9 +15,10 @@ from duemq.broker.access import acl_file
 from duemq.broker.access.acl_file import PERMISSIONS, SHORTEST_KEY, Table
 from duemq.broker.access.acl_files import AclFiles
 from duemq.broker.access.addresses import AddressPattern
-from duemq.broker.access.permission import ADMINISTER, LOOK, Permission
+from duemq.broker.access.permission import ADMINISTER, LOOK
 from duemq.broker.errors import AclFileError, ChangeRefused, Refused
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Router
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
@@ -26,7 +26,6 @@ from duemq.protocol.requests.headers import (
     AclConfigVersion,
     CreateAccessConfig,
     DeleteAccessConfig,
-    Header,
     NoFields,
     Request,
     UpdateGlobalWhiteAddrs,
@@ -48,18 +47,6 @@ _ACCOUNT_FIELDS: Final = (
 """The entries of an account in the answer to 54: those that RocketMQ knows."""
 
 
-class _Router(Protocol):
-    """The part of the router that is used here; the router itself uses this package."""
-
-    def add(
-        self,
-        code: int,
-        header_type: type[Header],
-        permission: Permission,
-        handler: Callable[[Connection, Request[Any]], Coroutine[Any, Any, Command]],
-    ) -> None: ...
-
-
 class AclHandlers:
     """Returns and changes the accounts."""
 
@@ -70,7 +57,7 @@ class AclHandlers:
         self._broker = broker
         self._address = address
 
-    def register(self, router: _Router) -> None:
+    def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         add = router.add
         add(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, CreateAccessConfig, ADMINISTER, self.update)

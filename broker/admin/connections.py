@@ -13,7 +13,7 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.clients import Client, Clients
+from duemq.broker.tables.clients import Clients, GroupMember
 from duemq.protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
@@ -38,13 +38,13 @@ class ConnectionHandlers:
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         add = router.add
-        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, LOOK, self.consumer_connections)
-        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, LOOK, self.producer_connections)
+        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupName, LOOK, self.consumer_connections)
+        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroupName, LOOK, self.producer_connections)
         add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, LOOK, self.all_producers)
         add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, LOOK, self.running_info)
         add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, OPERATE, self.consume_directly)
 
-    def consumer_connections(self, _: Connection, request: Request[headers.ConsumerGroup]) -> Answer:
+    def consumer_connections(self, _: Connection, request: Request[headers.ConsumerGroupName]) -> Answer:
         """Return the online members of a consumer group, and its subscriptions."""
         group = self._clients.consumers.get(request.header.consumer_group)
         if group is None:
@@ -67,7 +67,7 @@ class ConnectionHandlers:
         }
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
-    def producer_connections(self, _: Connection, request: Request[headers.ProducerGroup]) -> Answer:
+    def producer_connections(self, _: Connection, request: Request[headers.ProducerGroupName]) -> Answer:
         """Return the online members of a producer group."""
         members = self._clients.producers.get(request.header.producer_group)
         if members is None:
@@ -130,7 +130,7 @@ class ConnectionHandlers:
         return Command(code=answer.code, remark=answer.remark, ext=answer.ext, body=bytes(answer.body))
 
 
-def _connection(member: Client) -> dict[str, Any]:
+def _connection(member: GroupMember) -> dict[str, Any]:
     return {
         "clientAddr": member.connection.peer,
         "clientId": member.client_id,

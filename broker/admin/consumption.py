@@ -16,14 +16,14 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.clients import Clients, Subscription
+from duemq.broker.tables.clients import Clients, GroupSubscription
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.topics import Topic, Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import headers
-from duemq.protocol.requests.bodies import MessageQueue
+from duemq.protocol.requests.bodies import BrokerQueue
 from duemq.protocol.requests.headers import Request, response
 from duemq.storage.clock import Clock
 from duemq.storage.queues.consume_queue import UNIT
@@ -42,6 +42,7 @@ class ConsumptionHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
@@ -70,7 +71,7 @@ class ConsumptionHandlers:
         add = router.add
         add(RequestCode.GET_CONSUME_STATS, headers.GetConsumeStats, LOOK, self.consume_stats)
         add(RequestCode.GET_BROKER_CONSUME_STATS, headers.GetBrokerConsumeStats, LOOK, self.broker_consume_stats)
-        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.Topic, LOOK, self.groups_of_topic)
+        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicName, LOOK, self.groups_of_topic)
         add(RequestCode.QUERY_TOPICS_BY_CONSUMER, headers.Group, LOOK, self.topics_of_group)
         add(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, headers.GroupOfTopic, LOOK, self.subscription)
         add(RequestCode.QUERY_CONSUME_TIME_SPAN, headers.GroupOfTopic, LOOK, self.time_spans)
@@ -143,7 +144,7 @@ class ConsumptionHandlers:
         return self._queue(topic, queue_id), progress
 
     def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
-        return MessageQueue(self._settings.config.broker_name, queue_id, topic).to_json()
+        return BrokerQueue(self._settings.config.broker_name, queue_id, topic).to_json()
 
     async def time_spans(self, _: Connection, request: Request[headers.GroupOfTopic]) -> Answer:
         """Return for each queue of a topic the store times of its first and last message and of the message that the
@@ -173,7 +174,7 @@ class ConsumptionHandlers:
 
     # --- groups and topics
 
-    def groups_of_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+    def groups_of_topic(self, _: Connection, request: Request[headers.TopicName]) -> Answer:
         """Return the groups that read a topic, now or earlier."""
         topic = request.header.topic
         names = dict.fromkeys(self._offsets.groups_of(topic))
@@ -196,7 +197,7 @@ class ConsumptionHandlers:
             body["subscriptionData"] = msgspec.to_builtins(found.data)
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
-    def _subscription(self, group: str, topic: str) -> Subscription | None:
+    def _subscription(self, group: str, topic: str) -> GroupSubscription | None:
         online = self._clients.consumers.get(group)
         return online.subscriptions.get(topic) if online is not None else None
 

@@ -82,14 +82,17 @@ class RuntimeInfoHandlers:
 
 def collect(sources: Sources) -> dict[str, str]:
     """Return the table; times are in ms since the epoch, sizes in bytes unless the value has a unit."""
-    config, store, stats = sources.settings.config, sources.store, sources.stats
-    log, appender = store.log, store.appender
-    oldest = read_record(log, log.begin, check_crc=False)
-    yesterday, today = stats.day_starts()
-    size = appender.appended_bytes
     now_ms = sources.messages_clock.now_ms()
-    timers = sources.timers.state(now_ms)
-    table = {
+    table = _broker(sources) | _store(sources) | _rates(sources, now_ms) | sources.bridges.status()
+    table |= _connections(sources) | _levels(sources, now_ms)
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
+
+
+def _broker(sources: Sources) -> dict[str, object]:
+    """The broker itself, and its queues of requests."""
+    config, stats = sources.settings.config, sources.stats
+    yesterday, today = stats.day_starts()
+    return {
         "brokerVersionDesc": VERSION_NAME,
         "brokerVersion": VERSION,
         "brokerActive": True,
@@ -97,7 +100,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "runtime": _duration(stats.running_ms),
         "msgPutTotalYesterdayMorning": yesterday[0],
         "msgPutTotalTodayMorning": today[0],
-        "msgPutTotalTodayNow": appender.appended,
+        "msgPutTotalTodayNow": sources.store.appender.appended,
         "msgGetTotalYesterdayMorning": yesterday[1],
         "msgGetTotalTodayMorning": today[1],
         "msgGetTotalTodayNow": stats.transferred,
@@ -112,6 +115,16 @@ def collect(sources: Sources) -> dict[str, str]:
         "queryThreadPoolQueueHeadWaitTimeMills": 0,
         "EndTransactionQueueSize": 0,
         "EndTransactionThreadPoolQueueCapacity": 0,
+    }
+
+
+def _store(sources: Sources) -> dict[str, object]:
+    """The commitlog, and the writes to it."""
+    store, stats = sources.store, sources.stats
+    log, appender = store.log, store.appender
+    oldest = read_record(log, log.begin, check_crc=False)
+    size = appender.appended_bytes
+    return {
         "dispatchBehindBytes": 0,
         "dispatchMaxBuffer": 0,
         "pageCacheLockTimeMills": 0,
@@ -133,6 +146,13 @@ def collect(sources: Sources) -> dict[str, str]:
         "putLatency99": f"{stats.put_time_percentile(0.99):.2f}",
         "putLatency999": f"{stats.put_time_percentile(0.999):.2f}",
         "getMessageEntireTimeMax": 0,
+    }
+
+
+def _rates(sources: Sources, now_ms: int) -> dict[str, object]:
+    """Sends, pulls and timers per second, and how far the timers are behind."""
+    stats, timers = sources.stats, sources.timers.state(now_ms)
+    return {
         "putTps": stats.rates("put"),
         "getFoundTps": stats.rates("found"),
         "getMissTps": stats.rates("missed"),
@@ -146,25 +166,35 @@ def collect(sources: Sources) -> dict[str, str]:
         "timerEnqueueTps": float(timers.enqueue_tps),
         "timerDequeueTps": float(timers.dequeue_tps),
     }
-    table |= sources.bridges.status()
-    # duemq's own: connections, what ended some of them, and how often each limit was reached.
+
+
+def _connections(sources: Sources) -> dict[str, object]:
+    """Connections, what ended some of them, certificates, and how often each limit was reached and each kind of request
+    refused: duemq's own figures."""
     connections = sources.router.connections
-    table["connections"] = len(connections)
-    table["connectionsWithTls"] = sum(connection.has_tls for connection in connections)
+    table: dict[str, object] = {
+        "connections": len(connections),
+        "connectionsWithTls": sum(connection.has_tls for connection in connections),
+    }
     for expiry in sources.tls.expiries:
         name = "tlsCertificate" if expiry.setting == "tls.server" else "tlsClientCertificate"
         table[f"{name}ValidUntil"] = expiry.until_ms
         table[f"{name}DaysLeft"] = expiry.days_left(sources.clock.now_ms())
-    table |= {f"connections{how}": count for how, count in sources.router.ended.items()}
+    table |= {f"connections{how}": count for how, count in sources.router.limited_log.ended.items()}
     table |= {f"limitReached_{name}": count for name, count in sources.limits.reached.items()}
     if sources.guard is not None:
-        # duemq's own: requests that were refused since the start, by what was wrong.
         table |= {f"accessRefused_{kind}": sources.guard.refusals[kind] for kind in REFUSALS}
+    return table
+
+
+def _levels(sources: Sources, now_ms: int) -> dict[str, object]:
+    """The progress of the delay levels."""
+    table: dict[str, object] = {}
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
         # duemq's own: backlog and lateness of the level, which an operator looks at next.
         table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level, now_ms)
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
+    return table
 
 
 def _distribution(stats: BrokerStats) -> str:

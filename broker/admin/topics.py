@@ -21,7 +21,7 @@ from duemq.broker.tables.topics import DELAY_LEVELS, PERM_READ, Topics, check_na
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies, headers
-from duemq.protocol.requests.bodies import MessageQueue, TopicConfig
+from duemq.protocol.requests.bodies import BrokerQueue, TopicConfig
 from duemq.protocol.requests.headers import NoFields, Request, response
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
@@ -35,6 +35,7 @@ class TopicHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
@@ -64,11 +65,11 @@ class TopicHandlers:
         add = router.add
         add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, ADMINISTER, self.create_topic)
         add(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, NoFields, ADMINISTER, self.create_topics)
-        add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, ADMINISTER, self.delete_topic)
+        add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicName, ADMINISTER, self.delete_topic)
         add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, LOOK, self.all_topics)
-        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, SEE_TOPIC, self.topic_config)
+        add(RequestCode.GET_TOPIC_CONFIG, headers.TopicName, SEE_TOPIC, self.topic_config)
         add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, LOOK, self.system_topics)
-        add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, LOOK, self.topic_stats)
+        add(RequestCode.GET_TOPIC_STATS_INFO, headers.TopicName, LOOK, self.topic_stats)
 
     async def create_topic(self, _: Connection, request: Request[headers.CreateTopic]) -> Answer:
         """Create or change a topic; it is routable when this is answered."""
@@ -111,14 +112,14 @@ class TopicHandlers:
         except ValueError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
         return TopicConfig(
-            header.topic,
-            header.read_queue_nums,
-            header.write_queue_nums,
-            header.perm,
-            header.topic_filter_type,
-            header.topic_sys_flag or 0,
-            header.order,
-            attributes,
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+            attributes=attributes,
         )
 
     def _check_delay_levels(self, text: str | None) -> None:
@@ -138,7 +139,7 @@ class TopicHandlers:
                     f"({table.text}): add it there first",
                 )
 
-    async def delete_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+    async def delete_topic(self, _: Connection, request: Request[headers.TopicName]) -> Answer:
         """Remove a topic, its queues and its consumer offsets."""
         name = request.header.topic
         if self._topics.is_own(name):
@@ -174,7 +175,7 @@ class TopicHandlers:
         """Return the table of topics."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._topics.to_json()))
 
-    def topic_config(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+    def topic_config(self, _: Connection, request: Request[headers.TopicName]) -> Answer:
         """Return one topic."""
         topic = self._topics.get(request.header.topic)
         if topic is None:
@@ -185,7 +186,7 @@ class TopicHandlers:
         """Return the names of the broker's own topics."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"topicList": self._topics.own_names()}))
 
-    async def topic_stats(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+    async def topic_stats(self, _: Connection, request: Request[headers.TopicName]) -> Answer:
         """Return the offsets of a topic's queues, and the store time of the last message in each."""
         name = request.header.topic
         topic = self._topics.get(name)
@@ -204,7 +205,7 @@ class TopicHandlers:
         return self._queue(topic, queue_id), {"lastUpdateTimestamp": last, "maxOffset": high, "minOffset": low}
 
     def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
-        return MessageQueue(self._settings.config.broker_name, queue_id, topic).to_json()
+        return BrokerQueue(self._settings.config.broker_name, queue_id, topic).to_json()
 
 
 _OWN_PREFIXES: Final = ("timer.", "delay.")
@@ -218,15 +219,15 @@ def _create_header(config: TopicConfig) -> headers.CreateTopic:
     changes: +name or -name, with values."""
     changes = [name if name.startswith("-") else f"{name}={value}" for name, value in (config.attributes or {}).items()]
     return headers.CreateTopic(
-        config.topic_name,
-        "",
-        config.read_queue_nums,
-        config.write_queue_nums,
-        config.perm,
-        config.topic_filter_type,
-        config.topic_sys_flag,
-        config.order,
-        ",".join(changes),
+        topic=config.topic_name,
+        default_topic="",
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=",".join(changes),
     )
 
 

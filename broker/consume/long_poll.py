@@ -28,7 +28,8 @@ MAX_HOLD_SECONDS: Final = 60.0
 
 
 class HeldPull:
-    """A waiting pull. `offset` is where to look next: the messages before it have been looked at and did not match."""
+    """A waiting pull. `offset` is where to look next, at first the pull's own offset: the messages before it have been
+    looked at and did not match."""
 
     __slots__ = ("codes", "connection", "deadline", "is_held", "offset", "queue", "request")
 
@@ -37,14 +38,13 @@ class HeldPull:
         connection: Connection,
         request: Request[PullMessage],
         queue: ConsumeQueue,
-        offset: int,
         codes: frozenset[int] | None,
         deadline: float,
     ) -> None:
         self.connection = connection
         self.request = request
         self.queue = queue
-        self.offset = offset
+        self.offset = request.header.queue_offset
         self.codes = codes
         self.deadline = deadline
         self.is_held = False
@@ -65,6 +65,7 @@ class LongPolls:
         self,
         loop: asyncio.AbstractEventLoop,
         turns: RequestTurns,
+        *,
         capacity: Callable[[], int],
         serve: Callable[[HeldPull], bool],
         expire: Callable[[HeldPull], None],

@@ -12,12 +12,12 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.tables.clients import Clients, check_expression_type
 from duemq.broker.tables.groups import Groups, is_group_name
-from duemq.broker.tables.topics import Topics, check_name
+from duemq.broker.tables.topics import FLAG_UNIT_SUB, Topics, check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ConsumerData, ConsumerIdList, HeartbeatData, SubscriptionData
-from duemq.protocol.requests.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
+from duemq.protocol.requests.headers import ConsumerGroupName, NoFields, Request, UnregisterClient, response
 from duemq.protocol.topics import RETRY_PREFIX
 
 
@@ -40,7 +40,9 @@ class ClientHandlers:
         router.add(RequestCode.HEART_BEAT, NoFields, HEARTBEAT, self.heartbeat)
         router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, needs(group(PlainAction.SUB)), self.unregister)
         router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, ACCOUNT, self.check_config)
-        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, needs(group(PlainAction.SUB)), self.members)
+        router.add(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupName, needs(group(PlainAction.SUB)), self.members
+        )
         router.add_clients(self._clients)
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
@@ -79,7 +81,7 @@ class ClientHandlers:
         if group is None:
             return True
         name = f"{RETRY_PREFIX}{consumer.group_name}"
-        topic = self._topics.create_for_group(name, group.retry_queue_nums, 2 if consumer.unit_mode else 0)
+        topic = self._topics.create_for_group(name, group.retry_queue_nums, FLAG_UNIT_SUB if consumer.unit_mode else 0)
         if not topic.is_saved:
             self._topics.save_later()
         return group.notify_consumer_ids_changed_enable
@@ -97,7 +99,7 @@ class ClientHandlers:
             check_expression_type(subscription.expression_type)
         return response(ResponseCode.SUCCESS)
 
-    def members(self, _: Connection, request: Request[ConsumerGroup]) -> Answer:
+    def members(self, _: Connection, request: Request[ConsumerGroupName]) -> Answer:
         """Return the client ids of a group's members."""
         group = self._clients.consumers.get(request.header.consumer_group)
         if group is None or not group.members:

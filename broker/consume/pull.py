@@ -56,6 +56,7 @@ class PullHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         offsets: ConsumerOffsets,
@@ -80,11 +81,11 @@ class PullHandlers:
         self.polls = LongPolls(
             loop,
             turns,
-            lambda: settings.config.pull_hold_capacity,
-            self._serve_held,
-            self._expire_held,
-            checks.check_account,
-            lambda held, error: router.fail(held.connection, held.request, error),
+            capacity=lambda: settings.config.pull_hold_capacity,
+            serve=self._serve_held,
+            expire=self._expire_held,
+            check=checks.check_account,
+            fail=lambda held, error: router.fail(held.connection, held.request, error),
         )
 
     def register(self, router: Router) -> None:
@@ -210,7 +211,7 @@ class PullHandlers:
         request.body = b""
         # A held pull keeps no field that may be of any length and is no longer needed.
         header.subscription = header.expression_type = request.language = None
-        return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
+        return self.polls.hold(HeldPull(connection, request, queue, codes, deadline))
 
     def _serve_held(self, held: HeldPull) -> bool:
         """Answer a held pull if there are messages for it; return whether it was answered. Raises Refused if the pull

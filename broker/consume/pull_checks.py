@@ -20,6 +20,7 @@ class PullChecks:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         topics: Topics,
         groups: Groups,

@@ -19,12 +19,12 @@ from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
-from duemq.broker.tables.clients import Client, Clients
+from duemq.broker.tables.clients import Clients, GroupMember
 from duemq.broker.tables.consumer_offsets import ConsumerOffsets
 from duemq.broker.tables.topics import Topics
 from duemq.protocol.codes import VERSION_RESET_OFFSET, RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
-from duemq.protocol.requests.bodies import MessageQueue, reset_offset_body
+from duemq.protocol.requests.bodies import BrokerQueue, reset_offset_body
 from duemq.protocol.requests.headers import Request, ResetOffset, response
 from duemq.storage.store import MessageStore
 
@@ -40,6 +40,7 @@ class ResetOffsetHandlers:
 
     def __init__(
         self,
+        *,
         broker_name: str,
         store: MessageStore,
         topics: Topics,
@@ -82,7 +83,7 @@ class ResetOffsetHandlers:
         )
         return response(ResponseCode.SUCCESS, body=reset_offset_body(offsets))
 
-    async def _new_offsets(self, header: ResetOffset) -> dict[MessageQueue, int]:
+    async def _new_offsets(self, header: ResetOffset) -> dict[BrokerQueue, int]:
         """Return the group's new offset in each requested queue of the topic. Raises Refused."""
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -99,7 +100,7 @@ class ResetOffsetHandlers:
             queue_ids = range(header.queue_id, header.queue_id + 1)
         offsets = await self._reads.each(partial(self._new_offset, header, queue_id) for queue_id in queue_ids)
         return {
-            MessageQueue(self._broker_name, queue_id, header.topic): offset
+            BrokerQueue(self._broker_name, queue_id, header.topic): offset
             for queue_id, offset in zip(queue_ids, offsets, strict=True)
         }
 
@@ -122,7 +123,7 @@ class ResetOffsetHandlers:
             wanted = self._store.offset_by_time(queue, header.timestamp)
         return wanted if header.is_force or wanted < current else current
 
-    def _members(self, header: ResetOffset) -> list[Client]:
+    def _members(self, header: ResetOffset) -> list[GroupMember]:
         """Return the members of the group, all of which understand the notice. Raises Refused."""
         group = self._clients.consumers.get(header.group)
         members = list(group.members.values()) if group is not None else []

@@ -38,12 +38,12 @@ def doctor(config: Path | None, store: Path | None, host: str | None, settings: 
     \b
     duemq doctor --config /etc/duemq/broker.conf --store /var/lib/duemq
     """
-    from duemq.broker.doctor.findings import Level
+    from duemq.broker.doctor.findings import Severity
 
     worst = 0
     for finding in _findings(config, store, host, settings):
         about, text, help_ = finding["about"], finding["text"], finding["help"]
-        worst = max(worst, int(finding["level"] == Level.ERROR.value))
+        worst = max(worst, int(finding["level"] == Severity.ERROR.value))
         if as_json:
             click.echo(json.dumps(finding))
             continue

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Level(Enum):
+class Severity(Enum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -21,7 +21,7 @@ class Finding:
     """One finding. `about`: what was checked, in one or two words. `text`: the finding, in a sentence. `help`: what to
     do, empty if there is nothing to do."""
 
-    level: Level
+    level: Severity
     about: str
     text: str
     help: str = ""
@@ -29,14 +29,14 @@ class Finding:
 
 def ok(about: str, text: str) -> Finding:
     """Return a finding that needs nothing."""
-    return Finding(Level.OK, about, text)
+    return Finding(Severity.OK, about, text)
 
 
 def warning(about: str, text: str, help_: str) -> Finding:
     """Return a warning."""
-    return Finding(Level.WARNING, about, text, help_)
+    return Finding(Severity.WARNING, about, text, help_)
 
 
 def error(about: str, text: str, help_: str) -> Finding:
     """Return an error."""
-    return Finding(Level.ERROR, about, text, help_)
+    return Finding(Severity.ERROR, about, text, help_)

@@ -22,7 +22,6 @@ _FIRST_YEAR_MS: Final = 1_767_225_600_000
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "overlay"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
 _TIME_ERROR: Final = 5
-_VIP_PORT_OFFSET: Final = 2
 
 
 def disk(config: BrokerConfig, mounts: Path = Path("/proc/mounts")) -> Iterator[Finding]:
@@ -129,12 +128,9 @@ def clock(now_ms: int) -> Iterator[Finding]:
 
 def ports(config: BrokerConfig) -> Iterator[Finding]:
     """Check whether the ports are free."""
-    wanted = [config.listen_port, config.listen_port - _VIP_PORT_OFFSET]
-    if not config.nameserver_addresses:
-        wanted.append(config.nameserver_port)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     taken = []
-    for port in wanted:
+    for port in config.ports:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -148,7 +144,7 @@ def ports(config: BrokerConfig) -> Iterator[Finding]:
             "stop the process that has them; if it is the broker itself, all is well",
         )
     else:
-        yield ok("ports", f"{', '.join(map(str, wanted))} are free")
+        yield ok("ports", f"{', '.join(map(str, config.ports))} are free")
 
 
 def _existing(path: str) -> str:

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from duemq.broker.access import acl_file
 from duemq.broker.doctor.findings import Finding, error, ok, warning
@@ -19,11 +19,13 @@ from duemq.broker.settings.config import BrokerConfig, check_exposure, credentia
 from duemq.broker.tls import contexts, options
 from duemq.broker.tls.options import Identity
 from duemq.protocol.codes import RequestCode
+from duemq.storage import file_names
 
 _KNOWN_SECRETS: Final = frozenset({"5Jx0v3n7QmZt2cYw", "b8TqKp4sVd6Lr1Hg", "12345678", "secretkey", "rocketmq"})
 """Secrets in this project's documentation and in RocketMQ's examples."""
 _SHORT_SECRET: Final = 16
 _RENEW_DAYS: Final = 30
+_MAKE_ANOTHER: Final = "make another: openssl rand -base64 24"
 _NAME_ADDRESSES: Final = "remove it, or list the addresses that are meant"
 _ROUTES: Final = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO})
 """The requests in RocketMQ's example of a white list: routes, and the names and addresses of brokers."""
@@ -83,56 +85,64 @@ def accounts(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
     paths += [path for path in (directory / "plain_acl.yml",) if path.exists()]
     if not paths:
         yield error(about, f"there is no {directory / 'plain_acl.yml'}", "create it; docs/security.md shows one")
-    count, has_administrator = 0, False
+    contents = []
     for path in paths:
-        yield from _permissions("accounts", str(path))
+        yield from _permissions(about, str(path))
         try:
             content = acl_file.parse(read_regular(str(path), acl_file.MAX_BYTES + 1), str(path))
         except (AclFileError, OSError) as failure:
             yield error(about, str(failure), "correct the file: the broker does not start with it")
             continue
-        count += len(content.accounts)
-        for line, text in content.warnings:
-            yield warning(about, f"{path}, line {line}: {text}", "change that line")
-        for entry in content.table.get(acl_file.ACCOUNTS) or []:
-            has_administrator |= bool(entry.get("admin"))
-            secret, key = str(entry.get("secretKey")), entry.get("accessKey")
-            if secret in _KNOWN_SECRETS:
-                yield error(
-                    about,
-                    f"{path}: the secret key of {key} is from an example, so everyone knows it",
-                    "make another: openssl rand -base64 24",
-                )
-            elif len(secret) < _SHORT_SECRET:
-                yield warning(
-                    about,
-                    f"{path}: the secret key of {key} has only {len(secret)} characters, so it can be guessed",
-                    "make another: openssl rand -base64 24",
-                )
-        for pattern in content.white_lists:
-            if pattern.matches_all:
-                yield error(
-                    about,
-                    f"{path}: globalWhiteRemoteAddresses has {pattern.text}: anyone may do everything without an "
-                    "account",
-                    _NAME_ADDRESSES,
-                )
-        for account in content.accounts:
-            if account.white_list.matches_all:
-                yield error(
-                    about,
-                    f"{path}: the account {account.access_key} has whiteRemoteAddress: {account.white_list.text}, so "
-                    "anyone who knows its access key, which is no secret, may do what it may, without a signature",
-                    _NAME_ADDRESSES,
-                )
+        contents.append(content)
+        yield from _accounts_in(path, content)
+    count = sum(len(content.accounts) for content in contents)
     if count:
         yield ok(about, f"{count} accounts in {len(paths)} files")
-    if paths and not has_administrator:
+    if paths and not any(entry.get("admin") for content in contents for entry in _entries(content)):
         yield warning(
             about,
             "no account is an administrator",
             "give one admin: true, for mqadmin and for changes of settings while the broker runs",
         )
+
+
+def _accounts_in(path: Path, content: acl_file.AclFile) -> Iterator[Finding]:
+    """Check the accounts of one file."""
+    about = "accounts"
+    for line, text in content.warnings:
+        yield warning(about, f"{path}, line {line}: {text}", "change that line")
+    for entry in _entries(content):
+        secret, key = str(entry.get("secretKey")), entry.get("accessKey")
+        if secret in _KNOWN_SECRETS:
+            yield error(
+                about, f"{path}: the secret key of {key} is from an example, so everyone knows it", _MAKE_ANOTHER
+            )
+        elif len(secret) < _SHORT_SECRET:
+            yield warning(
+                about,
+                f"{path}: the secret key of {key} has only {len(secret)} characters, so it can be guessed",
+                _MAKE_ANOTHER,
+            )
+    for pattern in content.white_lists:
+        if pattern.matches_all:
+            yield error(
+                about,
+                f"{path}: globalWhiteRemoteAddresses has {pattern.text}: anyone may do everything without an account",
+                _NAME_ADDRESSES,
+            )
+    for account in content.accounts:
+        if account.white_list.matches_all:
+            yield error(
+                about,
+                f"{path}: the account {account.access_key} has whiteRemoteAddress: {account.white_list.text}, so "
+                "anyone who knows its access key, which is no secret, may do what it may, without a signature",
+                _NAME_ADDRESSES,
+            )
+
+
+def _entries(content: acl_file.AclFile) -> list[dict[str, Any]]:
+    """Return the accounts of a file as they are written there."""
+    return content.table.get(acl_file.ACCOUNTS) or []
 
 
 def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
@@ -158,7 +168,7 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
                 about,
                 f"the secret key of {name} in the configuration has only {len(secret)} characters, so it can be "
                 "guessed",
-                "make another: openssl rand -base64 24",
+                _MAKE_ANOTHER,
             )
     free = free_codes(config) - _ROUTES
     if free:
@@ -171,7 +181,7 @@ def users(config: BrokerConfig, file: str | None) -> Iterator[Finding]:
         )
     if any(secrets) and file is not None:
         yield from _permissions(about, file)
-    databases = [Path(config.store_root, "config", each) for each in ("users", "acls")]
+    databases = [Path(config.store_root, each) for each in (file_names.USERS, file_names.ACLS)]
     for database in databases:
         if database.is_dir():
             yield from _permissions(about, str(database))

@@ -14,7 +14,8 @@ from duemq.protocol.dump import MAGIC_AT
 from duemq.protocol.dump_output import shown_path
 from duemq.protocol.records.record import MAGICS
 from duemq.scheduler.timers.files import wheel
-from duemq.storage.queues import check, extension, index_file
+from duemq.storage import file_names
+from duemq.storage.queues import check, index_file
 
 BEGIN: Final = -(2**63)
 END: Final = 2**80
@@ -22,16 +23,23 @@ END: Final = 2**80
 
 _COMMITLOG, _QUEUE, _EXTENSION, _TIMERS = "commitlog", "consume queue", "consume queue's extension", "timer log"
 _WHEEL, _INDEX, _TABLE, _AUDIT, _UNKNOWN = "timer wheel", "index", "table", "audit log", "bytes"
+_CHECKPOINT, _QUEUE_CHECK = file_names.CHECKPOINT, file_names.QUEUE_CHECK
+_TIMER_CHECK: Final = os.path.basename(file_names.TIMER_CHECK)
+"""These kinds are called like their only file."""
 _BY_NAME: Final = {
-    "checkpoint": "checkpoint",
-    "queuecheck": "queuecheck",
-    "timercheck": "timercheck",
-    "timermetrics": _TABLE,
-    "timerwheel": _WHEEL,
+    file_names.CHECKPOINT: _CHECKPOINT,
+    file_names.QUEUE_CHECK: _QUEUE_CHECK,
+    os.path.basename(file_names.TIMER_CHECK): _TIMER_CHECK,
+    os.path.basename(file_names.TIMER_METRICS): _TABLE,
+    file_names.TIMER_WHEEL: _WHEEL,
 }
-_BY_DIRECTORY: Final = {"commitlog": _COMMITLOG, "cut": _COMMITLOG, "timerlog": _TIMERS}
+_BY_DIRECTORY: Final = {
+    file_names.COMMITLOG: _COMMITLOG,
+    file_names.CUT: _COMMITLOG,
+    file_names.TIMER_LOG: _TIMERS,
+}
 _INDEX_DIGITS: Final = 17
-_SIDE_SUFFIXES: Final = (".bak", ".tmp", ".new")
+_SIDE_SUFFIXES: Final = (file_names.BACKUP, ".tmp", ".new")
 """Suffixes of files that will replace others, and of backups."""
 _AUDIT_NAME: Final = re.compile(r"audit\.log(\.[0-9]+)?")
 _AUDIT_BEGIN: Final = b'{"time":"'
@@ -40,9 +48,9 @@ _AT_FIRST: Final = 64
 _OF_ANY_SIZE: Final = (_COMMITLOG, _QUEUE, _EXTENSION, _TIMERS, _AUDIT, _UNKNOWN)
 """Kinds of which an empty file is not damaged: their sizes are settings, or they grow."""
 _PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
-    "checkpoint": tables.checkpoint_file,
-    "queuecheck": tables.queue_check,
-    "timercheck": tables.timer_check,
+    _CHECKPOINT: tables.checkpoint_file,
+    _QUEUE_CHECK: tables.queue_check,
+    _TIMER_CHECK: tables.timer_check,
     _TABLE: tables.table,
     _AUDIT: tables.audit,
     _UNKNOWN: tables.unknown,
@@ -71,11 +79,11 @@ def kind_of(source: Source) -> str:
     if name.isdecimal() and len(name) == NAME_DIGITS:
         if parents[0] in _BY_DIRECTORY:
             return _BY_DIRECTORY[parents[0]]
-        if parents[2] == "consumequeue":
+        if parents[2] == file_names.CONSUME_QUEUES:
             return _QUEUE
-        if parents[2] == extension.DIRECTORY:
+        if parents[2] == file_names.QUEUE_EXTENSIONS:
             return _EXTENSION
-    if name.isdecimal() and len(name) == _INDEX_DIGITS and parents[0] == "index":
+    if name.isdecimal() and len(name) == _INDEX_DIGITS and parents[0] == file_names.INDEX:
         return _INDEX
     return _by_content(source)
 
@@ -85,7 +93,7 @@ def _by_content(source: Source) -> str:
     if MAGICS.match(begin, MAGIC_AT):
         return _COMMITLOG
     if begin.startswith(check.MAGIC):
-        return "queuecheck"
+        return _QUEUE_CHECK
     if begin.startswith(_AUDIT_BEGIN):
         return _AUDIT
     if begin.lstrip()[:1] == b"{":

@@ -13,7 +13,7 @@ import numpy as np
 
 from duemq.broker.dump.source import Source
 from duemq.protocol.dump import DamageLine, fields, prefixed, shown, value, when
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames import fastjson
 from duemq.scheduler.levels import runs
 from duemq.scheduler.timers.files import small_files, superseded, wheel
@@ -236,11 +236,11 @@ def table(source: Source) -> Iterator[str]:
     data = source.whole()
     try:
         found: Any = decode_table(data, source.path)
-    except BodyError as error:
+    except BodyFormatError as error:
         yield DamageLine(f"damaged: {error}")
         try:
             found = fastjson.loads(data)
-        except BodyError:
+        except BodyFormatError:
             yield shown(data, _SHOWN)
             return
     if not isinstance(found, dict):
@@ -262,14 +262,14 @@ def audit(source: Source) -> Iterator[str]:
         stop = source.size if end is None else end
         try:
             if stop - at > _MAX_ENTRY:
-                raise BodyError(f"a line of {stop - at} bytes; entries are shown up to {_MAX_ENTRY} bytes")
+                raise BodyFormatError(f"a line of {stop - at} bytes; entries are shown up to {_MAX_ENTRY} bytes")
             if end is None:
-                raise BodyError("the last line has no end")
+                raise BodyFormatError("the last line has no end")
             entry: Any = fastjson.loads(source.read(at, stop - at))
             if not isinstance(entry, dict):
-                raise BodyError("this is no JSON object")
+                raise BodyFormatError("this is no JSON object")
             yield " ".join(f"{value(key)}={value(each)}" for key, each in entry.items())
-        except BodyError as error:
+        except BodyFormatError as error:
             part = shown(source.read(at, min(stop - at, _SHOWN)))
             yield DamageLine(f"damaged at byte {at}: {error}: {part}")
         at = stop + 1

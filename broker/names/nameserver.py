@@ -1,8 +1,8 @@
 """The embedded name server, which tells clients the brokers of a topic. It always knows the topics of its own broker;
 other brokers register theirs with it as they would with RocketMQ's.
 
-Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 100, 101, 102, 219 key-value configuration (ordered topics);
-103, 104, 322 for brokers. Behaviour after apache/rocketmq namesrv/routeinfo/RouteInfoManager.java (4.9.7).
+Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 103, 104, 322 for brokers; `key_values` has those of the
+key-value configuration. Behaviour after apache/rocketmq namesrv/routeinfo/RouteInfoManager.java (4.9.7).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import structlog
 from duemq.broker.access.permission import ADMINISTER, LOOK, OPEN
 from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import MAX_NAME_LENGTH, Limits
+from duemq.broker.names.key_values import KeyValues, size_of
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.settings.config import MAX_QUEUES
-from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
-from duemq.broker.tables.table import Fields, section
 from duemq.broker.tables.topics import PERM_WRITE, Topics
 from duemq.protocol.codes import VERSION_STRICT_JSON, RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -30,22 +29,18 @@ from duemq.protocol.requests.bodies import BrokerData, DataVersion, QueueData, T
 from duemq.protocol.requests.headers import (
     BrokerIdentity,
     BrokerName,
-    Cluster,
+    ClusterName,
     GetRouteInfo,
-    KVEntry,
-    KVKey,
-    KVNamespace,
     NoFields,
     RegisterBroker,
     Request,
-    Topic,
+    TopicName,
     WipedTopics,
     WritableTopics,
     response,
 )
 from duemq.protocol.requests.registration import decode_registration
 from duemq.storage.clock import Clock
-from duemq.storage.config_file import ConfigFile
 
 log = structlog.get_logger(__name__)
 
@@ -90,23 +85,20 @@ class NameServer:
 
     def __init__(
         self,
+        *,
         cluster: str,
         broker_name: str,
         address: str,
         topics: Topics,
-        kv_file: ConfigFile,
+        values: KeyValues,
         clock: Clock,
-        persister: Persister,
         limits: Limits,
     ) -> None:
         self._limits = limits
         self._own = BrokerData({PRIMARY: address}, broker_name, cluster)
         self._topics = topics
         self._clock = clock
-        self._kv_file = kv_file
-        self._kv: dict[str, dict[str, str]] = {}
-        self._kv_count = self._kv_size = 0
-        self._kv_saved = SavedTable(persister, kv_file, self._kv_snapshot)
+        self._values = values
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._of_connection: dict[Connection, set[tuple[str, int]]] = {}
         self._drained: set[str] = set()
@@ -120,27 +112,16 @@ class NameServer:
         self._found_before: set[str] = set()
         """The same, for the time between the last two calls."""
 
-    def load(self) -> None:
-        """Read the key-value configuration. Raises StoreFormatError."""
-        table = section(self._kv_file, self._kv_file.read(), "configTable", Fields)
-        for namespace, entries in table.items():
-            for key, value in entries.items():
-                self._set_value(namespace, key, str(value))
-
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo, OPEN, self.route)
         router.add(RequestCode.GET_BROKER_CLUSTER_INFO, NoFields, LOOK, self.clusters)
         router.add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields, LOOK, self.all_topics)
-        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster, LOOK, self.topics_of_cluster)
+        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, ClusterName, LOOK, self.topics_of_cluster)
         router.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, NoFields, LOOK, self.system_topics)
-        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic, ADMINISTER, self.delete_topic)
+        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicName, ADMINISTER, self.delete_topic)
         router.add(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerName, ADMINISTER, self.wipe_write_permission)
         router.add(RequestCode.ADD_WRITE_PERM_OF_BROKER, BrokerName, ADMINISTER, self.add_write_permission)
-        router.add(RequestCode.PUT_KV_CONFIG, KVEntry, ADMINISTER, self.put_value)
-        router.add(RequestCode.GET_KV_CONFIG, KVKey, LOOK, self.get_value)
-        router.add(RequestCode.DELETE_KV_CONFIG, KVKey, ADMINISTER, self.delete_value)
-        router.add(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace, LOOK, self.list_values)
         router.add(RequestCode.REGISTER_BROKER, RegisterBroker, ADMINISTER, self.register_broker)
         router.add(RequestCode.UNREGISTER_BROKER, BrokerIdentity, ADMINISTER, self.unregister_broker)
         router.add(RequestCode.GET_NAMESRV_CONFIG, NoFields, LOOK, self.settings)
@@ -200,7 +181,7 @@ class NameServer:
             for broker, config in configs.items()
         ]
         brokers = self._all_brokers(configs)
-        order = self._kv.get(ORDER_NAMESPACE, {}).get(name)
+        order = self._values.of(ORDER_NAMESPACE).get(name)
         strict = request.version >= VERSION_STRICT_JSON or bool(request.header.accept_standard_json_only)
         return response(ResponseCode.SUCCESS, body=TopicRoute(brokers, queues, order).to_json(strict=strict))
 
@@ -237,7 +218,7 @@ class NameServer:
             names.update(dict.fromkeys(broker.topics))
         return _topic_list(list(names))
 
-    def topics_of_cluster(self, _: Connection, request: Request[Cluster]) -> Answer:
+    def topics_of_cluster(self, _: Connection, request: Request[ClusterName]) -> Answer:
         """Return the topics of a cluster."""
         names: dict[str, None] = {}
         if request.header.cluster == self._own.cluster:
@@ -253,7 +234,7 @@ class NameServer:
         names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.broker_name))
         return _topic_list(list(names), brokers[0].broker_addrs[PRIMARY])
 
-    def delete_topic(self, _: Connection, request: Request[Topic]) -> Answer:
+    def delete_topic(self, _: Connection, request: Request[TopicName]) -> Answer:
         """Remove a topic of other brokers until they register it again; the own broker's topic is deleted by a request
         to the broker."""
         for broker in self._brokers.values():
@@ -291,7 +272,7 @@ class NameServer:
         text = "".join(
             f"{name}={value}\n"
             for name, value in (
-                ("kvConfigPath", self._kv_file.path),
+                ("kvConfigPath", self._values.path),
                 ("orderMessageEnable", "true"),
                 ("returnOrderTopicConfigToBroker", "true"),
                 ("scanNotActiveBrokerInterval", EXPIRE_MS),
@@ -305,80 +286,6 @@ class NameServer:
             ResponseCode.SYSTEM_ERROR,
             "the embedded name server has no settings of its own: change those of its broker with updateBrokerConfig",
         )
-
-    # --- key-value configuration
-
-    async def put_value(self, _: Connection, request: Request[KVEntry]) -> Answer:
-        """Set a value; it is durable when this is answered."""
-        header = request.header
-        old = self._kv.get(header.namespace, {}).get(header.key)
-        limits = self._limits
-        size = self._kv_size + _size(header.namespace, header.key, header.value)
-        if old is not None:
-            size -= _size(header.namespace, header.key, old)
-        if old is None and self._kv_count >= limits.kv_entries:
-            raise LimitReached(
-                "maxKVConfigEntries",
-                ResponseCode.SYSTEM_ERROR,
-                f"there are {self._kv_count} values, and maxKVConfigEntries={limits.kv_entries}: delete some (mqadmin "
-                "deleteKvConfig), or raise that setting",
-            )
-        if size > max(self._kv_size, limits.kv_bytes):
-            raise LimitReached(
-                "maxKVConfigBytes",
-                ResponseCode.SYSTEM_ERROR,
-                f"all values would have {size} bytes, and maxKVConfigBytes={limits.kv_bytes}: delete some (mqadmin "
-                "deleteKvConfig), or raise that setting",
-            )
-        self._set_value(header.namespace, header.key, header.value)
-        await self._kv_saved.saved()
-        return response(ResponseCode.SUCCESS)
-
-    def get_value(self, _: Connection, request: Request[KVKey]) -> Answer:
-        """Return a value."""
-        value = self._kv.get(request.header.namespace, {}).get(request.header.key)
-        if value is None:
-            raise Refused(
-                ResponseCode.QUERY_NOT_FOUND,
-                f"No config item, Namespace: {request.header.namespace} Key: {request.header.key}",
-            )
-        answer = response(ResponseCode.SUCCESS)
-        answer.ext["value"] = value
-        return answer
-
-    async def delete_value(self, _: Connection, request: Request[KVKey]) -> Answer:
-        """Remove a value; that is durable when this is answered."""
-        if self._remove_value(request.header.namespace, request.header.key):
-            await self._kv_saved.saved()
-        return response(ResponseCode.SUCCESS)
-
-    def _set_value(self, namespace: str, key: str, value: str) -> None:
-        self._remove_value(namespace, key)
-        self._kv.setdefault(namespace, {})[key] = value
-        self._kv_count += 1
-        self._kv_size += _size(namespace, key, value)
-
-    def _remove_value(self, namespace: str, key: str) -> bool:
-        """Remove a value; return whether there was one."""
-        values = self._kv.get(namespace, {})
-        value = values.pop(key, None)
-        if value is None:
-            return False
-        self._kv_count -= 1
-        self._kv_size -= _size(namespace, key, value)
-        if not values:
-            del self._kv[namespace]
-        return True
-
-    def _kv_snapshot(self) -> tuple[Table, Written]:
-        return {"configTable": {namespace: dict(values) for namespace, values in self._kv.items()}}, lambda _: None
-
-    def list_values(self, _: Connection, request: Request[KVNamespace]) -> Answer:
-        """Return the values of a namespace."""
-        values = self._kv.get(request.header.namespace)
-        if values is None:
-            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {request.header.namespace}")
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": values}))
 
     # --- other brokers
 
@@ -395,23 +302,9 @@ class NameServer:
         _check_queues(topics)
         key = (header.broker_name, header.broker_id)
         old = self._brokers.get(key)
-        limits = self._limits
-        if old is None and len(self._brokers) >= limits.registered_brokers:
-            raise LimitReached(
-                "maxRegisteredBrokers",
-                ResponseCode.SYSTEM_ERROR,
-                f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
-                "that setting, or register elsewhere",
-            )
-        size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)
+        size += _BROKER_BYTES + size_of(header.broker_name, header.cluster_name, header.broker_addr)
         more = size - (old.size if old is not None else 0)
-        if more > 0 and self._registered + more > limits.registration_bytes:
-            raise LimitReached(
-                "maxRegistrationBytes",
-                ResponseCode.SYSTEM_ERROR,
-                f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
-                f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
-            )
+        self._check_room(more, is_new=old is None)
         if old is None:
             self._drained.discard(header.broker_name)
             log.info("broker_registered", broker=header.broker_name, broker_id=header.broker_id, at=header.broker_addr)
@@ -420,24 +313,43 @@ class NameServer:
         self._registered += more
         self._of_connection.setdefault(connection, set()).add(key)
         self._brokers[key] = _Broker(
-            header.cluster_name,
-            header.broker_name,
-            header.broker_id,
-            header.broker_addr,
-            header.ha_server_addr,
-            version,
-            topics,
-            size,
-            self._clock.monotonic(),
-            connection,
+            cluster=header.cluster_name,
+            name=header.broker_name,
+            broker_id=header.broker_id,
+            address=header.broker_addr,
+            ha_address=header.ha_server_addr,
+            version=version,
+            topics=topics,
+            size=size,
+            last_update=self._clock.monotonic(),
+            connection=connection,
         )
         answer = response(ResponseCode.SUCCESS)
         primary = self._brokers.get((header.broker_name, PRIMARY))
         if header.broker_id != PRIMARY and primary is not None:
             answer.ext.update(masterAddr=primary.address, haServerAddr=primary.ha_address)
-        if ORDER_NAMESPACE in self._kv:
-            answer.body = fastjson.dumps({"table": self._kv[ORDER_NAMESPACE]})
+        orders = self._values.of(ORDER_NAMESPACE)
+        if orders:
+            answer.body = fastjson.dumps({"table": orders})
         return answer
+
+    def _check_room(self, more: int, *, is_new: bool) -> None:
+        """Raise LimitReached if a registration would be one broker too many, or its `more` bytes too many."""
+        limits = self._limits
+        if is_new and len(self._brokers) >= limits.registered_brokers:
+            raise LimitReached(
+                "maxRegisteredBrokers",
+                ResponseCode.SYSTEM_ERROR,
+                f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
+                "that setting, or register elsewhere",
+            )
+        if more > 0 and self._registered + more > limits.registration_bytes:
+            raise LimitReached(
+                "maxRegistrationBytes",
+                ResponseCode.SYSTEM_ERROR,
+                f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
+                f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
+            )
 
     def unregister_broker(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
         """Remove another broker."""
@@ -475,10 +387,6 @@ class NameServer:
             self._registered -= broker.size
             self._of_connection[broker.connection].discard(key)
             log.info("broker_gone", broker=key[0], broker_id=key[1])
-
-
-def _size(*texts: str) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def _topic_list(names: list[str], address: str | None = None) -> Answer:

@@ -45,6 +45,7 @@ class Registrar:
         identity: BrokerIdentity,
         addresses: list[Address],
         topics: Topics,
+        *,
         period: float,
         connect: Connect,
         signer: Signer | None = None,

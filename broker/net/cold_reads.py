@@ -19,14 +19,14 @@ T = TypeVar("T")
 TRIES: Final = 100
 """How many times a lookup may read bytes again that it read before. If it needs more, other processes take memory
 faster than reads fill it. A search through more files than this is not affected: it reads each of them only once."""
-_MAX_PLACES: Final = 10_000
+_MAX_POSITIONS: Final = 10_000
 
 
 class RereadCounter:
     """Counts the repeated reads of one piece of work."""
 
     def __init__(self) -> None:
-        self._places: set[Hashable] = set()
+        self._positions: set[Hashable] = set()
         self._repeated = 0
 
     @property
@@ -34,16 +34,16 @@ class RereadCounter:
         """Whether the work should now wait for the disk itself, since it might otherwise never end."""
         return self._repeated >= TRIES
 
-    def add(self, place: Hashable) -> None:
-        """Count a read; for `place` see `NotInMemory.place`."""
-        self._repeated += place in self._places
-        if len(self._places) < _MAX_PLACES:
-            self._places.add(place)
+    def add(self, position: Hashable) -> None:
+        """Count a read; for `position` see `NotInMemory.position`."""
+        self._repeated += position in self._positions
+        if len(self._positions) < _MAX_POSITIONS:
+            self._positions.add(position)
 
     def clear(self) -> None:
         """Start again from zero, after the work made progress."""
-        if self._places:
-            self._places.clear()
+        if self._positions:
+            self._positions.clear()
             self._repeated = 0
 
 
@@ -73,7 +73,7 @@ class ColdReads:
             try:
                 return self.at_once(look, *arguments)
             except NotInMemory as missing:
-                repeats.add(missing.place)
+                repeats.add(missing.position)
                 read = missing.read
             if not await self.read(read):
                 break  # the last call of `look` then raises the error in its own words
@@ -92,9 +92,9 @@ class ColdReads:
         """Return a step that ends early instead of waiting for the disk; `wake` is called when the read has ended."""
         has_failed, repeats, under_way = False, RereadCounter(), set[Hashable]()
 
-        def read(place: Hashable, error: Exception | None) -> None:
+        def read(position: Hashable, error: Exception | None) -> None:
             nonlocal has_failed
-            under_way.discard(place)
+            under_way.discard(position)
             has_failed |= error is not None
             wake()
 
@@ -109,10 +109,10 @@ class ColdReads:
             try:
                 wait = self.at_once(step, now, budget)
             except NotInMemory as missing:
-                if missing.place not in under_way:  # the step may be called for another reason meanwhile
-                    under_way.add(missing.place)
-                    repeats.add(missing.place)
-                    self._workers.start(Background.READS, missing.read, partial(read, missing.place))
+                if missing.position not in under_way:  # the step may be called for another reason meanwhile
+                    under_way.add(missing.position)
+                    repeats.add(missing.position)
+                    self._workers.start(Background.READS, missing.read, partial(read, missing.position))
                 return None
             repeats.clear()
             return wait

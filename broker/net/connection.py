@@ -4,10 +4,8 @@ Backpressure: a client that does not read its responses fills the socket, then t
 high-water mark. From then on none of its requests is handled, and its socket is not read. So a connection holds at most
 one read, one partial frame and the responses of one slice.
 
-The unfinished frames of all connections have one limit; beyond it, one of the connections that hold most is closed.
-While many connections send large frames at the same time, each reads a little and then waits for its turn, so that a
-turn of the loop does not read gigabytes. The unread responses of all connections have another limit, enforced in the
-same way (see `output_budget`).
+The unfinished frames of all connections have one limit (see `input_budget`), their unread responses another (see
+`output_budget`); beyond it, one of the connections that hold most is closed.
 
 The requests of a read are handled as far as the turn of the event loop has time for them. The rest wait in the backlog,
 and the socket is not read, until `RequestTurns` gives the connection its share. The backlog of a closing connection is
@@ -20,13 +18,13 @@ import asyncio
 import fcntl
 import sys
 import termios
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 import structlog
 
 from duemq.broker.errors import TlsRefused
+from duemq.broker.net.input_budget import LARGE_FRAME_BYTES, InputBudget
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
 from duemq.broker.net.tls import TlsEnd, TlsServer, check_first_byte
@@ -45,18 +43,6 @@ WRITE_HIGH_BYTES: Final = 256 * 1024
 LARGE_RESPONSE_BYTES: Final = 64 * 1024
 """What one write of this size or more passes to the transport stays in memory as a whole until its last byte is sent.
 Until then the client counts as stalled, however little is left."""
-READ_BYTES: Final = 256 * 1024
-"""The maximum number of bytes of one read."""
-SHORT_READ_BYTES: Final = 64 * 1024
-"""The maximum number of bytes of one read while many connections send large frames."""
-LARGE_FRAME_BYTES: Final = 64 * 1024
-"""The size from which on a frame is large. Connections with smaller frames neither wait for those with large frames,
-nor are closed because of their memory."""
-READERS: Final = 8
-"""How many connections may send large frames without waiting for each other. If there are more, this many of those that
-wait continue to read in one turn."""
-INPUT_BYTES: Final = 256 * 1024 * 1024
-"""The default limit of the unfinished frames of all connections."""
 FEW_REQUESTS: Final = 16
 """A backlog of up to this many requests waits in the lane for little work."""
 MAX_REQUESTS: Final = 128
@@ -81,77 +67,6 @@ class FrameHandler(Protocol):
 
     def complain(self, event: str, connection: Connection, reason: str) -> None:
         """Log a client's error, unless there are too many such lines."""
-
-
-class InputBudget:
-    """The bytes of unfinished frames that all connections together may hold, and the order in which connections that
-    send large frames continue to read."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = INPUT_BYTES) -> None:
-        self._loop = loop
-        self.limit = limit
-        self.used = 0
-        self._by_size: list[dict[Connection, None]] = [{}]
-        """The connections with unfinished large frames, by the bytes they hold in steps of LARGE_FRAME_BYTES."""
-        self._large = 0
-        """The number of connections with unfinished large frames."""
-        self._waiting: deque[Connection] = deque()
-        self._is_scheduled = False
-        self._buffer = memoryview(bytearray(READ_BYTES))
-        self.short_buffer = self._buffer[:SHORT_READ_BYTES]
-        """A shorter part of the same buffer. With TLS all reads are short, since the smallest records take a
-        microsecond each to decrypt."""
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether many connections send large frames, so that each reads only a little and then waits."""
-        return self._large > READERS
-
-    def buffer(self) -> memoryview:
-        """The buffer of the next read, shared by all connections: its bytes are used before the next read begins."""
-        return self.short_buffer if self._large > READERS else self._buffer
-
-    def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
-        """Note that a connection now holds `after` bytes instead of `before`. If all connections together hold too
-        much, return one of those that hold most, to be closed."""
-        self.used += after - before
-        if after <= before or self.used <= self.limit:
-            return None
-        for connections in reversed(self._by_size):
-            if connections:
-                return connections.popitem()[0]
-        return connection
-
-    def move(self, connection: Connection, before: int, after: int) -> None:
-        """Note that a connection now holds `after` bytes of a large frame instead of `before`; -1: no large frame."""
-        steps = self._by_size
-        old, new = (size // LARGE_FRAME_BYTES for size in (before, after))
-        if old == new:
-            return
-        if old >= 0:
-            steps[old].pop(connection, None)
-        if new >= 0:
-            while len(steps) <= new:
-                steps.append({})
-            steps[new][connection] = None
-        self._large += (new >= 0) - (old >= 0)
-
-    def wait(self, connection: Connection) -> None:
-        """Call `read_on` of a connection when its turn comes."""
-        self._waiting.append(connection)
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._let_read)
-
-    def _let_read(self) -> None:
-        self._is_scheduled = False
-        for _ in range(min(READERS, len(self._waiting))):
-            self._waiting.popleft().read_on()
-        if self._waiting:
-            self._schedule()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -199,8 +114,8 @@ class Connection(asyncio.BufferedProtocol):
         budget: InputBudget,
         output: OutputBudget,
         turns: RequestTurns,
-        tls: TlsServer | None = None,
         *,
+        tls: TlsServer | None = None,
         is_outgoing: bool = False,
     ) -> None:
         """`tls`: decides whether the client may or must use TLS; None if there is nothing to decide, for example on a

@@ -9,7 +9,7 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import IsOver, RequestTurns
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames.command import Command
-from duemq.protocol.requests.headers import ConsumerGroup
+from duemq.protocol.requests.headers import ConsumerGroupName
 
 
 class MemberNotifications:
@@ -39,7 +39,7 @@ class MemberNotifications:
         while True:
             connection = next(self._to_tell, None)
             if connection is not None:
-                ext = ConsumerGroup(self._telling).to_ext()
+                ext = ConsumerGroupName(self._telling).to_ext()
                 connection.notify(Command(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext=ext))
             elif self._changed:
                 self._telling, _ = self._changed.popitem(last=False)

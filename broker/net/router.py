@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import cache, partial
 from typing import Any, Final, Protocol
@@ -34,17 +33,19 @@ from duemq.broker.net.admission import OWN_BYTES, Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.connection_limits import ConnectionLimits
+from duemq.broker.net.error_answers import not_stored, outcome_of, timed_out
 from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.net.limited_log import LimitedLog
 from duemq.broker.net.request_turns import IsOver
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from duemq.protocol.errors import FieldError, FrameError, ProtocolError
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
-from duemq.protocol.frames.frame import JSON, Frame, FrameReader
+from duemq.protocol.frames.frame import JSON, Frame
 from duemq.protocol.requests.headers import Header, Request, RequestDecoder, response
 from duemq.protocol.unsupported import UNSUPPORTED
 from duemq.storage.clock import Clock
-from duemq.storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull, has_no_room
+from duemq.storage.errors import NotInMemory, StoreError
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -59,19 +60,6 @@ _UNSENT_BYTES: Final = 16 * 1024
 """Larger answers are written as soon as they exceed this together, so that a client that does not read is noticed."""
 _MAX_REMARK: Final = 1024
 """Maximum length of a remark, in characters; a remark may repeat text that a client sent."""
-_APPENDS_COMPLAINT_SECONDS: Final = 60.0
-_MAX_LOGGED_A_SECOND: Final = 50
-_MAX_ENDS_LOGGED_A_SECOND: Final = 1000
-"""The limit for lines about connections that ended, which is higher: a connection costs the client more than its line
-costs the broker."""
-_ENDS: Final = {
-    "connection_refused": "Refused",
-    "connection_broken": "Broken",
-    "connection_dropped": "Dropped",
-    "tls_refused": "TlsRefused",
-}
-"""The log events of connections that ended early, each with the name under which `Router.ended` counts them."""
-_FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short, so the time is checked only once per this many."""
 
@@ -80,7 +68,7 @@ _request_decoder = cache(RequestDecoder)
 _signed_decoder = cache(SignedDecoder)
 
 
-class Route:
+class RequestRoute:
     """How requests of one code are decoded and handled. `permission`: what the requests need. `guard`: checks that;
     None without access control. `recorder`: records requests that change something; None without an audit log.
     `stages`: the handler stages messages for the log. `reads`: the handler looks into files, see `ColdReads`."""
@@ -129,6 +117,7 @@ class Router:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         clock: Clock,
         held: HeldAnswers,
@@ -137,7 +126,6 @@ class Router:
         reads: ColdReads,
         limits: Limits,
         connection_limits: ConnectionLimits,
-        *,
         sync_flush: bool,
         guard: Guard | None = None,
         recorder: Recorder | None = None,
@@ -156,11 +144,11 @@ class Router:
         self._stats = stats
         self._held = held
         self._sync_flush = sync_flush
-        self._routes: dict[int, Route] = {}
-        self._routes_by_start: dict[bytes, Route] = {}
+        self._routes: dict[int, RequestRoute] = {}
+        self._routes_by_start: dict[bytes, RequestRoute] = {}
         """Routes by the first bytes of a JSON header. Every known client writes the code first, so these bytes contain
         it and the comma behind it; longer codes are in `_routes_by_long_start`."""
-        self._routes_by_long_start: dict[bytes, Route] = {}
+        self._routes_by_long_start: dict[bytes, RequestRoute] = {}
         """Routes of codes with more than three digits, by all bytes of the header up to the first comma."""
         self._clients: list[ConnectionListener] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,18 +158,8 @@ class Router:
         self._refused = 0
         """Frames of the current call of `handle` that do not count as the first request of a new connection: responses,
         requests that do not decode or have an unknown code, and requests that the guard refuses."""
-        self.ended: Counter[str] = Counter()
-        """How many connections ended early, by the names in `_ENDS`."""
-        self.ended.update(dict.fromkeys(_ENDS.values(), 0))
         self._takes_requests = True
-        self._refused_sends = 0
-        """Refused sends that have not been logged yet."""
-        self._complain_again_at = 0.0
-        self._logged_second = 0
-        self._logged: Counter[str] = Counter()
-        """Lines logged in this second, by event."""
-        self._not_logged: Counter[str] = Counter()
-        """Lines left out in this second, by event."""
+        self.limited_log = LimitedLog(clock)
 
     def add(
         self,
@@ -193,11 +171,11 @@ class Router:
         stages: bool = False,
         reads: bool = False,
     ) -> None:
-        """Register the handler of a request code, with what its requests need; see `Route`."""
+        """Register the handler of a request code, with what its requests need; see `RequestRoute`."""
         assert code not in self._routes, f"request code {code} has a handler"
         if not isinstance(permission, Permission):
             raise TypeError(f"the handler of request code {code} has no declared permission")
-        self._routes[code] = Route(
+        self._routes[code] = RequestRoute(
             header_type,
             permission,
             handler,
@@ -241,6 +219,12 @@ class Router:
         self._admission.lost(connection)
         for clients in self._clients:
             clients.connection_lost(connection)
+
+    def close_idle(self, since: float) -> None:
+        """Close connections on which nothing has arrived since a time of the event loop's clock, in seconds: a client
+        whose machine is gone holds no descriptor and no place in a group."""
+        for connection in [each for each in self.connections if each.last_read < since]:
+            connection.abort()
 
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
         """See `connection.FrameHandler`."""
@@ -306,7 +290,11 @@ class Router:
         answers: list[bytes] = []
         request: Any
         answer: Any
+        # Staged sends that are not written yet: the number of their first frame, and how many answers come before
+        # theirs. -1: there are none.
         run_frames = run_answers = -1
+        # `unsent`: bytes of large answers that are not sent yet; `look_at`: the number of the frame after which the
+        # time is checked next.
         unsent, end, fault, look_at = 0, len(frames), None, -1
         now_ms = self._clock.now_ms()
         routes, long_routes = self._routes_by_start, self._routes_by_long_start
@@ -371,7 +359,7 @@ class Router:
             return len(frames)
         return end
 
-    def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
+    def _call(self, connection: Connection, route: RequestRoute, request: Request[Any]) -> bytes | None:
         """Call the handler of a request; return the frame of the answer if there is one already. Raises NotNow."""
         if route.is_async:
             try:
@@ -391,7 +379,9 @@ class Router:
         except Exception as error:  # a failed request must not stop the connection or the other requests
             return self._not_done(connection, route, request, error)
 
-    def _not_done(self, connection: Connection, route: Route, request: Request[Any], error: Exception) -> bytes | None:
+    def _not_done(
+        self, connection: Connection, route: RequestRoute, request: Request[Any], error: Exception
+    ) -> bytes | None:
         """Deal with a request whose handler raised: return the frame of an answer, or None if the answer comes later,
         once the missing bytes have been read. Raises NotNow."""
         if isinstance(error, NotInMemory):
@@ -401,7 +391,7 @@ class Router:
             raise error
         return self.encode(request, self._failed(connection, request, error))
 
-    def _handle_admitted(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+    def _handle_admitted(self, route: RequestRoute, connection: Connection, request: Request[Any]) -> Answer:
         """Handle a request that waited for the disk. It is already admitted, so work that its handler spawns is too."""
         self._is_under_way = True
         try:
@@ -411,7 +401,7 @@ class Router:
 
     def _decode_any(
         self, connection: Connection, frame: Frame, now_ms: int
-    ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
+    ) -> tuple[RequestRoute | None, Request[Any] | None, bytes | None]:
         """Decode a frame that the fast path does not: another codec, a response, an unknown code, wrong fields. Return
         the route and the request, or the answer, or neither. Raises FrameError."""
         command = codec.decode(frame)
@@ -474,10 +464,7 @@ class Router:
             return answer  # if nothing was appended, no flush would come
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
-            late = partial(
-                _replaced, data, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True, of_all=True
-            )
-            self._held.hold(self._log.end, connection, [data], 1, lambda: [late()])
+            self._held.hold(self._log.end, connection, [data], 1, partial(timed_out, [data], of_all=True))
         return None
 
     def _error(self, command: Command, frame_codec: int, code: int, remark: str) -> bytes | None:
@@ -504,22 +491,8 @@ class Router:
         return response(code, remark[:_MAX_REMARK])
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
-        """Log one line about a client's error, unless the event has had too many lines in this second."""
-        if event in _ENDS:
-            self.ended[_ENDS[event]] += 1
-        second = int(self._clock.monotonic())
-        if second != self._logged_second:
-            for flood, not_logged in self._not_logged.items():
-                log.warning(f"{flood}_often", not_logged=not_logged)
-            self._logged_second = second
-            self._logged.clear()
-            self._not_logged.clear()
-        most = _MAX_ENDS_LOGGED_A_SECOND if event in _ENDS else _MAX_LOGGED_A_SECOND
-        if self._logged[event] < most:
-            self._logged[event] += 1
-            log.warning(event, peer=connection.peer, **fields, reason=reason)
-        else:
-            self._not_logged[event] += 1
+        """See `connection.FrameHandler`."""
+        self.limited_log.about_client(event, connection.peer, reason, **fields)
 
     # --- appends
 
@@ -530,26 +503,15 @@ class Router:
             self._appender.commit()
         except StoreError as error:
             self._stats.put_failed += sends
-            self._complain_of_appends(str(error), sends)
-            code, remark = outcome_of(error)
-            answers[start:] = [_replaced(answer, code, remark) for answer in answers[start:]]
+            self.limited_log.about_appends(str(error), sends)
+            answers[start:] = not_stored(answers[start:], error)
             return
         self._stats.add_write(time.perf_counter() - before)
         appended = self._appender.appended - appended
         if self._sync_flush and appended and len(answers) > start:
             held = answers[start:]
             del answers[start:]
-            self._held.hold(self._log.end, connection, held, appended, lambda: _timed_out(held))
-
-    def _complain_of_appends(self, reason: str, sends: int) -> None:
-        """Log sends that the store refused, for example because the disk is full: immediately the first time, then at
-        most one line a minute."""
-        self._refused_sends += sends
-        now = self._clock.monotonic()
-        if now >= self._complain_again_at:
-            log.error("append_failed", reason=reason, messages=self._refused_sends)
-            self._complain_again_at = now + _APPENDS_COMPLAINT_SECONDS
-            self._refused_sends = 0
+            self._held.hold(self._log.end, connection, held, appended, partial(timed_out, held))
 
     # --- tasks
 
@@ -595,40 +557,3 @@ class Router:
         """Wait until the requests in progress are done, at most `timeout` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
-
-
-def _timed_out(answers: list[bytes]) -> list[bytes]:
-    """Return the answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read the
-    position of the message from these too."""
-    return [_replaced(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True) for answer in answers]
-
-
-def _replaced(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
-    """Return an answer changed to this code and remark. An answer that is not a success stays as it is, unless
-    `of_all`."""
-    (frame,) = FrameReader().receive_data(answer)
-    command = codec.decode(frame)
-    if command.code != ResponseCode.SUCCESS and not of_all:
-        return answer
-    command.code, command.remark = code, remark
-    if not keep_fields:
-        command.ext = {}
-    return codec.encode(command, frame[0])
-
-
-def outcome_of(error: Exception) -> tuple[int, str]:
-    """Return the response code and remark for an error: the one place that maps errors of the store to codes."""
-    if isinstance(error, Refused):
-        return error.code, error.remark
-    if isinstance(error, RecordIllegal):
-        remark = f"the message is illegal, maybe msg body or properties length not matched. {error}"
-        return ResponseCode.MESSAGE_ILLEGAL, remark
-    if isinstance(error, StoreFull | StoreClosed):
-        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
-    if has_no_room(error):
-        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: the disk is full: {error}"
-    if isinstance(error, StoreError):
-        return ResponseCode.SERVICE_NOT_AVAILABLE, f"the message store is broken: {error}"
-    if isinstance(error, ProtocolError):
-        return ResponseCode.SYSTEM_ERROR, str(error)
-    return ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"

@@ -58,7 +58,7 @@ class Slices:
             except StopIteration:
                 return
             if isinstance(found, ColdRead) and not repeats.are_too_many:
-                repeats.add(found.place)
+                repeats.add(found.position)
             else:
                 repeats.clear()
             yield found

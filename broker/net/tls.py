@@ -63,7 +63,7 @@ class TlsServer(Protocol):
         """Call `then` once there is a context or none can be made. To be called only if there is none yet."""
 
 
-class Owner(Protocol):
+class TlsOwner(Protocol):
     """The connection, as `TlsEnd` uses it."""
 
     def decrypted(self, data: bytes) -> None:
@@ -96,7 +96,7 @@ class TlsEnd:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: TlsOwner,
         transport: asyncio.Transport,
         server: TlsServer,
         loop: asyncio.AbstractEventLoop,

@@ -65,6 +65,7 @@ class SendAnswers:
         queue_id: int,
         queue_offset: int,
         physical_offset: int,
+        *,
         deliver_ms: int,
         slot_ms: int,
     ) -> Answer:
@@ -90,8 +91,14 @@ class SendAnswers:
         queue_id, due = message.queue.queue_id, message.due
         if not isinstance(due, ByTimer):
             return self.accepted(request, queue_id, queue_offset, physical_offset)
-        slot_ms = out_ms(due.deliver_ms)
-        return self.accepted_timer(request, queue_id, queue_offset, physical_offset, due.deliver_ms, slot_ms)
+        return self.accepted_timer(
+            request,
+            queue_id,
+            queue_offset,
+            physical_offset,
+            deliver_ms=due.deliver_ms,
+            slot_ms=out_ms(due.deliver_ms),
+        )
 
     def answer(self, message_id: str, queue_id: int, queue_offset: int, handle: str | None = None) -> Command:
         """Return an answer as a command. `message_id`: several ids are separated by commas."""

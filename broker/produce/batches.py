@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from duemq.broker.access.permission import SEND
 from duemq.broker.errors import LimitReached, Refused
 from duemq.broker.limits import Limits
@@ -19,7 +17,6 @@ from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from duemq.protocol.records import batch, properties
 from duemq.protocol.records.message_id import offset_message_id
 from duemq.protocol.records.properties import tags_code_of
-from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
 from duemq.protocol.topics import RETRY_PREFIX
 from duemq.storage.errors import RecordTooLarge
@@ -31,6 +28,7 @@ class BatchHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         appender: Appender,
         topics: SendTopics,
@@ -66,11 +64,8 @@ class BatchHandlers:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed, nor be a retry, nor replace messages"
             )
-        if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
-            raise self._topics.half_message_refused()
-        queue_id = header.queue_id
-        if queue_id < 0:
-            queue_id = random.randrange(topic.config.write_queue_nums)
+        self._topics.check_not_half(header, asked)
+        queue_id = topic.send_queue_id(header.queue_id)
         appender = self._appender
         parts = self._parts(request.body, request_text)
         for _, body, property_bytes in parts:
@@ -98,7 +93,7 @@ class BatchHandlers:
         return self._answers.answer(",".join(message_ids), queue_id, offsets[0])
 
     def _parts(self, data: bytes, request_text: str) -> list[tuple[int, bytes, bytes]]:
-        """Return the messages of a batch: flag, body, and properties as stored. Raises Refused, BodyError,
+        """Return the messages of a batch: flag, body, and properties as stored. Raises Refused, BodyFormatError,
         RecordTooLarge."""
         if len(data) > self._appender.max_body_size.value:
             raise RecordTooLarge("a batch", len(data), self._appender.max_body_size.value)

@@ -15,7 +15,7 @@ from duemq.protocol.codes import ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import properties, recurrence, timer_properties
-from duemq.protocol.records.recurrence import Recurrence
+from duemq.protocol.records.recurrence import RecurrenceRule
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.storage.queues.consume_queue import ConsumeQueue
 
@@ -33,7 +33,7 @@ class DelayRequest(NamedTuple):
     message is to recur."""
     replace_key: str | None = None
     """The key whose waiting message this one replaces (TIMER_REPLACE)."""
-    recurrence: Recurrence | None = None
+    recurrence: RecurrenceRule | None = None
     """When the message recurs; it then has a `replace_key`, its name."""
     is_half: bool = False
     """Whether the message is the half message of a transaction (TRAN_MSG)."""
@@ -145,7 +145,7 @@ def without_recurrence(text: str) -> str:
     return text
 
 
-def _recurrence_of(text: str, *, is_delayed: bool) -> Recurrence:
+def _recurrence_of(text: str, *, is_delayed: bool) -> RecurrenceRule:
     try:
         if is_delayed:
             raise TimerIllegal(

@@ -5,7 +5,6 @@ Each is written separately and in order of arrival: the last one wins. Recurring
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Final
 
@@ -36,6 +35,7 @@ class Replacements:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         topics: SendTopics,
         levels: LevelQueues,
@@ -119,7 +119,7 @@ class Replacements:
     ) -> Callable[[], Answer]:
         header = request.header
         topic = self._topics.topic_of(header)
-        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
+        queue_id = topic.send_queue_id(header.queue_id)
         now_ms = self._appender.begin(request.now_ms)
         text = header.properties or ""
         if asked.level > 0:

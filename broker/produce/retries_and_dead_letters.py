@@ -10,7 +10,7 @@ from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.protocol.topics import DLQ_PREFIX, RETRY_PREFIX
 
 
-class Retries:
+class RetriesAndDeadLetters:
     """Applies RocketMQ's rules for retries to the topics and groups of a broker."""
 
     def __init__(self, topics: Topics, groups: Groups) -> None:

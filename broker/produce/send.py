@@ -51,6 +51,7 @@ class SendHandlers:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         topics: SendTopics,
         levels: LevelQueues,
@@ -183,7 +184,9 @@ class SendHandlers:
         )
         timers.staged(offset, header.topic)
         physical_offset = appender.last_physical_offset
-        return self._answers.accepted_timer(request, queue_id, offset, physical_offset, deliver_ms, slot_ms)
+        return self._answers.accepted_timer(
+            request, queue_id, offset, physical_offset, deliver_ms=deliver_ms, slot_ms=slot_ms
+        )
 
     def _send_level(self, connection: Connection, request: Request[SendMessage], topic: Topic, text: str) -> Answer:
         """Take one message with a delay level, for a known topic that accepts messages."""

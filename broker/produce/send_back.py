@@ -12,11 +12,11 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.message import NewMessage
-from duemq.broker.produce.retries_and_dead_letters import Retries
+from duemq.broker.produce.retries_and_dead_letters import RetriesAndDeadLetters
 from duemq.broker.produce.staging import TIMER_NAMES, Staging
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.topics import PERM_WRITE, Topic, Topics
+from duemq.broker.tables.topics import FLAG_UNIT_SUB, PERM_WRITE, Topic, Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import (
@@ -48,11 +48,12 @@ class SendBackHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
         groups: Groups,
-        retries: Retries,
+        retries: RetriesAndDeadLetters,
         staging: Staging,
         router: Router,
         clock: Clock,
@@ -97,7 +98,7 @@ class SendBackHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         limit = self._retries.limit(header.group, request.version, header.max_reconsume_times)
         level = header.delay_level
-        sys_flag = 2 if header.unit_mode else 0
+        sys_flag = FLAG_UNIT_SUB if header.unit_mode else 0
         is_dead = message.reconsume_times >= limit or level < 0
         level = 0 if is_dead else level or _FIRST_RETRY_LEVEL + message.reconsume_times
         while True:
@@ -130,14 +131,14 @@ class SendBackHandlers:
             text = properties.with_property(text, properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
         text = properties.without_all(text, _NOT_FOR_RETRIES)
         again = NewMessage(
-            topic.queue(random.randrange(topic.queue_limit)),
-            self._staging.by_level(topic, level) if level > 0 else None,
-            text,
-            message.body,
-            message.born_timestamp,
-            message.born_host,
-            message.flag,
-            message.sys_flag & _RETRY_FLAGS,
-            min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
+            queue=topic.queue(random.randrange(topic.queue_limit)),
+            due=self._staging.by_level(topic, level) if level > 0 else None,
+            text=text,
+            body=message.body,
+            born_timestamp=message.born_timestamp,
+            born_host=message.born_host,
+            flag=message.flag,
+            sys_flag=message.sys_flag & _RETRY_FLAGS,
+            reconsume_times=min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
         )
         self._staging.stage(again, self._clock.now_ms(), is_stored=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from duemq.broker.errors import BrokerError, Refused
+from duemq.broker.errors import BrokerBaseError, Refused
 from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.produce.message import DelayRequest
 from duemq.broker.settings.live_settings import LiveSettings
-from duemq.broker.tables.topics import PERM_WRITE, Topic, Topics, check_name, check_sendable
+from duemq.broker.tables.topics import FLAG_UNIT, FLAG_UNIT_SUB, PERM_WRITE, Topic, Topics, check_name, check_sendable
 from duemq.protocol.codes import ResponseCode
+from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.requests.headers import SendMessage
 from duemq.protocol.topics import RETRY_PREFIX
 
 
-class TopicNotSaved(BrokerError):
+class TopicNotSaved(BrokerBaseError):
     """A message cannot be accepted before its topic is durable: an acknowledged message must not lose its topic.
     Attribute: `topic`."""
 
@@ -59,7 +61,7 @@ class SendTopics:
         name = header.topic
         check_sendable(name)
         is_retry = name.startswith(RETRY_PREFIX)
-        sys_flag = (2 if is_retry else 1) if header.unit_mode else 0
+        sys_flag = (FLAG_UNIT_SUB if is_retry else FLAG_UNIT) if header.unit_mode else 0
         topic = self._topics.create_for_send(name, header.default_topic, header.default_topic_queue_nums, sys_flag)
         if topic is None and is_retry:
             topic = self._topics.create_for_group(name, 1, sys_flag)
@@ -71,10 +73,11 @@ class SendTopics:
             )
         return topic
 
-    def half_message_refused(self) -> Refused:
-        """Return the error for the half message of a transaction, which this broker cannot hold back until its
-        commit."""
-        return Refused(
-            ResponseCode.NO_PERMISSION,
-            f"the broker[{self._settings.config.advertised_host}] sending transaction message is forbidden",
-        )
+    def check_not_half(self, header: SendMessage, asked: DelayRequest) -> None:
+        """Raise Refused for the half message of a transaction, which this broker cannot hold back until its commit.
+        `asked`: what the properties of the send ask for."""
+        if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.config.advertised_host}] sending transaction message is forbidden",
+            )

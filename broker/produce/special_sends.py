@@ -3,8 +3,6 @@ and times that need a closer look. This path is right for every message but slow
 
 from __future__ import annotations
 
-import random
-
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer
@@ -20,12 +18,11 @@ from duemq.broker.produce.message import (
     without_recurrence,
 )
 from duemq.broker.produce.replace import Replacements
-from duemq.broker.produce.retries_and_dead_letters import Retries
+from duemq.broker.produce.retries_and_dead_letters import RetriesAndDeadLetters
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
 from duemq.broker.produce.staging import DUE_NAME, TIMER_NAMES, Staging, check_deletes
 from duemq.broker.tables.topics import Topic
 from duemq.protocol.records import properties
-from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.protocol.topics import RETRY_PREFIX
 from duemq.storage.log.append import Appender
@@ -36,9 +33,10 @@ class SpecialSends:
 
     def __init__(
         self,
+        *,
         appender: Appender,
         topics: SendTopics,
-        retries: Retries,
+        retries: RetriesAndDeadLetters,
         staging: Staging,
         batches: BatchHandlers,
         replacements: Replacements,
@@ -68,8 +66,7 @@ class SpecialSends:
             text = properties.without_all(text, TIMER_NAMES)
         text = without_recurrence(text)
         asked = read_request(text)
-        if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
-            raise self._topics.half_message_refused()
+        self._topics.check_not_half(header, asked)
         if asked.replace_key is not None:
             self._replacements.take(connection, request, asked, at_once=at_once)
             return None
@@ -95,8 +92,7 @@ class SpecialSends:
             topic, queue_id, level, text = dead, 0, 0, properties.without(text, properties.DELAY)
             if not topic.is_saved:
                 raise TopicNotSaved(topic)
-        if queue_id < 0:
-            queue_id = random.randrange(topic.config.write_queue_nums)
+        queue_id = topic.send_queue_id(queue_id)
         due: Due = None
         if level > 0:
             # A level takes precedence over a time.

@@ -12,7 +12,7 @@ from duemq.protocol.codes import ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
-from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
+from duemq.protocol.records.recurrence import FLAG_RECURS, RecurrenceRule
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, deliver_time, out_ms
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.service import LevelQueues
@@ -90,7 +90,7 @@ class Staging:
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
         return ByTimer(deliver_ms, deletes), text
 
-    def recurring(self, recurrence: Recurrence, text: str, now_ms: int) -> tuple[ByTimer, str]:
+    def recurring(self, recurrence: RecurrenceRule, text: str, now_ms: int) -> tuple[ByTimer, str]:
         """Return when a recurring message that arrives now is delivered first, and its properties with that time.
         Raises Refused."""
         now_ms = self._appender.begin(now_ms)

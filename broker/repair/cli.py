@@ -77,7 +77,7 @@ def repair_command(
             to=str(to) if to else None,
             dry_run=dry_run,
             with_index=index,
-            progress=progress.show,
+            on_read=progress.show,
         )
         _print(report, dry_run=dry_run)
     if dry_run and not report.is_sound:
@@ -87,12 +87,12 @@ def repair_command(
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     try:
-        from duemq.broker.errors import BrokerError
+        from duemq.broker.errors import BrokerBaseError
         from duemq.storage.errors import StoreError
 
         try:
             yield
-        except (BrokerError, StoreError) as error:
+        except (BrokerBaseError, StoreError) as error:
             _fail(str(error))
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)

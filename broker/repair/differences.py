@@ -11,7 +11,7 @@
     timer wheel        whether each waiting message is in a slot that is still to come, or in the timer topic's queue
                        behind the part already read; and whether the wheel's slots lead to the timer log's units
 
-Each file is reported once, with the first place in it that is wrong.
+Each file is reported once, with the first position in it that is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
 from duemq.scheduler.timers.files.unit import seconds_of
 from duemq.scheduler.timers.files.wheel import TimerWheel
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
+from duemq.storage import file_names
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability import checkpoint
 from duemq.storage.errors import StoreFormatError
@@ -121,7 +122,7 @@ class _Queue:
         return np.frombuffer(bytes(result), UNITS)
 
 
-class Extension:
+class ExtensionFiles:
     """The files of the extension of one queue, as bytes."""
 
     def __init__(self, directory: str) -> None:
@@ -171,14 +172,17 @@ def _written(path: str) -> int:
 
 
 def _queues(root: str, new: str, files: Files) -> Iterator[Difference]:
-    old_directory, new_directory = os.path.join(root, "consumequeue"), os.path.join(new, "consumequeue")
+    old_directory, new_directory = (
+        os.path.join(root, file_names.CONSUME_QUEUES),
+        os.path.join(new, file_names.CONSUME_QUEUES),
+    )
     names = chain.from_iterable(queue_names(files, each) for each in (old_directory, new_directory))
     known = {(topic, int(name)) for topic, name in names}
     for topic, queue_id in sorted(known):
-        path = f"consumequeue/{topic}/{queue_id}"
+        path = f"{file_names.CONSUME_QUEUES}/{topic}/{queue_id}"
         old = _Queue(os.path.join(old_directory, topic, str(queue_id)))
         made = _Queue(os.path.join(new_directory, topic, str(queue_id)))
-        extended = Extension(os.path.join(root, extension.DIRECTORY, topic, str(queue_id)))
+        extended = ExtensionFiles(os.path.join(root, file_names.QUEUE_EXTENSIONS, topic, str(queue_id)))
         why, wrong_extension = _compared(topic, old, made, extended.read)
         if made.sizes and (others := sorted(old.sizes - made.sizes)):
             sizes = " and ".join(map(str, others))
@@ -186,7 +190,7 @@ def _queues(root: str, new: str, files: Files) -> Iterator[Difference]:
         if why:
             yield Difference(path, why)
         if wrong_extension:
-            yield Difference(f"{extension.DIRECTORY}/{topic}/{queue_id}", wrong_extension)
+            yield Difference(f"{file_names.QUEUE_EXTENSIONS}/{topic}/{queue_id}", wrong_extension)
 
 
 def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
@@ -199,7 +203,7 @@ def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
 
 def _compared(topic: str, old: _Queue, made: _Queue, read_extension: extension.Read) -> tuple[str, str]:
     """Return what is wrong with a queue, and what with its extension; an empty text if nothing is."""
-    lacks, others, more, not_there = _Places(), _Places(), _Places(), _Places()
+    lacks, others, more, not_there = _QueueOffsets(), _QueueOffsets(), _QueueOffsets(), _QueueOffsets()
     start, end = min(old.bounds[0], made.bounds[0]), max(old.bounds[1], made.bounds[1])
     for at in range(start, end, _AT_ONCE):
         stop = min(end, at + _AT_ONCE)
@@ -238,7 +242,7 @@ def _is_same_size(a: NDArray[Any], b: NDArray[Any]) -> Mask:
     return same
 
 
-class _Places:
+class _QueueOffsets:
     """Queue offsets, described in a few words."""
 
     def __init__(self) -> None:
@@ -267,10 +271,10 @@ class _Places:
 def _ending(root: str, end: int, files: Files, *, is_ours: bool) -> Iterator[Difference]:
     is_whole = True
     if is_ours:
-        known = checkpoint.load(files, os.path.join(root, "checkpoint"))
+        known = checkpoint.load(files, os.path.join(root, file_names.CHECKPOINT))
         is_whole = known.is_foreign or known.recovery_offset in (None, end)
-    if os.path.exists(os.path.join(root, "abort")) or not is_whole:
-        yield Difference("abort", "the broker was killed: Apache's would repeat its last deliveries")
+    if os.path.exists(os.path.join(root, file_names.ABORT)) or not is_whole:
+        yield Difference(file_names.ABORT, "the broker was killed: Apache's would repeat its last deliveries")
 
 
 def _timercheck(root: str, files: Files) -> Iterator[Difference]:
@@ -278,16 +282,16 @@ def _timercheck(root: str, files: Files) -> Iterator[Difference]:
     note = _timer_note(root, files)
     if note is None or not note.queue_offset:
         return
-    check = small_files.load_check(files, os.path.join(root, "config", "timercheck"))
+    check = small_files.load_check(files, os.path.join(root, file_names.TIMER_CHECK))
     if check is None:
-        yield Difference("config/timercheck", "is missing or cut off")
+        yield Difference(file_names.TIMER_CHECK, "is missing or cut off")
     elif (waits.second_of(check), check.queue_offset) != (note.second, note.queue_offset):
-        yield Difference("config/timercheck", "disagrees with the checkpoint")
+        yield Difference(file_names.TIMER_CHECK, "disagrees with the checkpoint")
 
 
 def _timer_note(root: str, files: Files) -> small_files.TimerNote | None:
     """Return the progress of the timers in the checkpoint; None if it does not contain that."""
-    known = checkpoint.load(files, os.path.join(root, "checkpoint"))
+    known = checkpoint.load(files, os.path.join(root, file_names.CHECKPOINT))
     return None if known.is_foreign else small_files.decode_note(known.notes.get("timers", b""))
 
 
@@ -295,7 +299,7 @@ def _timer_note(root: str, files: Files) -> small_files.TimerNote | None:
 
 
 def _delay_offsets(root: str, levels: dict[int, int], files: Files) -> Iterator[Difference]:
-    path = "config/delayOffset.json"
+    path = file_names.DELAY_OFFSETS
     file = ConfigFile(files, os.path.join(root, path))
     try:
         table = file.read()
@@ -313,29 +317,29 @@ def _delay_offsets(root: str, levels: dict[int, int], files: Files) -> Iterator[
 
 
 def _timers(root: str, waiting: Integers, files: Files, *, is_ours: bool) -> Iterator[Difference]:
-    check = small_files.load_check(files, os.path.join(root, "config", "timercheck"))
+    check = small_files.load_check(files, os.path.join(root, file_names.TIMER_CHECK))
     note = None
     if is_ours:
         note = _timer_note(root, files)
         if note is None:
-            yield Difference("checkpoint", "does not say how far the timers are")
+            yield Difference(file_names.CHECKPOINT, "does not say how far the timers are")
             return
     elif check is None:
-        yield Difference("config/timercheck", "is missing or cut off")
+        yield Difference(file_names.TIMER_CHECK, "is missing or cut off")
         return
     if note is not None:
         second, queue_offset = note.second, note.queue_offset
     else:
         assert check is not None
         second, queue_offset = waits.second_of(check), check.queue_offset
-    directory = os.path.join(root, "timerlog")
+    directory = os.path.join(root, file_names.TIMER_LOG)
     sizes = [os.path.getsize(os.path.join(directory, name)) for name in files.list(directory)]
     log = TimerLog(files, directory, sizes[0] if sizes and sizes[0] else 1 << 20)
     try:
         log.load()
         log.recover(log.begin)
     except StoreFormatError as error:
-        yield Difference("timerlog", error.why)
+        yield Difference(file_names.TIMER_LOG, error.why)
         return
     found, last = [np.empty(0, np.int64)], dict[int, int]()
     for position, units in log.scan(log.begin, log.end):
@@ -346,31 +350,33 @@ def _timers(root: str, waiting: Integers, files: Files, *, is_ours: bool) -> Ite
         last.update(zip(seconds[seconds >= second].tolist(), at.tolist(), strict=True))
     log.close()
     behind = _behind(root, queue_offset)
-    in_log = is_among(waiting, joined(found))
+    in_log = is_among(waiting, union(found))
     missing = int((~in_log & ~is_among(waiting, behind)).sum())
     if missing:
         there = "is missing, and with it" if not sizes else "lacks"
-        yield Difference("timerlog", f"{there} {missing} of {len(waiting)} messages that wait")
+        yield Difference(file_names.TIMER_LOG, f"{there} {missing} of {len(waiting)} messages that wait")
     yield from _wheel(root, last, files, waiting)
 
 
 def _behind(root: str, queue_offset: int) -> Integers:
     """Return the physical offsets in the timer topic's queue from a queue offset on."""
-    queue = _Queue(os.path.join(root, "consumequeue", TIMER_TOPIC, "0"))
+    queue = _Queue(os.path.join(root, file_names.CONSUME_QUEUES, TIMER_TOPIC, "0"))
     units = queue.units(queue_offset, max(queue_offset, queue.bounds[1]))
-    return joined([units["physical_offset"][_is_unit(units)].astype(np.int64)])
+    return union([units["physical_offset"][_is_unit(units)].astype(np.int64)])
 
 
 def _wheel(root: str, last: dict[int, int], files: Files, waiting: Integers) -> Iterator[Difference]:
-    wheel = TimerWheel(files, os.path.join(root, "timerwheel"))
+    wheel = TimerWheel(files, os.path.join(root, file_names.TIMER_WHEEL))
     try:
         if not wheel.open():
-            yield Difference("timerwheel", f"is missing; {len(waiting)} messages wait in it")
+            yield Difference(file_names.TIMER_WHEEL, f"is missing; {len(waiting)} messages wait in it")
             return
     except StoreFormatError as error:
-        yield Difference("timerwheel", error.why)
+        yield Difference(file_names.TIMER_WHEEL, error.why)
         return
     wrong = sum(wheel.last(second) != position for second, position in last.items())
     wheel.close()
     if wrong:
-        yield Difference("timerwheel", f"has other positions for {wrong} of {len(last)} seconds with messages")
+        yield Difference(
+            file_names.TIMER_WHEEL, f"has other positions for {wrong} of {len(last)} seconds with messages"
+        )

@@ -12,7 +12,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_ROLLBACK
 from duemq.storage.queues import index_file
-from duemq.storage.queues.index_file import ITEM, java_hashes, key_hashes
+from duemq.storage.queues.index_file import ITEM, item_hashes, java_hashes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class IndexMaker:
         self._file = open(scratch, "wb")  # noqa: SIM115, it is closed by `close`
         self._texts: list[bytes] = []
         self._topics: list[bytes] = []
-        self._places: list[tuple[int, int]] = []
+        self._records: list[tuple[int, int]] = []
         self._hashes: dict[bytes, int] = {}
         """Hashes of the topics, including the separator that follows a topic in a key."""
         self.end_ms = 0
@@ -49,20 +49,20 @@ class IndexMaker:
         found = dict(_KEY_PROPERTIES.findall(record.properties))
         if not found:
             return
-        place = record.physical_offset, record.store_timestamp
+        at = record.physical_offset, record.store_timestamp
         unique = found.get(_UNIQ_KEY)
         if unique is not None:
-            self._add(record.topic, unique, place)
+            self._add(record.topic, unique, at)
         for key in found.get(_KEYS, b"").split(b" "):
             if key:
-                self._add(record.topic, key, place)
+                self._add(record.topic, key, at)
         if len(self._texts) >= _BATCH:
             self._flush()
 
-    def _add(self, topic: bytes, key: bytes, place: tuple[int, int]) -> None:
+    def _add(self, topic: bytes, key: bytes, record: tuple[int, int]) -> None:
         self._texts.append(key)
         self._topics.append(topic)
-        self._places.append(place)
+        self._records.append(record)
 
     def _flush(self) -> None:
         texts, topics = self._texts, self._topics
@@ -79,12 +79,12 @@ class IndexMaker:
             if start is None:
                 start = self._hashes[topic] = java_hash(f"{topic.decode()}#")
             mine = np.flatnonzero(of_topic == code)
-            items["hash"][mine] = key_hashes(java_hashes(data, at[mine], sizes[mine], start))
-        places: NDArray[Any] = np.array(self._places, np.int64)
-        items["physical_offset"], items["store_ms"] = places[:, 0], places[:, 1]
-        self.end_ms = int(places[-1, 1])
+            items["hash"][mine] = item_hashes(java_hashes(data, at[mine], sizes[mine], start))
+        records: NDArray[Any] = np.array(self._records, np.int64)
+        items["physical_offset"], items["store_ms"] = records[:, 0], records[:, 1]
+        self.end_ms = int(records[-1, 1])
         items.tofile(self._file)
-        self._texts, self._topics, self._places = [], [], []
+        self._texts, self._topics, self._records = [], [], []
 
     def write(self, directory: str, seconds: float) -> int:
         """Write the files, named by a time in seconds since the epoch; return their number. Raises OSError."""

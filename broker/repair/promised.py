@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.broker.repair.differences import Extension, numbered, written_units
+from duemq.broker.repair.differences import ExtensionFiles, numbered, written_units
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.waiting import is_message
+from duemq.storage import file_names
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.scan import read_record
 from duemq.storage.queues import extension
@@ -43,8 +44,8 @@ class PromisedDelays:
 
     def __init__(self, root: str, log: Commitlog) -> None:
         """`root`: the store's directory, whose old queues are read. `log`: its commitlog."""
-        self._queues = os.path.join(root, "consumequeue", SCHEDULE_TOPIC)
-        self._extensions = os.path.join(root, extension.DIRECTORY, SCHEDULE_TOPIC)
+        self._queues = os.path.join(root, file_names.CONSUME_QUEUES, SCHEDULE_TOPIC)
+        self._extensions = os.path.join(root, file_names.QUEUE_EXTENSIONS, SCHEDULE_TOPIC)
         self._log = log
         self._runs: dict[int, list[_Run]] = {}
 
@@ -81,7 +82,7 @@ class PromisedDelays:
     def _delays(self, level: int, names: list[str], last: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield store times and delays of RocketMQ's messages, in the order of their units in some of the files of a
         level's queue. `last`: only this number of units at the end of each file."""
-        read = Extension(os.path.join(self._extensions, str(level - 1))).read
+        read = ExtensionFiles(os.path.join(self._extensions, str(level - 1))).read
         for name in names:
             units = written_units(os.path.join(self._queues, str(level - 1), name))
             used = units[is_message(units["size"].astype(np.int64))]

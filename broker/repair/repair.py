@@ -12,7 +12,7 @@ A repair is a start of the broker on an empty directory that has the store's com
 stop after which RocketMQ's broker can continue. But nothing is delivered, and no byte of the commitlog is changed. The
 records themselves show which messages were delivered, including RocketMQ's (`scheduler.delivery.deliveries`).
 
-    <store>/repair.partial/new/   the rebuilt files; each file or directory is then moved into its place
+    <store>/repair.partial/new/   the rebuilt files; each file or directory is then moved to its name in the store
     <store>/repair.partial/old/   the files that they replace, until all are in place
 
 With `to`, the new store is built in <to>.partial, and renamed at the end.
@@ -57,8 +57,9 @@ from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers import service as timers_module
 from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
-from duemq.scheduler.timers.index.sorted_offsets import joined
+from duemq.scheduler.timers.index.sorted_offsets import union
 from duemq.scheduler.timers.service import Timers
+from duemq.storage import file_names
 from duemq.storage.clock import Moment
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.current import Current
@@ -66,48 +67,56 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.durability.owner import Durability, DurabilityConfig
-from duemq.storage.durability.recovery import Damage, Recovered
+from duemq.storage.durability.recovery import Recovered, SkippedStretch
 from duemq.storage.durability.retention import Retention, RetentionConfig
 from duemq.storage.errors import StoreFormatError, StoreLocked
 from duemq.storage.files import Lock, OsFiles
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.scan import ScannedRecord
 from duemq.storage.queues import check as queue_check
-from duemq.storage.queues import extension
 from duemq.storage.queues.check import Key, QueueCheck
 from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT_SIZE
 from duemq.storage.queues.pull import ColdRead
-from duemq.storage.store import REPAIR_DIRECTORY, MessageStore, queue_file_size
+from duemq.storage.store import MessageStore, queue_file_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Progress = Callable[[int, int], None]
+BytesRead = Callable[[int, int], None]
 """Called with the number of commitlog bytes read, and their total."""
 
-_TABLES: Final = ("topics.json", "delayOffset.json", "timercheck", "timermetrics")
-_PLACED: Final = (
-    "config/topics.json",
-    "config/delayOffset.json",
-    "config/delayOffset.json.bak",
-    "config/timercheck",
-    "config/timermetrics",
-    "consumequeue",
-    extension.DIRECTORY,
-    "timerlog",
-    "timerwheel",
-    "index",
-    queue_check.FILE_NAME,
-    "checkpoint",
-    "abort",
+_MADE_TABLES: Final = (file_names.DELAY_OFFSETS, file_names.TIMER_CHECK, file_names.TIMER_METRICS)
+"""Files of config/ of which a copy of the store has either a rebuilt one or none."""
+_NOT_COPIED: Final = (file_names.REPAIR, file_names.CONFIG, file_names.LOCK, file_names.ABORT, file_names.COMMITLOG)
+"""Files and directories that a repair into a new store does not copy, or copies in a way of their own."""
+_REPLACED: Final = (
+    file_names.TOPICS,
+    file_names.DELAY_OFFSETS,
+    file_names.DELAY_OFFSETS + file_names.BACKUP,
+    file_names.TIMER_CHECK,
+    file_names.TIMER_METRICS,
+    file_names.CONSUME_QUEUES,
+    file_names.QUEUE_EXTENSIONS,
+    file_names.TIMER_LOG,
+    file_names.TIMER_WHEEL,
+    file_names.INDEX,
+    file_names.QUEUE_CHECK,
+    file_names.CHECKPOINT,
+    file_names.ABORT,
 )
 """Replaced in this order. A file for which none was rebuilt is removed."""
-_KEPT: Final = ("config/topics.json", "index")
+_KEPT: Final = (file_names.TOPICS, file_names.INDEX)
 """Kept if none was rebuilt."""
-_FOLDERS: Final = ("config", "consumequeue", extension.DIRECTORY, "timerlog", "index", REPAIR_DIRECTORY)
-_FILES: Final = ("config/consumerOffset.json", "config/subscriptionGroup.json", "lock")
-"""Files that are read, or that must be regular files for a broker to start, besides those in `_PLACED`."""
-_NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
+_FOLDERS: Final = (
+    file_names.CONFIG,
+    file_names.CONSUME_QUEUES,
+    file_names.QUEUE_EXTENSIONS,
+    file_names.TIMER_LOG,
+    file_names.INDEX,
+    file_names.REPAIR,
+)
+_FILES: Final = (file_names.CONSUMER_OFFSETS, file_names.SUBSCRIPTION_GROUPS, file_names.LOCK)
+"""Files that are read, or that must be regular files for a broker to start, besides those in `_REPLACED`."""
 _USED_SETTINGS: Final = (
     "storePathCommitLog",
     "mappedFileSizeConsumeQueue",
@@ -119,8 +128,8 @@ _USED_SETTINGS: Final = (
     "msgTraceTopicName",
 )
 _SIZES: Final = (
-    ("mappedFileSizeConsumeQueue", "consumequeue", 2, UNIT_SIZE),
-    ("mappedFileSizeTimerLog", "timerlog", 0, TIMER_UNIT_SIZE),
+    ("mappedFileSizeConsumeQueue", file_names.CONSUME_QUEUES, 2, UNIT_SIZE),
+    ("mappedFileSizeTimerLog", file_names.TIMER_LOG, 0, TIMER_UNIT_SIZE),
 )
 """Settings that follow from file sizes: the setting, the directory of the files, their depth in it, and the size of a
 unit in bytes."""
@@ -137,7 +146,7 @@ class Report:
     records: int = 0
     differences: list[Difference] = field(default_factory=list)
     """Faults in the files beside the commitlog."""
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[SkippedStretch] = field(default_factory=list)
     """Damaged stretches of the commitlog, which stay as they are."""
     torn: str | None = None
     """Why the commitlog ends where it does, if anything lies behind its end."""
@@ -185,7 +194,7 @@ def repair(
     to: str | None = None,
     dry_run: bool = False,
     with_index: bool = False,
-    progress: Progress = lambda done, total: None,
+    on_read: BytesRead = lambda done, total: None,
 ) -> Report:
     """Repair a store that no broker has open.
 
@@ -201,16 +210,16 @@ def repair(
     with _lock_store(root, is_dry=dry_run) as lock:
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="duemq-repair-") as scratch:
-                return _Repair(source, scratch, now, progress, with_index=with_index).run()
+                return _Repair(source, scratch, now, on_read, with_index=with_index).run()
         if to is not None:
-            return _repair_beside(source, os.path.abspath(to), now, progress, with_index=with_index)
+            return _repair_beside(source, os.path.abspath(to), now, on_read, with_index=with_index)
         assert lock is not None
-        return _in_place(source, lock, now, progress, with_index=with_index)
+        return _in_place(source, lock, now, on_read, with_index=with_index)
 
 
 def _refuse_links(root: str) -> None:
     """Check that everything to be replaced is on the store's disk. Raises RepairError."""
-    for name in _PLACED:
+    for name in _REPLACED:
         path = os.path.join(root, name)
         if os.path.islink(path) or os.path.ismount(path):
             raise RepairError(f"{path} is a link or a mount point: repair the store into another directory (--to)")
@@ -229,14 +238,14 @@ def _refuse_assumed(report: Report) -> None:
         )
 
 
-def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+def _in_place(source: _Source, lock: Lock, now: Moment, on_read: BytesRead, *, with_index: bool) -> Report:
     root = source.root
-    partial = os.path.join(root, REPAIR_DIRECTORY)
+    partial = os.path.join(root, file_names.REPAIR)
     _put_back(root, partial)
     new = os.path.join(partial, "new")
     os.makedirs(new)
     try:
-        report = _Repair(source, new, now, progress, with_index=with_index).run()
+        report = _Repair(source, new, now, on_read, with_index=with_index).run()
         if not report.is_sound or report.index_files:
             _refuse_assumed(report)
             _swap(root, partial, lock)
@@ -246,7 +255,7 @@ def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, w
     return report
 
 
-def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+def _repair_beside(source: _Source, target: str, now: Moment, on_read: BytesRead, *, with_index: bool) -> Report:
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise RepairError(f"{target} exists and is not empty: give another path, or remove it first")
     if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source.root)}/"):
@@ -255,18 +264,19 @@ def _repair_beside(source: _Source, target: str, now: Moment, progress: Progress
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
     try:
-        report = _Repair(source, partial, now, progress, with_index=with_index).run()
+        report = _Repair(source, partial, now, on_read, with_index=with_index).run()
         _refuse_assumed(report)
         for name in sorted(os.listdir(source.root)):
-            is_made = name in _PLACED and not (name == "index" and not report.index_files)
-            if name not in (REPAIR_DIRECTORY, "config", "lock", "abort", "commitlog") and not is_made:
+            is_made = name in _REPLACED and not (name == file_names.INDEX and not report.index_files)
+            if name not in _NOT_COPIED and not is_made:
                 _copy(os.path.join(source.root, name), os.path.join(partial, name))
-        os.makedirs(os.path.join(partial, "commitlog"))
-        _copy(f"{source.config.commitlog_directory}/.", os.path.join(partial, "commitlog"))
-        config = os.path.join(source.root, "config")
+        os.makedirs(os.path.join(partial, file_names.COMMITLOG))
+        _copy(f"{source.config.commitlog_directory}/.", os.path.join(partial, file_names.COMMITLOG))
+        config = os.path.join(source.root, file_names.CONFIG)
         for name in sorted(os.listdir(config)) if os.path.isdir(config) else ():
-            made = os.path.join(partial, "config", name)
-            if name.removesuffix(".bak") not in _TABLES[1:] and not os.path.exists(made):
+            path = os.path.join(file_names.CONFIG, name)
+            made = os.path.join(partial, path)
+            if path.removesuffix(file_names.BACKUP) not in _MADE_TABLES and not os.path.exists(made):
                 _copy(os.path.join(config, name), made)
         _sync_tree(partial)
         if os.path.isdir(target):
@@ -290,11 +300,11 @@ class _Source:
         self.root = root
         self.files = OsFiles()
         known = {name: value for name, value in settings.items() if name in FIELDS}
-        commitlog = known.get("storePathCommitLog") or os.path.join(root, "commitlog")
+        commitlog = known.get("storePathCommitLog") or os.path.join(root, file_names.COMMITLOG)
         if not os.path.isdir(commitlog):
             raise RepairError(f"{root} has no commitlog/, so it is not a duemq or RocketMQ store")
         _check_kinds(root, commitlog)
-        for name in _NOT_UNDERSTOOD:
+        for name in file_names.NOT_SUPPORTED:
             if self.files.list(os.path.join(root, name)):
                 raise RepairError(f"{root}/{name}: queues of this kind are not supported; the store stays as it is")
         sizes = _sizes(commitlog)
@@ -310,14 +320,17 @@ class _Source:
         # The size of the commitlog's files is that of the first one. It is set here, past the checks of `load`: the
         # maximum size of a message does not matter for a repair.
         self.config: BrokerConfig = dataclasses.replace(loaded, commitlog_segment_size=sizes[0])
-        text = self.files.read_whole(os.path.join(root, "lock")) or b""
+        text = self.files.read_whole(os.path.join(root, file_names.LOCK)) or b""
         self.is_ours = text == b"duemq"
-        is_5 = any(os.path.exists(os.path.join(root, name)) for name in ("timerwheel", "config/timercheck"))
+        is_5 = any(
+            os.path.exists(os.path.join(root, name)) for name in (file_names.TIMER_WHEEL, file_names.TIMER_CHECK)
+        )
         self.written_by = "duemq" if self.is_ours else "RocketMQ 5.x" if is_5 else "RocketMQ 4.x"
 
     def table(self, name: str) -> tuple[dict[str, Any], str]:
-        """Return a table of config/, and what is wrong with it or an empty text. Raises OSError."""
-        file = ConfigFile(self.files, os.path.join(self.root, "config", name))
+        """Return a table, and what is wrong with it or an empty text. `name`: its path below the store. Raises
+        OSError."""
+        file = ConfigFile(self.files, os.path.join(self.root, name))
         try:
             found = file.read()
         except StoreFormatError as error:
@@ -330,7 +343,7 @@ class _Source:
 @contextlib.contextmanager
 def _lock_store(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
     """Keep brokers from opening a store meanwhile. Raises RepairError if one has it open."""
-    path = os.path.join(root, "lock")
+    path = os.path.join(root, file_names.LOCK)
     if is_dry and not os.path.exists(path):  # no broker ever had the store
         yield None
         return
@@ -349,12 +362,12 @@ def _check_kinds(root: str, commitlog: str) -> None:
     there would be lost with the replaced files. Raises RepairError, OSError."""
     for name in _FOLDERS:
         _check_kind(os.path.join(root, name), is_folder=True)
-    for name in (*_PLACED, *_FILES):
+    for name in (*_REPLACED, *_FILES):
         if name not in _FOLDERS:
             _check_kind(os.path.join(root, name), is_folder=False)
-    for folder in (commitlog, os.path.join(root, "timerlog"), os.path.join(root, "index")):
+    for folder in (commitlog, os.path.join(root, file_names.TIMER_LOG), os.path.join(root, file_names.INDEX)):
         _check_files(folder)
-    queues = os.path.join(root, "consumequeue")
+    queues = os.path.join(root, file_names.CONSUME_QUEUES)
     for topic in _listed(queues):
         _check_kind(os.path.join(queues, topic), is_folder=True)
         for queue in _listed(os.path.join(queues, topic)):
@@ -439,11 +452,11 @@ class _NoWatcher:
 class _Repair:
     """One rebuild of everything beside the commitlog, in a directory of its own."""
 
-    def __init__(self, source: _Source, new: str, now: Moment, progress: Progress, *, with_index: bool) -> None:
+    def __init__(self, source: _Source, new: str, now: Moment, on_read: BytesRead, *, with_index: bool) -> None:
         self._source = source
         self._new = new
         self._now = now
-        self._progress = progress
+        self._on_read = on_read
         self._index = IndexMaker(os.path.join(new, ".items")) if with_index else None
         self._report = Report(source.written_by)
         self._table = DelayLevels(source.config.delay_levels)
@@ -456,9 +469,9 @@ class _Repair:
     def run(self) -> Report:
         source, report = self._source, self._report
         files, config = source.files, source.config
-        os.makedirs(os.path.join(self._new, "config"), exist_ok=True)
-        topics, topics_trouble = source.table("topics.json")
-        saved, _ = source.table("delayOffset.json")
+        os.makedirs(os.path.join(self._new, file_names.CONFIG), exist_ok=True)
+        topics, topics_trouble = source.table(file_names.TOPICS)
+        saved, _ = source.table(file_names.DELAY_OFFSETS)
         known = topics.get("topicConfigTable")
         known_topics = set(known) if isinstance(known, dict) and not topics_trouble else None
         store = MessageStore(
@@ -473,22 +486,22 @@ class _Repair:
             store.inspect(reads=False)
             self._promised = PromisedDelays(source.root, store.log)
             self._find_table(self._promised)
-            old = checkpoint.load(files, os.path.join(source.root, "checkpoint"))
+            old = checkpoint.load(files, os.path.join(source.root, file_names.CHECKPOINT))
             ours = old if source.is_ours and not old.is_foreign else Checkpoint()
             recovered = self._read(store, check, known_topics, ours.recovery_offset or 0)
             levels = LevelQueues(
                 store,
                 DelayOffsets(
-                    ConfigFile(files, os.path.join(self._new, "config", "delayOffset.json")),
+                    ConfigFile(files, os.path.join(self._new, file_names.DELAY_OFFSETS)),
                     others={name: value for name, value in saved.items() if name != OFFSET_TABLE},
                 ),
                 self._table,
                 recovered,
                 self._now,
-                Current(DeliveryConfig(save_interval=0)),
+                config=Current(DeliveryConfig(save_interval=0)),
                 rules=self._rules(ours),
             )
-            timers = Timers(store, Current(timer_config(config)), recovered, self._now, None, levels)
+            timers = Timers(store, Current(timer_config(config)), recovered, self._now, levels=levels)
             while levels.hand_over_next(self._now.wall_ms, most=2**62):
                 pass
             while timers.hand_over_next(self._now.wall_ms):
@@ -505,9 +518,9 @@ class _Repair:
             store.checkpoint.index_timestamp = old.index_timestamp
             if self._index is not None:
                 seconds = self._now.wall_ms / 1000
-                report.index_files = self._index.write(os.path.join(self._new, "index"), seconds)
+                report.index_files = self._index.write(os.path.join(self._new, file_names.INDEX), seconds)
                 store.checkpoint.index_timestamp = self._index.end_ms
-            report.lacks_index = not source.is_ours and not files.list(os.path.join(source.root, "index"))
+            report.lacks_index = not source.is_ours and not files.list(os.path.join(source.root, file_names.INDEX))
             durability.take_over(self._now)
             report.levels = {number: level.waiting for number, level in sorted(levels.levels.items()) if level.waiting}
             report.delays_assumed = self._assumed_levels(levels)
@@ -565,11 +578,11 @@ class _Repair:
         source, files = self._source, self._source.files
         found = QueueCheck(
             files,
-            os.path.join(source.root, queue_check.FILE_NAME),
-            os.path.join(source.root, "consumequeue"),
+            os.path.join(source.root, file_names.QUEUE_CHECK),
+            os.path.join(source.root, file_names.CONSUME_QUEUES),
             queue_file_size(source.config.queue_segment_size),
         )
-        known = checkpoint.load(files, os.path.join(source.root, "checkpoint"))
+        known = checkpoint.load(files, os.path.join(source.root, file_names.CHECKPOINT))
         if source.is_ours and not known.is_foreign and queue_check.NAME in known.notes:
             found.load(known.recovery_offset or 0)
         return found
@@ -584,7 +597,7 @@ class _Repair:
             self._goes_on_at(check, begin),
             left_out,
             served_to,
-            lambda position: self._progress(position - begin, total),
+            lambda position: self._on_read(position - begin, total),
         )
         deliveries.finish()
         report.commitlog_begin, report.commitlog_end = begin, recovered.end
@@ -597,7 +610,7 @@ class _Repair:
     def _goes_on_at(self, check: QueueCheck, begin: int) -> dict[Key, int]:
         """Return the next queue offsets of queues whose records have all expired, from what is left of their files."""
         source, found = self._source, dict[Key, int]()
-        directory = os.path.join(source.root, "consumequeue")
+        directory = os.path.join(source.root, file_names.CONSUME_QUEUES)
         for topic, name in queue_names(source.files, directory):
             offset = _end_of_expired(os.path.join(directory, topic, name), begin)
             if offset:
@@ -615,12 +628,12 @@ class _Repair:
         if not added:
             return
         made = {**table, **{topic.topic_name: topic.to_json() for topic in added}}
-        file = ConfigFile(self._source.files, os.path.join(self._new, "config", "topics.json"))
+        file = ConfigFile(self._source.files, os.path.join(self._new, file_names.TOPICS))
         file.write({**topics, "topicConfigTable": made})
         self._report.topics_added = sorted(topic.topic_name for topic in added)
         why = "lacks" if known is not None else "is missing or damaged, and with it"
         self._report.differences.append(
-            Difference("config/topics.json", f"{why} topics that have messages: {_first_of(self._report.topics_added)}")
+            Difference(file_names.TOPICS, f"{why} topics that have messages: {_first_of(self._report.topics_added)}")
         )
 
 
@@ -643,7 +656,7 @@ class _LeftOut:
     def __init__(self, source: _Source, known: set[str] | None) -> None:
         self._source = source
         self._known = known
-        files, directory = source.files, os.path.join(source.root, "consumequeue")
+        files, directory = source.files, os.path.join(source.root, file_names.CONSUME_QUEUES)
         # A directory alone shows nothing: Apache's deleteTopic leaves that of the topic.
         self._with_files = {
             topic
@@ -669,7 +682,7 @@ def _waiting(timers: Timers) -> NDArray[np.int64]:
     for part in timers.units_waiting():
         assert not isinstance(part, ColdRead), "reads may wait here"
         found.append(part["physical"].astype(np.int64))
-    return joined(found)
+    return union(found)
 
 
 def _end_of_expired(directory: str, begin: int) -> int:
@@ -690,19 +703,19 @@ def _first_of(names: list[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-# --- into place
+# --- into the store
 
 
 def _swap(root: str, partial: str, lock: Lock) -> None:
-    """Move the rebuilt files into their places. Raises OSError."""
+    """Move the rebuilt files into the store. Raises OSError."""
     files = OsFiles()
     new, old = os.path.join(partial, "new"), os.path.join(partial, "old")
     _sync_tree(new)
-    os.makedirs(os.path.join(old, "config"))
-    os.makedirs(os.path.join(root, "config"), exist_ok=True)
-    for directory in (os.path.join(old, "config"), old, partial, root):
+    os.makedirs(os.path.join(old, file_names.CONFIG))
+    os.makedirs(os.path.join(root, file_names.CONFIG), exist_ok=True)
+    for directory in (os.path.join(old, file_names.CONFIG), old, partial, root):
         files.sync_directory(directory)
-    for name in _PLACED:
+    for name in _REPLACED:
         there, made, kept = (os.path.join(base, name) for base in (root, new, old))
         is_made = os.path.lexists(made)
         if not is_made and name in _KEPT:
@@ -722,7 +735,7 @@ def _swap(root: str, partial: str, lock: Lock) -> None:
 def _put_back(root: str, partial: str) -> None:
     """Undo an interrupted run: put back the files that it moved away and has not replaced. Raises OSError."""
     old = os.path.join(partial, "old")
-    for name in _PLACED:
+    for name in _REPLACED:
         there, kept = os.path.join(root, name), os.path.join(old, name)
         if os.path.lexists(kept) and not os.path.lexists(there):
             os.rename(kept, there)

@@ -652,6 +652,17 @@ class BrokerConfig:
     )
 
     @property
+    def vip_port(self) -> int:
+        """RocketMQ's VIP port, to which clients may send as well."""
+        return self.listen_port - 2
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports on which the broker and its embedded name server listen."""
+        own = [self.listen_port, self.vip_port]
+        return own if self.nameserver_addresses else [*own, self.nameserver_port]
+
+    @property
     def has_access_control(self) -> bool:
         """Whether requests need an account."""
         return self.acl or self.authentication
@@ -746,14 +757,9 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
     if home:
         values.setdefault("rocketmqHome", home)
     _check_kind(values)
-    known, ignored = _sort(values, places)
-    fields = {}
-    for name, value in known.items():
-        try:
-            fields[FIELDS[name].name] = parse_value(name, value)
-        except ConfigError as error:
-            raise ConfigError(f"{places.get(name, '')}{error}") from None
-    return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
+    parsed, ignored = _parse(values, places)
+    config = BrokerConfig(**{FIELDS[name].name: value for name, value in parsed.items()})
+    return Loaded(_check(_fill(config)), ignored, Origin(file, frozenset(pinned)))
 
 
 def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
@@ -763,10 +769,10 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
     Raises ConfigError, with one sentence, for an unknown property, for one that only a start can change, and for
     anything that `load` would refuse.
     """
-    known, ignored = _sort(values, {})
+    parsed, ignored = _parse(values, {})
     changes = {}
-    for name, text in known.items():
-        field, value = FIELDS[name], parse_value(name, text)
+    for name, value in parsed.items():
+        field = FIELDS[name]
         if value == getattr(config, field.name) and name not in SECRET:  # a guess of a secret must not be confirmed
             continue
         if name not in LIVE:
@@ -817,14 +823,23 @@ def _check_kind(values: Mapping[str, str]) -> None:
         raise ConfigError(f"{name}={_short(value)}: these settings are for {kind}")
 
 
-def _sort(values: Mapping[str, str], places: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others;
-    `places` has, by their names, what the error begins with."""
-    for name in values:
-        if name not in FIELDS and name not in UNUSED:
-            raise ConfigError(f"{places.get(name, '')}there is no property {_short(name)}{_nearest(name)}")
-    known = {name: value for name, value in values.items() if name in FIELDS}
-    return known, sorted(name for name in values if name not in FIELDS)
+def _parse(values: Mapping[str, str], places: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the properties that are used, and the names of RocketMQ's properties that are not. Raises
+    ConfigError for a wrong value, and for a property that neither has. `places`: where properties are from, by their
+    names; an error begins with it."""
+    parsed: dict[str, Any] = {}
+    unused = []
+    for name, text in values.items():
+        try:
+            if name in FIELDS:
+                parsed[name] = parse_value(name, text)
+            elif name in UNUSED:
+                unused.append(name)
+            else:
+                raise ConfigError(f"there is no property {_short(name)}{_nearest(name)}")
+        except ConfigError as error:
+            raise ConfigError(f"{places.get(name, '')}{error}") from None
+    return parsed, sorted(unused)
 
 
 def _short(text: str) -> str:
@@ -933,7 +948,7 @@ def _check(config: BrokerConfig) -> BrokerConfig:
     hours = config.delete_when.split(";")
     if len(hours) > 24 or not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
         raise ConfigError(f"deleteWhen={_short(config.delete_when)}: write hours of two digits, such as 04 or 04;16")
-    if config.nameserver_port in (config.listen_port, config.listen_port - 2) and not config.nameserver_addresses:
+    if config.nameserver_port in (config.listen_port, config.vip_port) and not config.nameserver_addresses:
         raise ConfigError(f"nameserverPort={config.nameserver_port} is also a port of the broker")
     return config
 

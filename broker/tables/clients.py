@@ -32,7 +32,7 @@ _ENTRY_CHARACTERS: Final = 256
 """Number of characters of a subscription that count as one more entry."""
 
 
-class Client:
+class GroupMember:
     """A member of a group. `last_heartbeat_ms` is in ms since the epoch, for people; `last_heartbeat` is in seconds of
     the monotonic clock."""
 
@@ -47,7 +47,7 @@ class Client:
         self.last_heartbeat_ms = 0
 
 
-class Subscription:
+class GroupSubscription:
     """A group's subscription to a topic."""
 
     __slots__ = ("_codes", "_is_known", "data")
@@ -124,8 +124,8 @@ class ConsumerGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[str, Client] = {}
-        self.subscriptions: dict[str, Subscription] = {}
+        self.members: dict[str, GroupMember] = {}
+        self.subscriptions: dict[str, GroupSubscription] = {}
         self.consume_type = ""
         self.message_model = ""
         self.consume_from_where = ""
@@ -151,7 +151,7 @@ class ConsumerGroup:
             old = self.subscriptions.get(topic)
             if old is None or subscription.sub_version > old.data.sub_version:
                 changed = changed or old is None or old.data.sub_string != subscription.sub_string
-                self.subscriptions[topic] = Subscription(subscription)
+                self.subscriptions[topic] = GroupSubscription(subscription)
         for topic in [topic for topic in self.subscriptions if topic not in wanted]:
             del self.subscriptions[topic]
             changed = True
@@ -174,9 +174,9 @@ class Clients:
         self._clock = clock
         self._limits = limits
         self.consumers: dict[str, ConsumerGroup] = {}
-        self.producers: dict[str, dict[str, Client]] = {}
+        self.producers: dict[str, dict[str, GroupMember]] = {}
         self._of_connection: dict[Connection, set[_Membership]] = {}
-        self._by_age: OrderedDict[_Membership, Client] = OrderedDict()
+        self._by_age: OrderedDict[_Membership, GroupMember] = OrderedDict()
         """All members, ordered by their last heartbeat, oldest first."""
         self._entries = 0
         """The number of members, plus the entries that the groups' subscriptions count as."""
@@ -239,7 +239,7 @@ class Clients:
                     f"{MAX_NAME_LENGTH} characters"
                 )
             check_expression(subscription.sub_string, self._limits.tags)
-            entries += Subscription(subscription).entries
+            entries += GroupSubscription(subscription).entries
         group = self.consumers.get(consumer.group_name)
         return entries - (group.entries if group is not None else 0)
 
@@ -292,19 +292,19 @@ class Clients:
             log.warning("client_expired", peer=connection.peer)
             connection.abort()
 
-    def consumer(self, group: str, client_id: str) -> Client | None:
+    def consumer(self, group: str, client_id: str) -> GroupMember | None:
         """Return a member of a consumer group, or None."""
         return self._member(_Membership(True, group, client_id))
 
     # --- members
 
-    def _member(self, membership: _Membership) -> Client | None:
+    def _member(self, membership: _Membership) -> GroupMember | None:
         return self._by_age.get(membership)
 
     def _join(
         self,
         membership: _Membership,
-        members: dict[str, Client],
+        members: dict[str, GroupMember],
         connection: Connection,
         language: str | None,
         version: int,
@@ -317,7 +317,7 @@ class Clients:
                 self._entries += 1
             else:
                 self._of_connection[client.connection].discard(membership)
-            client = Client(membership.client_id, connection, language, version)
+            client = GroupMember(membership.client_id, connection, language, version)
             self._by_age[membership] = members[membership.client_id] = client
             self._of_connection.setdefault(connection, set()).add(membership)
         client.last_heartbeat = self._clock.monotonic()

@@ -40,6 +40,7 @@ class Groups:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         file: ConfigFile,
         clock: Clock,

@@ -10,12 +10,12 @@ from typing import Final
 from duemq.broker.errors import LimitReached
 from duemq.broker.limits import Limits
 from duemq.protocol.codes import ResponseCode
-from duemq.protocol.requests.bodies import MessageQueue
+from duemq.protocol.requests.bodies import BrokerQueue
 from duemq.storage.clock import Clock
 
 EXPIRE_SECONDS: Final = 60.0
 
-HeldLock = tuple[tuple[str, MessageQueue], tuple[str, float]]
+HeldLock = tuple[tuple[str, BrokerQueue], tuple[str, float]]
 """The group and the queue of a lock; its owner (a client id) and renewal time (seconds, monotonic)."""
 
 
@@ -25,11 +25,11 @@ class QueueLocks:
     def __init__(self, clock: Clock, limits: Limits) -> None:
         self._clock = clock
         self._limits = limits
-        self._locks: OrderedDict[tuple[str, MessageQueue], tuple[str, float]] = OrderedDict()
+        self._locks: OrderedDict[tuple[str, BrokerQueue], tuple[str, float]] = OrderedDict()
         """The owner and renewal time (seconds, monotonic) of each lock, by group and queue; the longest unrenewed
         first."""
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def lock(self, group: str, client_id: str, queues: Iterable[BrokerQueue]) -> list[BrokerQueue]:
         """Lock or renew queues; return those that the client now holds. Raises Refused if there would be too many locks
         in all."""
         now = self._clock.monotonic()
@@ -52,7 +52,7 @@ class QueueLocks:
                 held.append(key[1])
         return held
 
-    def held(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[HeldLock]:
+    def held(self, group: str, client_id: str, queues: Iterable[BrokerQueue]) -> list[HeldLock]:
         """Return those locks on the queues that the client holds."""
         keys = [(group, queue) for queue in queues]
         found = [(key, self._locks[key]) for key in keys if key in self._locks]

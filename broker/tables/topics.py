@@ -5,6 +5,7 @@ Keeps invariant 8 of ARCHITECTURE.md.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Container, Iterator, Mapping
 from copy import copy
 from typing import Any, Final
@@ -34,6 +35,11 @@ log = structlog.get_logger(__name__)
 PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
 PERM_READ: Final = 4
+PERM_BOTH: Final = PERM_READ | PERM_WRITE
+FLAG_UNIT: Final = 1
+"""The flag of topicSysFlag of a topic to which clients of a unit send."""
+FLAG_UNIT_SUB: Final = 2
+"""The flag of topicSysFlag of a topic of retries or dead letters, for a group whose clients are of a unit."""
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 MAX_TOPIC_LENGTH: Final = 127
@@ -90,6 +96,11 @@ class Topic:
         """All queue ids are below this."""
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
+    def send_queue_id(self, asked: int) -> int:
+        """Return the id of the queue that a send goes to. `asked`: the queue id in the request; below 0 for any queue,
+        which there must be."""
+        return asked if asked >= 0 else random.randrange(self.config.write_queue_nums)
+
     def change(self, config: TopicConfig) -> None:
         """Apply a new configuration."""
         self.config = config
@@ -142,6 +153,7 @@ class Topics:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         file: ConfigFile,
@@ -232,17 +244,21 @@ class Topics:
             )
 
     def _own_topics(self) -> list[TopicConfig]:
-        config, everything = self._settings.config, PERM_INHERIT | PERM_READ | PERM_WRITE
-        own = [("SELF_TEST_TOPIC", 1, 6), ("BenchmarkTest", 1024, 6), ("OFFSET_MOVED_EVENT", 1, 6)]
-        own += [(SCHEDULE_TOPIC, 18, 6), (TIMER_TOPIC, 1, 6), (f"{config.cluster_name}_REPLY_TOPIC", 1, 6)]
+        config = self._settings.config
+        own = [
+            ("SELF_TEST_TOPIC", 1, PERM_BOTH),
+            ("BenchmarkTest", 1024, PERM_BOTH),
+            ("OFFSET_MOVED_EVENT", 1, PERM_BOTH),
+            (SCHEDULE_TOPIC, 18, PERM_BOTH),
+            (TIMER_TOPIC, 1, PERM_BOTH),
+            (f"{config.cluster_name}_REPLY_TOPIC", 1, PERM_BOTH),
+        ]
         if config.auto_create_topic:
-            own.append((AUTO_CREATE_TOPIC, config.default_topic_queues, everything))
-        perm = 1 | (PERM_READ | PERM_WRITE if config.cluster_topic else 0)
-        own.append((config.cluster_name, 16, perm))
-        perm = 1 | (PERM_READ | PERM_WRITE if config.broker_topic else 0)
-        own.append((config.broker_name, 1, perm))
+            own.append((AUTO_CREATE_TOPIC, config.default_topic_queues, PERM_INHERIT | PERM_BOTH))
+        own.append((config.cluster_name, 16, PERM_INHERIT | (PERM_BOTH if config.cluster_topic else 0)))
+        own.append((config.broker_name, 1, PERM_INHERIT | (PERM_BOTH if config.broker_topic else 0)))
         if config.trace_topic_enabled:
-            own.append((config.trace_topic, 1, 6))
+            own.append((config.trace_topic, 1, PERM_BOTH))
         return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if NAME.fullmatch(name)]
 
     def _follow_settings(self) -> None:
@@ -254,7 +270,7 @@ class Topics:
     def _make_default_topic(self, config: BrokerConfig, *, is_changed: bool) -> None:
         if config.auto_create_topic and (is_changed or AUTO_CREATE_TOPIC not in self.table):
             queues = config.default_topic_queues
-            self.put(TopicConfig(AUTO_CREATE_TOPIC, queues, queues, PERM_INHERIT | PERM_READ | PERM_WRITE))
+            self.put(TopicConfig(AUTO_CREATE_TOPIC, queues, queues, PERM_INHERIT | PERM_BOTH))
             self.save_later()
 
     def _change_permission(self, config: BrokerConfig) -> None:
@@ -292,7 +308,16 @@ class Topics:
         self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
         perm = default.config.perm & ~PERM_INHERIT
         kind = default.config.topic_filter_type
-        created = self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+        created = self.put(
+            TopicConfig(
+                topic_name=name,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=perm,
+                topic_filter_type=kind,
+                topic_sys_flag=sys_flag,
+            )
+        )
         self._created("topic", name)
         return created
 
@@ -302,18 +327,18 @@ class Topics:
         topic = self.table.get(name)
         if topic is not None:
             return topic
-        created = self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+        created = self.put(TopicConfig(name, queues, queues, PERM_BOTH, topic_sys_flag=sys_flag))
         self._created("topic", name)
         return created
 
     def check_for_groups(self, queues: Mapping[str, int]) -> None:
         """Raise Refused if `create_for_group` would raise it for one of these topics. `queues`: the number of queues of
         each topic, by name. Changes nothing."""
-        topics = so_many = 0
+        topics_before = queues_before = 0
         for name, count in queues.items():
             if name not in self.table:
-                self._check_room(None, count, ResponseCode.SYSTEM_ERROR, topics, so_many)
-                topics, so_many = topics + 1, so_many + count
+                self._check_room(None, count, ResponseCode.SYSTEM_ERROR, topics_before, queues_before)
+                topics_before, queues_before = topics_before + 1, queues_before + count
 
     def put(self, config: TopicConfig) -> Topic:
         """Add or change a topic; durable only after `save`. Raises Refused if there are too many topics or queues."""
@@ -460,7 +485,7 @@ def missing_topics(store: MessageStore, known: Container[str], is_own: Callable[
     for name, queues in store.queues.items():
         count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)
         if count and name not in known and not is_own(name):
-            yield TopicConfig(name, count, count, PERM_READ | PERM_WRITE)
+            yield TopicConfig(name, count, count, PERM_BOTH)
 
 
 def check_name(name: str) -> None:

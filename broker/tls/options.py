@@ -63,28 +63,11 @@ class TlsOptions:
 
 def read(config: BrokerConfig) -> TlsOptions:
     """Return the settings, with those of `tls.config.file`. Raises ConfigError."""
-    path, warnings = config.tls_config_file, []
-    file: str | None = path
-    if path == DEFAULT_TLS_FILE and not os.access(path, os.R_OK):
+    file, warnings = config.tls_config_file or None, list[str]()
+    if file == DEFAULT_TLS_FILE and not os.access(file, os.R_OK):
         file = None
-    if file:
-        try:
-            os.close(open_regular(file))
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from None
-        values = broker_conf.read(file)
-        known = {name: text for name, text in values.items() if name in _IN_FILE}
-        warnings += [
-            f"{file}: {name} has no effect there; set it for the broker itself"
-            if name in _OUTSIDE
-            else f"{file}: there is no property {name}"
-            for name in sorted(set(values) - set(known))
-        ]
-        try:
-            changes: dict[str, Any] = {FIELDS[name].name: parse_value(name, text) for name, text in known.items()}
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from None
-        config = dataclasses.replace(config, **changes)
+    if file is not None:
+        config, warnings = _with_file(config, file)
     options = TlsOptions(
         mode=TlsMode(config.tls_mode),
         is_test_mode=config.tls_test_mode,
@@ -107,10 +90,32 @@ def read(config: BrokerConfig) -> TlsOptions:
         and (
             config.tls_enable == "true" or (config.tls_enable == "auto" and config.tls_mode == TlsMode.ENFORCING.value)
         ),
-        file=file or None,
+        file=file,
         warnings=(),
     )
     return dataclasses.replace(options, warnings=(*warnings, *_doubts(options)))
+
+
+def _with_file(config: BrokerConfig, file: str) -> tuple[BrokerConfig, list[str]]:
+    """Return the settings with those of a file, and warnings about its properties that have no effect. Raises
+    ConfigError."""
+    try:
+        os.close(open_regular(file))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    values = broker_conf.read(file)
+    known = {name: text for name, text in values.items() if name in _IN_FILE}
+    warnings = [
+        f"{file}: {name} has no effect there; set it for the broker itself"
+        if name in _OUTSIDE
+        else f"{file}: there is no property {name}"
+        for name in sorted(set(values) - set(known))
+    ]
+    try:
+        changes: dict[str, Any] = {FIELDS[name].name: parse_value(name, text) for name, text in known.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return dataclasses.replace(config, **changes), warnings
 
 
 def _doubts(options: TlsOptions) -> list[str]:

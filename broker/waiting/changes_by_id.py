@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.error_answers import outcome_of
 from duemq.broker.net.slices import Slices
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.protocol.codes import ResponseCode
+from duemq.protocol.frames.command import Command
 from duemq.protocol.records.message_id import offset_message_id, parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests.bodies import CancelOutcome
+from duemq.protocol.requests.headers import response
 from duemq.scheduler.timers.changes import owner_of
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.index.ids import given_id
@@ -20,6 +25,16 @@ from duemq.storage.clock import Clock
 from duemq.storage.queues.pull import ColdRead, patiently
 from duemq.storage.store import MessageStore
 
+MAX_IDS: Final = 1000
+"""Maximum number of message ids in one request, and in the answer about a selection."""
+OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
+    Cancelled.CANCELLED: "CANCELLED",
+    Cancelled.DELIVERED: "ALREADY_DELIVERED",
+    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
+    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
+    Cancelled.UNKNOWN: "NEVER_EXISTED",
+}
+
 
 class ChangesById:
     """Finds waiting messages by their ids and changes them. The handlers of recalls, of `pending` and of recurring
@@ -27,6 +42,7 @@ class ChangesById:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         timers: Timers,
@@ -100,3 +116,20 @@ class ChangesById:
 
             async for _ in self._slices.of(steps(), is_patient=True):
                 pass
+
+
+def ids_in(text: str, action: str) -> list[str]:
+    """Return the ids in a request, which commas separate. `action`: for the errors' texts. Raises Refused,
+    RemoteProtocolError."""
+    ids = text.split(",")
+    if len(ids) > MAX_IDS:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{action} failed, {len(ids)} ids are more than {MAX_IDS}")
+    for message_id in ids:
+        parse_offset_message_id(message_id)
+    return ids
+
+
+def failed_after(error: Exception, changed: int) -> Command:
+    """Return the answer to a request that changed some messages, and then could not change another."""
+    code, remark = outcome_of(error)
+    return response(code, f"{remark} (after {changed} messages)")

@@ -16,25 +16,24 @@ from duemq.broker.access.permission import OPERATE, SEND, PlainAction, Role, nee
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
-from duemq.broker.net.router import Answer, Router, outcome_of
+from duemq.broker.net.router import Answer, Router
 from duemq.broker.net.slices import Slices
-from duemq.broker.waiting.changes_by_id import ChangesById
+from duemq.broker.waiting.changes_by_id import MAX_IDS, OUTCOMES, ChangesById, failed_after, ids_in
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames import fastjson
 from duemq.protocol.records import properties, recurrence
-from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.requests.bodies import (
-    ChangedMessage,
+    ChangedEntry,
     ChangedMessages,
     ChangeOutcome,
-    DueCounts,
-    PendingMessage,
+    DueCurveBody,
+    PendingEntry,
     PendingPage,
     PendingRecurrence,
 )
-from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, DueCurve, ListPending, Request, response
+from duemq.protocol.requests.headers import ChangeByHandle, ChangePending, ListPending, QueryDueCurve, Request, response
 from duemq.scheduler.recurring.records import is_recurring
 from duemq.scheduler.search import SearchPosition, Selection, WaitingMessage, WaitingMessages
 from duemq.scheduler.timers.config import Cancelled, Refusal
@@ -49,8 +48,6 @@ T = TypeVar("T")
 MAX_PAGE: Final = 1000
 MAX_PAGE_BYTES: Final = 1024 * 1024
 """A page ends before the properties of its messages exceed this."""
-MAX_IDS: Final = 1000
-"""Maximum number of message ids in one request, and in the answer about a selection."""
 MAX_STEPS: Final = 10_000
 MIN_STEP_MS: Final = 1000
 MAX_SEARCHES: Final = 2
@@ -75,12 +72,6 @@ _REFUSALS: Final = {
     Refusal.STALLED: (ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: the timer log cannot be written"),
     Refusal.CONGESTED: (ResponseCode.SYSTEM_ERROR, "timerCongestNumEachSlot messages wait for that second"),
 }
-_OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
-    Cancelled.DELIVERED: "ALREADY_DELIVERED",
-    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
-    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
-    Cancelled.UNKNOWN: "NEVER_EXISTED",
-}
 
 
 class _Found(NamedTuple):
@@ -97,6 +88,7 @@ class PendingHandlers:
 
     def __init__(
         self,
+        *,
         timers: Timers,
         messages: WaitingMessages,
         changes: ChangesById,
@@ -123,7 +115,9 @@ class PendingHandlers:
             needs(topic_or_all(PlainAction.ANY), role=Role.LOOK),
             self.list_pending,
         )
-        router.add(RequestCode.DUE_CURVE, DueCurve, needs(topic_or_all(PlainAction.ANY), role=Role.LOOK), self.curve)
+        router.add(
+            RequestCode.DUE_CURVE, QueryDueCurve, needs(topic_or_all(PlainAction.ANY), role=Role.LOOK), self.curve
+        )
         router.add(RequestCode.CHANGE_PENDING, ChangePending, OPERATE, self.change)
         # As with a recall, a client that may send to the topic may also withdraw its messages, if it has the handles.
         router.add(RequestCode.CHANGE_BY_HANDLE, ChangeByHandle, SEND, self.change_by_handle)
@@ -177,7 +171,7 @@ class PendingHandlers:
     async def _page(
         self, connection: Connection, steps: Iterator[WaitingMessage | ColdRead | None], limit: int
     ) -> PendingPage:
-        messages: list[PendingMessage] = []
+        messages: list[PendingEntry] = []
         place, size = None, 0
         async with aclosing(self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)) as all_found:
             async for found in all_found:
@@ -188,7 +182,7 @@ class PendingHandlers:
                 place = found.place
         return PendingPage(messages, None, len(messages))
 
-    async def curve(self, connection: Connection, request: Request[DueCurve]) -> Answer:
+    async def curve(self, connection: Connection, request: Request[QueryDueCurve]) -> Answer:
         """Return the number of messages due in each step of time."""
         header = request.header
         begin_ms = header.begin_ms if header.begin_ms is not None else self._clock.now_ms() // 1000 * 1000
@@ -202,7 +196,7 @@ class PendingHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is not a time")
         steps = self._messages.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
         counts = await self._result(connection, steps)
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCounts(begin_ms, header.step_ms, counts)))
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCurveBody(begin_ms, header.step_ms, counts)))
 
     # --- changing
 
@@ -246,15 +240,14 @@ class PendingHandlers:
         try:
             await work(done)
         except (Refused, StoreError, OSError) as error:
-            code, remark = outcome_of(error)
-            answer = response(code, f"{remark} (after {sum(done.counts.values())} messages)")
+            answer = failed_after(error, sum(done.counts.values()))
         else:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(done))
         return self._router.answer_when_flushed(connection, request, answer)
 
     def _named(self, header: ChangePending) -> Iterator[_Found]:
         """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
-        ids = _ids(header.action, header.msg_id or "")
+        ids = ids_in(header.msg_id or "", header.action)
         if _selection(header) != Selection():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed: name messages or select them, not both")
         return map(_Found, ids)
@@ -279,7 +272,7 @@ class PendingHandlers:
             outcome = await self._change_one(found, header)
             done.counts[outcome] = done.counts.get(outcome, 0) + 1
             if len(done.messages) < MAX_IDS:
-                done.messages.append(ChangedMessage(found.message_id, outcome))
+                done.messages.append(ChangedEntry(found.message_id, outcome))
 
     async def _change_one(self, found: _Found, header: ChangePending | ChangeByHandle) -> ChangeOutcome:
         place = found.place
@@ -296,7 +289,7 @@ class PendingHandlers:
             return self._messages.reschedule(place, header.deliver_ms or 0, self._clock.now_ms(), found.owner)
 
         result = await self._changes.outcome(change)
-        return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
+        return OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
 
     def _check_time(self, deliver_ms: int) -> None:
         """Raise Refused if no message may now be scheduled for this time."""
@@ -307,19 +300,9 @@ class PendingHandlers:
             raise Refused(code, f"reschedule failed, {reason}")
 
 
-def _ids(action: str, text: str) -> list[str]:
-    """Return the ids of a request. Raises Refused, RemoteProtocolError."""
-    ids = text.split(",")
-    if len(ids) > MAX_IDS:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{action} failed, {len(ids)} ids are more than {MAX_IDS}")
-    for message_id in ids:
-        parse_offset_message_id(message_id)
-    return ids
-
-
 def _of_handles(header: ChangeByHandle) -> Iterator[_Found]:
     """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
-    ids, keys = _ids(header.action, header.msg_id), header.uniq_key.split(properties.NAME_END)
+    ids, keys = ids_in(header.msg_id, header.action), header.uniq_key.split(properties.NAME_END)
     if len(keys) != len(ids):
         raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(keys)} uniqKeys for {len(ids)} ids")
     return (_Found(message_id, None, (header.topic, key)) for message_id, key in zip(ids, keys, strict=True))
@@ -354,23 +337,23 @@ def _selection_to_change(header: ChangePending) -> Selection:
     return selection
 
 
-def _described(found: WaitingMessage) -> PendingMessage:
+def _described(found: WaitingMessage) -> PendingEntry:
     message = found.message
     values = properties.parse(message.properties_text)
     queue_id = values.get(properties.REAL_QID, "")
-    return PendingMessage(
-        given_id(message),
-        values.get(properties.UNIQ_KEY),
-        found.topic,
-        int(queue_id) if queue_id.isascii() and queue_id.isdecimal() else 0,
-        found.due_ms,
-        found.delay_level,
-        values.get(properties.KEYS),
-        values.get(properties.TAGS),
-        len(message.body),
-        message.born_timestamp,
-        message.store_timestamp,
-        _recurrence_of(message),
+    return PendingEntry(
+        msg_id=given_id(message),
+        unique_key=values.get(properties.UNIQ_KEY),
+        topic=found.topic,
+        queue_id=int(queue_id) if queue_id.isascii() and queue_id.isdecimal() else 0,
+        deliver_ms=found.due_ms,
+        delay_level=found.delay_level,
+        keys=values.get(properties.KEYS),
+        tags=values.get(properties.TAGS),
+        body_size=len(message.body),
+        born_ms=message.born_timestamp,
+        store_ms=message.store_timestamp,
+        recurrence=_recurrence_of(message),
     )
 
 
@@ -382,11 +365,11 @@ def _recurrence_of(message: StoredMessage) -> PendingRecurrence | None:
     except TimerIllegal:
         return PendingRecurrence()
     return PendingRecurrence(
-        found.every_ms,
-        found.cron,
-        found.zone,
-        found.start_ms,
-        found.end_ms,
-        found.left,
-        found.paused_ms is not None,
+        every_ms=found.every_ms,
+        cron=found.cron,
+        zone=found.zone,
+        start_ms=found.start_ms,
+        end_ms=found.end_ms,
+        count=found.left,
+        is_paused=found.paused_ms is not None,
     )

@@ -8,17 +8,16 @@ from typing import Final
 from duemq.broker.access.permission import OPERATE, SEND
 from duemq.broker.errors import Refused
 from duemq.broker.net.connection import Connection
-from duemq.broker.net.router import Answer, Router, outcome_of
+from duemq.broker.net.router import Answer, Router
 from duemq.broker.net.slices import Slices
 from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.topics import Topics
-from duemq.broker.waiting.changes_by_id import ChangesById
+from duemq.broker.waiting.changes_by_id import OUTCOMES, ChangesById, failed_after, ids_in
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import RemoteProtocolError
 from duemq.protocol.frames import fastjson
-from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.requests import recall_handle
-from duemq.protocol.requests.bodies import CancelledMessage, CancelOutcome
+from duemq.protocol.requests.bodies import CancelledMessage
 from duemq.protocol.requests.headers import (
     CancelMessage,
     RecallMessage,
@@ -32,16 +31,6 @@ from duemq.scheduler.timers.service import Timers
 from duemq.storage.errors import StoreError
 from duemq.storage.store import MessageStore
 
-MAX_CANCELLED: Final = 1000
-"""Maximum number of message ids in one request."""
-
-_OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
-    Cancelled.CANCELLED: "CANCELLED",
-    Cancelled.DELIVERED: "ALREADY_DELIVERED",
-    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
-    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
-    Cancelled.UNKNOWN: "NEVER_EXISTED",
-}
 _NOT_RECALLED: Final = {
     Cancelled.DELIVERED: recall_handle.DELIVERED_REMARK,
     Cancelled.NO_LONGER_WAITS: recall_handle.NO_LONGER_WAITS_REMARK,
@@ -54,6 +43,7 @@ class RecallHandlers:
 
     def __init__(
         self,
+        *,
         settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
@@ -126,22 +116,15 @@ class RecallHandlers:
     async def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
         """Cancel messages by their offset message ids; return the outcome for each."""
         self._changes.check_allowed("cancel")
-        ids = request.header.msg_id.split(",")
-        if len(ids) > MAX_CANCELLED:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are more than {MAX_CANCELLED}"
-            )
-        for message_id in ids:
-            parse_offset_message_id(message_id)
+        ids = ids_in(request.header.msg_id, "cancel")
         told: list[CancelledMessage] = []
         try:
             async for message_id in self._slices.of(ids):
                 place = await self._changes.physical_offset_of(message_id)
                 result = await self._changes.cancel(place) if place is not None else Cancelled.UNKNOWN
-                told.append(CancelledMessage(message_id, _OUTCOMES[result]))
+                told.append(CancelledMessage(message_id, OUTCOMES[result]))
         except (Refused, StoreError, OSError) as error:
-            code, remark = outcome_of(error)
-            answer = response(code, f"{remark} (after {len(told)} messages)")
+            answer = failed_after(error, len(told))
         else:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)

@@ -27,7 +27,7 @@ from duemq.protocol.requests.bodies import ConsumerIdList, LockBatch, LockedQueu
 from duemq.protocol.requests.headers import (
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
-    ConsumerGroup,
+    ConsumerGroupName,
     ConsumerSendMsgBack,
     Header,
     OffsetResponse,
@@ -54,7 +54,7 @@ _PULL_ANSWERS = (
 log = logging.getLogger("duemq.consumer")
 
 
-class Pulled(msgspec.Struct, frozen=True):
+class PullAnswer(msgspec.Struct, frozen=True):
     """The result of a pull."""
 
     messages: list[StoredMessage]
@@ -84,11 +84,11 @@ class GroupApi:
         address = route.address(broker)
         if address is None:
             raise NoRouteError(route.topic, f"the broker {broker} has no address now")
-        header = ConsumerGroup(consumer_group=self._group)
+        header = ConsumerGroupName(consumer_group=self._group)
         answer = await self._client.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         return typed_body(answer, ConsumerIdList, address).consumer_id_list
 
-    async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> Pulled:
+    async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> PullAnswer:
         """Return messages from an offset on. `hold`: if there is none yet, the broker answers when one arrives, or
         after `Intervals.suspend`."""
         intervals = self._client.intervals
@@ -118,7 +118,7 @@ class GroupApi:
             raise PeerError(address, f"its answer to a pull of {queue} from offset {offset} continues at {next_offset}")
         if answer.code == ResponseCode.SUCCESS:
             messages, next_offset = _read_records(bytes(answer.body), queue, offset, next_offset, address)
-        return Pulled(messages, next_offset, fields.max_offset, moved)
+        return PullAnswer(messages, next_offset, fields.max_offset, moved)
 
     async def stored_offset(self, queue: MessageQueue) -> int | None:
         """Return the group's consumer offset, or None if it has none yet. RocketMQ 4.9's brokers return 0 to a group
@@ -199,7 +199,7 @@ class GroupApi:
 
     async def _lock_request(self, broker: str, queues: Iterable[MessageQueue]) -> tuple[str, bytes]:
         wanted = sorted(queues)
-        listed = [bodies.MessageQueue(broker, queue.queue_id, queue.topic) for queue in wanted]
+        listed = [bodies.BrokerQueue(broker, queue.queue_id, queue.topic) for queue in wanted]
         return await self._address(wanted[0]), fastjson.dumps(LockBatch(self._group, self._client.client_id, listed))
 
     async def leave(self) -> None:

@@ -21,7 +21,7 @@ from duemq.messages import MessageQueue
 log = logging.getLogger("duemq.consumer")
 
 
-class QueueLocks:
+class HeldLocks:
     """The locks that this member holds."""
 
     def __init__(self, api: GroupApi, life: float, monotonic: Callable[[], float], complaints: Complaints) -> None:

@@ -19,7 +19,7 @@ from duemq._consuming.allocation import allocate_averagely
 from duemq._consuming.group import BrokerOffsets, GroupApi
 from duemq._consuming.inbox import Inbox
 from duemq._consuming.lanes import OrderedInbox
-from duemq._consuming.locks import QueueLocks
+from duemq._consuming.locks import HeldLocks
 from duemq._consuming.offsets import OffsetStore
 from duemq._consuming.reader import FIRST, LAST, QueueReader, ReaderConfig, Start
 from duemq._consuming.subscription import ALL_TAGS, Subscription, make_subscription
@@ -165,10 +165,10 @@ class Member:
         self._allocated: set[str] = set()
         self._starts = Starts(config.start, self._client.routes, self._offsets, self._api)
         self._complaints = complaints or Complaints(log)
-        self._locks: QueueLocks | None = None
+        self._locks: HeldLocks | None = None
         if (config.ordered or config.exclusive) and not config.broadcasting:
             life = config.intervals.exclusive_lock_life if config.exclusive else config.intervals.lock_life
-            self._locks = QueueLocks(self._api, life, config.monotonic, self._complaints)
+            self._locks = HeldLocks(self._api, life, config.monotonic, self._complaints)
         self._paused: set[Target] = set()
         """Queues and topics that the application paused."""
         self._resumed: set[MessageQueue] = set()

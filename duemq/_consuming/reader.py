@@ -10,9 +10,9 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from duemq._consuming.group import GroupApi, Pulled
+from duemq._consuming.group import GroupApi, PullAnswer
 from duemq._consuming.inbox import Inbox
-from duemq._consuming.locks import QueueLocks
+from duemq._consuming.locks import HeldLocks
 from duemq._consuming.offsets import OffsetStore, OffsetTracker
 from duemq._consuming.subscription import Subscription
 from duemq._net.complaints import Complaints
@@ -54,7 +54,7 @@ class ReaderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.local_offsets is not None
 
 
-class Owner(Protocol):
+class ReaderOwner(Protocol):
     """The member that a reader reads for."""
 
     def subscription(self, queue: MessageQueue) -> Subscription:
@@ -81,13 +81,13 @@ class QueueReader:
     def __init__(
         self,
         queue: MessageQueue,
-        owner: Owner,
+        owner: ReaderOwner,
         config: ReaderConfig,
         *,
         api: GroupApi,
         offsets: OffsetStore,
         inbox: Inbox,
-        locks: QueueLocks | None,
+        locks: HeldLocks | None,
         complaints: Complaints,
         progress: asyncio.Event,
         begin: int | None,
@@ -363,7 +363,7 @@ class QueueReader:
             # If a broker does not hold pulls, do not pull in a tight loop.
             await asyncio.sleep(max(0.0, self._intervals.first_pause - (loop.time() - begin)))
 
-    def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
+    def _take(self, tracker: OffsetTracker, pulled: PullAnswer) -> None:
         """Note the messages and put them into the inbox, without an await in between, so that no commit sees a state in
         which only one of the two is done."""
         subscription, now = self._owner.subscription(self.queue), self._clock()

@@ -15,14 +15,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from duemq._net.complaints import Complaints
-from duemq._net.connection import Codec, Connection, OnRequest, check_codec, connect
+from duemq._net.connection import ClientConnection, Codec, OnRequest, check_codec, connect
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers, Routes
 from duemq._values.failures import is_passed_on
 from duemq._values.intervals import Intervals
 from duemq.errors import DueMQError, PeerError, RequestTimeoutError, error_of
 from duemq.protocol.codes import RequestCode, ResponseCode
-from duemq.protocol.errors import BodyError, FieldError
+from duemq.protocol.errors import BodyFormatError, FieldError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Body, Command
 from duemq.protocol.requests import bodies
@@ -103,12 +103,12 @@ class Client:
         await self._brokers.close()
         await self._nameserver_pool.close()
 
-    async def broker(self, address: str) -> Connection:
+    async def broker(self, address: str) -> ClientConnection:
         """Return the connection to a broker; open it if necessary. Raises ConnectError, ClosedError, and the errors of
         the first heartbeat."""
         return await self._brokers.get(address)
 
-    def open_connection(self, address: str) -> Connection | None:
+    def open_connection(self, address: str) -> ClientConnection | None:
         """Return the connection to a broker, or None if it is not open."""
         return self._brokers.open_one(address)
 
@@ -138,7 +138,7 @@ class Client:
         """Send a request to a broker and return its answer, whose code is one of `expected`. `timeout`: in seconds, by
         default `Intervals.request_timeout`.
 
-        Raises a BrokerError for any other code, and what `broker` and `Connection.request` raise.
+        Raises a BrokerError for any other code, and what `broker` and `ClientConnection.request` raise.
         """
         connection = await self._brokers.get(address)
         answer = await connection.request(code, header, body, timeout=timeout or self.intervals.request_timeout)
@@ -165,7 +165,7 @@ class Client:
         else:
             self._complaints.resolve(f"heartbeats to {address}")
 
-    async def _send_heartbeat(self, connection: Connection) -> None:
+    async def _send_heartbeat(self, connection: ClientConnection) -> None:
         body = fastjson.dumps(self._heartbeat(self.client_id))
         answer = await connection.request(RequestCode.HEART_BEAT, None, body, timeout=self.intervals.request_timeout)
         if answer.code != ResponseCode.SUCCESS:
@@ -184,7 +184,7 @@ class Client:
             await asyncio.sleep(self.intervals.silence / 2)
             await self.beat(self._brokers.silent(self.intervals.silence))
 
-    async def _connect(self, address: str) -> Connection:
+    async def _connect(self, address: str) -> ClientConnection:
         return await connect(
             address,
             codec=self._codec,
@@ -194,7 +194,7 @@ class Client:
             tls=self._tls,
         )
 
-    async def _open_broker(self, address: str) -> Connection:
+    async def _open_broker(self, address: str) -> ClientConnection:
         connection = await self._connect(address)
         try:
             await self._send_heartbeat(connection)
@@ -267,5 +267,5 @@ def typed_body(answer: Command, body_type: type[T], address: str) -> T:
     """Return the typed body of an answer. Raises PeerError."""
     try:
         return bodies.decode(answer.body, body_type)
-    except BodyError as error:
+    except BodyFormatError as error:
         raise PeerError(address, str(error)) from None

@@ -40,7 +40,7 @@ def unpack(body: bytes, sys_flag: int) -> bytes:
         return _unpack_zstd(body)
     try:
         return bodies.decompress(body, MAX_UNPACKED_BYTES)
-    except protocol_errors.BodyError as error:
+    except protocol_errors.BodyFormatError as error:
         raise BodyError(str(error)) from None
 
 

@@ -54,7 +54,7 @@ _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 log = logging.getLogger("duemq.connection")
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """A connection; `connect` opens one."""
 
     def __init__(self, address: str, codec: Codec, on_request: OnRequest, signer: Signer | None) -> None:
@@ -311,7 +311,7 @@ async def connect(
     timeout: float,
     signer: Signer | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Connection:
+) -> ClientConnection:
     """Open a connection to "host:port". `timeout` is in seconds. `signer` signs each request. `tls`: None for no TLS.
     Raises ConnectError, and ArgumentError for an invalid address."""
     host, port = split_address(address)
@@ -319,7 +319,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout):
             _, connection = await loop.create_connection(
-                lambda: Connection(address, codec, on_request, signer), host, port, ssl=tls
+                lambda: ClientConnection(address, codec, on_request, signer), host, port, ssl=tls
             )
     except TimeoutError:
         raise ConnectError(address, f"no answer within {timeout:g} s") from None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from duemq._net.connection import Connection
+from duemq._net.connection import ClientConnection
 from duemq.errors import ClosedError
 
-Open = Callable[[str], Awaitable[Connection]]
+Open = Callable[[str], Awaitable[ClientConnection]]
 
 
 class Pool:
@@ -16,11 +16,11 @@ class Pool:
 
     def __init__(self, open_: Open) -> None:
         self._open = open_
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, ClientConnection] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._closed = False
 
-    async def get(self, address: str) -> Connection:
+    async def get(self, address: str) -> ClientConnection:
         """Return the connection to an address; open it if necessary. Raises ClosedError, and the errors of `open_`."""
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
@@ -36,7 +36,7 @@ class Pool:
                 self._connections[address] = connection
         return connection
 
-    def open_one(self, address: str) -> Connection | None:
+    def open_one(self, address: str) -> ClientConnection | None:
         """Return the connection to an address, or None if none is open."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from duemq._net.connection import Connection, split_address
+from duemq._net.connection import ClientConnection, split_address
 from duemq._net.pool import Pool
 from duemq._net.single_flight import SingleFlight
 from duemq.errors import (
@@ -26,7 +26,7 @@ from duemq.errors import (
 )
 from duemq.messages import MessageQueue
 from duemq.protocol.codes import RequestCode, ResponseCode
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import ClusterInfo, TopicRoute
@@ -142,7 +142,7 @@ class NameServers:
             raise error_of(answer, address)
         try:
             table = bodies.decode(answer.body, ClusterInfo).broker_addr_table
-        except BodyError as error:
+        except BodyFormatError as error:
             raise PeerError(address, str(error)) from None
         brokers = {name: dict(broker.broker_addrs) for name, broker in table.items() if broker.broker_addrs}
         if not brokers:
@@ -163,7 +163,7 @@ class NameServers:
                 self._preferred = number
                 return
 
-    async def _connection(self, address: str, timeout: float) -> Connection:
+    async def _connection(self, address: str, timeout: float) -> ClientConnection:
         try:
             async with asyncio.timeout(timeout):
                 return await self._pool.get(address)
@@ -262,7 +262,7 @@ class Routes:
             raise error_of(answer, address)
         try:
             route = bodies.decode(answer.body, TopicRoute)
-        except BodyError as error:
+        except BodyFormatError as error:
             raise PeerError(address, str(error)) from None
         for queues in route.queue_datas:
             count = max(queues.read_queue_nums, queues.write_queue_nums)

@@ -329,5 +329,5 @@ STORED: Final = (
 """The response codes that mean that a broker has carried out a recall, whether or not it is on the disk."""
 
 
-def _changed(message: bodies.ChangedMessage) -> ChangedMessage:
+def _changed(message: bodies.ChangedEntry) -> ChangedMessage:
     return ChangedMessage(message.msg_id, ChangeResult(message.result))

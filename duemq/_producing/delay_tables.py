@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from duemq._net.client import Client, typed_body
-from duemq._net.connection import Connection
+from duemq._net.connection import ClientConnection
 from duemq._net.single_flight import SingleFlight
 from duemq._producing.delay import Delays, DelaySpec, TopicLevels, read_delays, read_topic_levels
 from duemq.errors import BrokerError, NotSupportedError, TopicNotFoundError
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests.bodies import TopicConfig
-from duemq.protocol.requests.headers import Topic
+from duemq.protocol.requests.headers import TopicName
 
 T = TypeVar("T")
 
@@ -55,12 +55,12 @@ class DelayTables:
             return Delays()
         return delays if own is None else replace(delays, own=own)
 
-    def known(self, connection: Connection, spec: DelaySpec) -> Delays | None:
+    def known(self, connection: ClientConnection, spec: DelaySpec) -> Delays | None:
         """Return what `find` would return, or None if the broker would have to be asked."""
         delays = self._brokers.kept(connection, "") if spec.takes_timer else None
         return delays if delays is not None and delays.timers else None
 
-    async def _own(self, connection: Connection, address: str, topic: str) -> TopicLevels | None:
+    async def _own(self, connection: ClientConnection, address: str, topic: str) -> TopicLevels | None:
         try:
             return await self._topics.get(connection, topic, lambda: self._ask_topic(address, topic))
         except TopicNotFoundError:
@@ -72,7 +72,7 @@ class DelayTables:
 
     async def _ask_topic(self, address: str, topic: str) -> TopicLevels | None:
         try:
-            answer = await self._client.call(address, RequestCode.GET_TOPIC_CONFIG, Topic(topic))
+            answer = await self._client.call(address, RequestCode.GET_TOPIC_CONFIG, TopicName(topic))
         except NotSupportedError:
             return None
         return read_topic_levels(topic, typed_body(answer, TopicConfig, address))
@@ -90,9 +90,9 @@ class Answers(Generic[T]):
     def __init__(self, lifetime: float) -> None:
         self.lifetime = lifetime
         self._questions = SingleFlight[T]()
-        self._kept: WeakKeyDictionary[Connection, dict[str, tuple[T, float]]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[ClientConnection, dict[str, tuple[T, float]]] = WeakKeyDictionary()
 
-    async def get(self, connection: Connection, name: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def get(self, connection: ClientConnection, name: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the cached answer, or a new one. Raises what `ask` raises; the cached answer is then dropped."""
         time = asyncio.get_running_loop().time
         kept = self._kept.setdefault(connection, {})
@@ -109,12 +109,12 @@ class Answers(Generic[T]):
             raise
         return self.keep(connection, name, answer)
 
-    def kept(self, connection: Connection, name: str) -> T | None:
+    def kept(self, connection: ClientConnection, name: str) -> T | None:
         """Return the cached answer if it is still valid, or None."""
         found = self._kept.get(connection, {}).get(name)
         return found[0] if found is not None and asyncio.get_running_loop().time() < found[1] else None
 
-    def keep(self, connection: Connection, name: str, answer: T) -> T:
+    def keep(self, connection: ClientConnection, name: str, answer: T) -> T:
         """Cache an answer from now on, and return it."""
         until = asyncio.get_running_loop().time() + self.lifetime
         self._kept.setdefault(connection, {})[name] = answer, until

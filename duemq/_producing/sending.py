@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from duemq._net.client import Client, typed_header
-from duemq._net.connection import Connection
+from duemq._net.connection import ClientConnection
 from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
 from duemq._producing.delay import PLAIN, DelayPlan, DelaySpec, make_plan
 from duemq._producing.delay_tables import DelayTables
@@ -289,7 +289,7 @@ class Sender:
 
     async def _ask(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         message: Outgoing,
         chosen: MessageQueue,
         plan: DelayPlan,
@@ -314,7 +314,7 @@ class Sender:
         elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
         return make_plan(spec, delays, self._clock(), address, elapsed_ms)
 
-    def _known_plan(self, connection: Connection | None, spec: DelaySpec, begun: float) -> DelayPlan | None:
+    def _known_plan(self, connection: ClientConnection | None, spec: DelaySpec, begun: float) -> DelayPlan | None:
         """Return the plan, or None if the broker would have to be asked or could not keep the plan."""
         delays = self._delay_tables.known(connection, spec) if connection is not None else None
         if connection is None or delays is None or (spec.replaces and not delays.replaces):

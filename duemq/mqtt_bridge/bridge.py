@@ -25,9 +25,9 @@ from duemq.mqtt_bridge import delayed
 from duemq.mqtt_bridge.carried import Carried
 from duemq.mqtt_bridge.clients import FINISH, BridgeClients
 from duemq.mqtt_bridge.inbound.from_mqtt import FromMqtt
-from duemq.mqtt_bridge.outbound import Flight, ToMqtt, Window
+from duemq.mqtt_bridge.outbound import Flight, PublishWindow, ToMqtt
 from duemq.mqtt_bridge.rules.fields import encoded_name
-from duemq.mqtt_bridge.rules.model import Outbound, Rules, RulesError, Subscription
+from duemq.mqtt_bridge.rules.model import MqttSubscription, Outbound, Rules, RulesError
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import MqttConnectionError, Session
 from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, State, open_journal
@@ -159,7 +159,7 @@ class _Running:
         self._intervals = intervals
         self._clock = clock
         self._ids = PacketIds(each.packet_id for each in journal.published.values() if each.state is not State.DONE)
-        self._window = Window(
+        self._window = PublishWindow(
             most=rules.connection.max_in_flight,
             journal=journal,
             ids=self._ids,
@@ -186,7 +186,7 @@ class _Running:
         """Whether all of RocketMQ's clients are started, and the brokers have accepted the account."""
         self._is_connected = False
         """Whether the MQTT broker has answered to the subscriptions."""
-        self._refused: dict[str, Subscription] = {}
+        self._refused: dict[str, MqttSubscription] = {}
         """The subscriptions that the MQTT broker has refused, by filter with $share."""
         self._lowered: dict[str, int] = {}
         """The QoS that the MQTT broker has granted, where it is lower than the rule's, by filter with $share."""
@@ -406,7 +406,7 @@ class _Running:
         )
         await journal.saved()
 
-    async def _make_subscription(self, session: Session, topic: str, subscription: Subscription) -> None:
+    async def _make_subscription(self, session: Session, topic: str, subscription: MqttSubscription) -> None:
         granted = await session.subscribe_to(topic, subscription)
         what = f"the subscription to {topic!r}"
         if granted.refused is not None:

@@ -1,7 +1,7 @@
 """From RocketMQ to MQTT: publishes the messages of the consumers, and acknowledges them to RocketMQ when the MQTT
 broker has acknowledged them.
 
-Each rule has its own consumer. All rules share one window of messages without acknowledgement (`Window`). It
+Each rule has its own consumer. All rules share one window of messages without acknowledgement (`PublishWindow`). It
 belongs to the session at the MQTT broker: after a lost connection its messages are sent again, in their order and with
 the same packet ids. If the MQTT broker has lost the session, they are sent as new messages.
 
@@ -26,7 +26,7 @@ from duemq.consumer import Consumer
 from duemq.errors import BodyError, DueMQError
 from duemq.messages import MessageQueue, ReceivedMessage
 from duemq.mqtt_bridge import delayed, translation
-from duemq.mqtt_bridge.rules.model import Connection, Outbound, TemplateError
+from duemq.mqtt_bridge.rules.model import MqttConnection, Outbound, TemplateError
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import Session
 from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, Published, State, fingerprint_of
@@ -68,7 +68,7 @@ class Flight:
     """Reason code of the last acknowledgement."""
 
 
-class Window:
+class PublishWindow:
     """The messages in flight to MQTT: at most `most`. At most one less than the MQTT broker allows are sent and
     unacknowledged: Mosquitto counts messages with QoS 2 of an earlier connection, and closes a connection that sends
     one of them again while the count is at its maximum.
@@ -494,10 +494,10 @@ class ToMqtt:
         self,
         rule: Outbound,
         *,
-        connection: Connection,
+        connection: MqttConnection,
         is_delayed: bool,
         consumer: Consumer,
-        window: Window,
+        window: PublishWindow,
         journal: Journal,
         ids: PacketIds,
         status: Status,

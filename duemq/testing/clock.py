@@ -18,7 +18,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from duemq._net.client import typed_header
-from duemq._net.connection import Connection, connect
+from duemq._net.connection import ClientConnection, connect
 from duemq._net.keys import signer_of
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers
@@ -89,7 +89,7 @@ class TestClock:
             raise error_of(answer, address)
         return typed_header(answer, MoveClockResponse, address).now
 
-    async def _connect(self, address: str) -> Connection:
+    async def _connect(self, address: str) -> ClientConnection:
         return await connect(
             address,
             codec="json",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 
 _TOKEN: Final = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|([{}\[\],:])|([^\s{}\[\],:"]+))', re.DOTALL)
 _MAX_DEPTH: Final = 100
@@ -26,17 +26,17 @@ dumps = msgspec.json.encode
 
 
 def loads(text: bytes | bytearray | memoryview | str, *, loose_limit: int | None = None) -> Any:
-    """Decode a value from strict JSON or from fastjson's. Raises BodyError.
+    """Decode a value from strict JSON or from fastjson's. Raises BodyFormatError.
 
     fastjson's dialect is read token by token, at about 1 MB/s: `loose_limit` limits the number of bytes read that way.
     """
     try:
         return msgspec.json.decode(text)
     except UnicodeDecodeError as error:
-        raise BodyError(f"JSON that is not UTF-8: {error}") from None
+        raise BodyFormatError(f"JSON that is not UTF-8: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         if loose_limit is not None and len(text) > loose_limit:
-            raise BodyError(
+            raise BodyFormatError(
                 f"JSON that does not parse: {error}. JSON with keys other than text is read only up to {loose_limit} "
                 "bytes"
             ) from None
@@ -44,16 +44,16 @@ def loads(text: bytes | bytearray | memoryview | str, *, loose_limit: int | None
         loose = text if isinstance(text, str) else bytes(text).decode()
         return msgspec.json.decode(_to_strict(loose))
     except UnicodeDecodeError as error:
-        raise BodyError(f"JSON that is not UTF-8: {error}") from None
+        raise BodyFormatError(f"JSON that is not UTF-8: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BodyError(f"JSON that does not parse: {error}") from None
+        raise BodyFormatError(f"JSON that does not parse: {error}") from None
 
 
 def _to_strict(text: str) -> str:
     converter = _Converter(text)
     strict = converter.value(0)
     if text[converter.position :].strip():
-        raise BodyError(f"JSON with more text after its end, at character {converter.position}")
+        raise BodyFormatError(f"JSON with more text after its end, at character {converter.position}")
     return strict
 
 
@@ -67,26 +67,26 @@ class _Converter:
 
     def value(self, depth: int) -> str:
         if depth > _MAX_DEPTH:
-            raise BodyError(f"JSON nested deeper than {_MAX_DEPTH}")
+            raise BodyFormatError(f"JSON nested deeper than {_MAX_DEPTH}")
         token = self._next()
         if token == "{":
             return self._object(depth)
         if token == "[":
             return self._array(depth)
         if token in ("}", "]", ",", ":"):
-            raise BodyError(f"JSON with {token!r} where a value is due, before character {self.position}")
+            raise BodyFormatError(f"JSON with {token!r} where a value is due, before character {self.position}")
         return token
 
     def _object(self, depth: int) -> str:
         members: list[str] = []
         while not self._take("}"):
             if members and not self._take(","):
-                raise BodyError(f"JSON without a comma at character {self.position}")
+                raise BodyFormatError(f"JSON without a comma at character {self.position}")
             if members and self._take("}"):
                 break
             key = self._key(depth + 1)
             if not self._take(":"):
-                raise BodyError(f"JSON without a colon at character {self.position}")
+                raise BodyFormatError(f"JSON without a colon at character {self.position}")
             members.append(f"{key}:{self.value(depth + 1)}")
         return "{" + ",".join(members) + "}"
 
@@ -96,7 +96,9 @@ class _Converter:
         if self._is_in_key:
             key = self._next()
             if not key.startswith('"'):
-                raise BodyError(f"JSON with a key that is not text within a key, before character {self.position}")
+                raise BodyFormatError(
+                    f"JSON with a key that is not text within a key, before character {self.position}"
+                )
             return key
         self._is_in_key = True
         key = self.value(depth)
@@ -107,7 +109,7 @@ class _Converter:
         elements: list[str] = []
         while not self._take("]"):
             if elements and not self._take(","):
-                raise BodyError(f"JSON without a comma at character {self.position}")
+                raise BodyFormatError(f"JSON without a comma at character {self.position}")
             elements.append(self.value(depth + 1))
         return "[" + ",".join(elements) + "]"
 
@@ -121,7 +123,7 @@ class _Converter:
     def _next(self) -> str:
         match = _TOKEN.match(self._text, self.position)
         if match is None:
-            raise BodyError(f"JSON that ends or breaks at character {self.position}")
+            raise BodyFormatError(f"JSON that ends or breaks at character {self.position}")
         self.position = match.end()
         return match[0].strip()
 

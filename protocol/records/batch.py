@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.records import properties
 
 _HEAD: Final = struct.Struct(">iiiii")
@@ -24,26 +24,28 @@ BatchPart = tuple[int, bytes, str]
 
 
 def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[BatchPart]:
-    """Decode the messages of a batch, at most the first `most`. Raises BodyError, which names the broken part."""
+    """Decode the messages of a batch, at most the first `most`. Raises BodyFormatError, which names the broken part."""
     parts: list[BatchPart] = []
     position, end = 0, len(data)
     while position < end and len(parts) < most:
         number = len(parts)
         if end - position < _HEAD.size + 2:
-            raise BodyError(f"part {number} of the batch: {end - position} bytes are too few")
+            raise BodyFormatError(f"part {number} of the batch: {end - position} bytes are too few")
         size, _, _, flag, body_size = _HEAD.unpack_from(data, position)
         body_at = position + _HEAD.size
         part_end = position + size
         if part_end > end or body_size < 0 or body_at + body_size + 2 > part_end:
-            raise BodyError(f"part {number} of the batch: size {size}, body {body_size}, with {end - position} there")
+            raise BodyFormatError(
+                f"part {number} of the batch: size {size}, body {body_size}, with {end - position} there"
+            )
         (properties_size,) = _U16.unpack_from(data, body_at + body_size)
         properties_at = body_at + body_size + 2
         if properties_at + properties_size != part_end:
-            raise BodyError(f"part {number} of the batch: properties of {properties_size} bytes do not end it")
+            raise BodyFormatError(f"part {number} of the batch: properties of {properties_size} bytes do not end it")
         try:
             text = bytes(data[properties_at:part_end]).decode()
         except UnicodeDecodeError:
-            raise BodyError(f"part {number} of the batch: properties that are not UTF-8") from None
+            raise BodyFormatError(f"part {number} of the batch: properties that are not UTF-8") from None
         parts.append((flag, bytes(data[body_at : body_at + body_size]), text))
         position = part_end
     return parts

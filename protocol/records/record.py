@@ -140,7 +140,7 @@ def store_timestamp(start: bytes) -> int:
     return int.from_bytes(start[at : at + 8], "big", signed=True)
 
 
-class Summary(NamedTuple):
+class RecordSummary(NamedTuple):
     """The fields of a record that decide its tags code in a consume queue. The time is in ms since the epoch."""
 
     store_timestamp: int
@@ -148,7 +148,7 @@ class Summary(NamedTuple):
     properties_text: str
 
 
-def summarize(data: bytes, physical_offset: int) -> Summary | None:
+def summarize(data: bytes, physical_offset: int) -> RecordSummary | None:
     """Return the summary of the record in `data`, without checking its checksum; None if `data` is not exactly one
     record with this physical offset."""
     if len(data) < MIN_SIZE:
@@ -164,7 +164,7 @@ def summarize(data: bytes, physical_offset: int) -> Summary | None:
     at = topic_at + int.from_bytes(data[head.size + fields[14] : topic_at], "big") + 2
     if at + int.from_bytes(data[at - 2 : at], "big") != len(data):
         return None
-    return Summary(fields[10], fields[13], data[at:].decode("utf-8", "replace"))
+    return RecordSummary(fields[10], fields[13], data[at:].decode("utf-8", "replace"))
 
 
 class StoredMessage(msgspec.Struct, gc=False, kw_only=True):

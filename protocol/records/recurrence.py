@@ -41,7 +41,7 @@ _ASKING: Final = (properties.TIMER_EVERY, properties.TIMER_CRON)
 _OPTIONS: Final = (properties.TIMER_ZONE, properties.TIMER_START, properties.TIMER_END, properties.TIMER_COUNT)
 
 
-class Recurrence(NamedTuple):
+class RecurrenceRule(NamedTuple):
     """The times at which a message recurs. Times are ms since the epoch; `every_ms` is a duration in ms. Either
     `every_ms` is above 0, or `cron` is not empty."""
 
@@ -63,7 +63,7 @@ def recurs(text: str) -> bool:
     )
 
 
-def read(text: str) -> Recurrence:
+def read(text: str) -> RecurrenceRule:
     """Return the recurrence of a message with these properties, for which `recurs` is true. Raises TimerIllegal."""
     every, cron = (properties.get(text, name) for name in _ASKING)
     if (every is None) == (cron is None):
@@ -87,7 +87,7 @@ def read(text: str) -> Recurrence:
     start_ms, end_ms, count = (_number(text, name) for name in _OPTIONS[1:])
     if count is not None and count < 1:
         raise TimerIllegal(f"the property {properties.TIMER_COUNT}={count} is not above 0")
-    return Recurrence(
+    return RecurrenceRule(
         every_ms,
         cron or "",
         zone or UTC,

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.integers import Int32, Int64
 
 T = TypeVar("T")
 
 
-class MessageQueue(msgspec.Struct, rename="camel", gc=False, frozen=True, order=True):
-    """A queue of a topic on a broker."""
+class BrokerQueue(msgspec.Struct, rename="camel", gc=False, frozen=True, order=True):
+    """A queue of a topic on a broker, as RocketMQ's `MessageQueue` in JSON."""
 
     broker_name: str
     queue_id: Int32
@@ -83,7 +83,8 @@ class ConsumerData(msgspec.Struct, rename="camel", gc=False):
     unit_mode: bool = False
 
     def __post_init__(self) -> None:
-        """Replace the numbers of constants by their names. Raises ValueError, which decoding turns into a BodyError."""
+        """Replace the numbers of constants by their names. Raises ValueError, which decoding turns into a
+        BodyFormatError."""
         self.consume_type = _constant("consumeType", self.consume_type, _CONSUME_TYPES)
         self.message_model = _constant("messageModel", self.message_model, _MESSAGE_MODELS)
         self.consume_from_where = _constant("consumeFromWhere", self.consume_from_where, _FROM_WHERE)
@@ -122,16 +123,16 @@ class LockBatch(msgspec.Struct, rename="camel", gc=False):
 
     consumer_group: str
     client_id: str
-    mq_set: list[MessageQueue] | None = None
+    mq_set: list[BrokerQueue] | None = None
 
 
 class LockedQueues(msgspec.Struct, gc=False):
     """Body of the answer to LOCK_BATCH_MQ (41): those of the queues that the client holds now."""
 
-    queues: list[MessageQueue] | None = msgspec.field(name="lockOKMQSet", default=None)
+    queues: list[BrokerQueue] | None = msgspec.field(name="lockOKMQSet", default=None)
 
 
-def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
+def reset_offset_body(offsets: Mapping[BrokerQueue, int], *, as_list: bool = False) -> bytes:
     """Encode the body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to INVOKE_BROKER_TO_RESET_OFFSET (222):
     for each queue, the queue offset at which a group is to continue. `as_list`: in the form that the C++ client
     reads."""
@@ -147,10 +148,10 @@ class _ResetOffsets(msgspec.Struct, rename="camel"):
     """Queue offsets, by queue; the queue is JSON text."""
 
 
-def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[MessageQueue, int]:
-    """Decode the offsets in the form of the body that Java and Go clients get. Raises BodyError."""
+def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[BrokerQueue, int]:
+    """Decode the offsets in the form of the body that Java and Go clients get. Raises BodyFormatError."""
     table = decode(body, _ResetOffsets).offset_table
-    return {decode(queue.encode(), MessageQueue): offset for queue, offset in table.items()}
+    return {decode(queue.encode(), BrokerQueue): offset for queue, offset in table.items()}
 
 
 # --- routes ------------------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class PendingRecurrence(msgspec.Struct, rename="camel", gc=False, omit_defaults=
     is_paused: bool = False
 
 
-class PendingMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
+class PendingEntry(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     """A waiting message. Times are ms since the epoch; `delay_level` is 0 for a message with a timer; `keys` is as in
     the property KEYS; `body_size` is in bytes, as stored; `recurrence` is None for a message that is delivered only
     once."""
@@ -285,12 +286,12 @@ class PendingPage(msgspec.Struct, rename="camel", gc=False):
     """Body of the answer to LIST_PENDING. `cursor` is for the next page, None if there is none; `counted` is the number
     of messages in this page or, if only a count was requested, of all selected messages."""
 
-    messages: list[PendingMessage]
+    messages: list[PendingEntry]
     cursor: str | None
     counted: Int64
 
 
-class DueCounts(msgspec.Struct, rename="camel", gc=False):
+class DueCurveBody(msgspec.Struct, rename="camel", gc=False):
     """Body of the answer to DUE_CURVE: the number of messages due in each span of `step_ms` from `begin_ms` (ms since
     the epoch) on."""
 
@@ -310,7 +311,7 @@ ChangeOutcome = Literal[
 ]
 
 
-class ChangedMessage(msgspec.Struct, rename="camel", gc=False):
+class ChangedEntry(msgspec.Struct, rename="camel", gc=False):
     """The outcome for one message of a CHANGE_PENDING."""
 
     msg_id: str
@@ -321,7 +322,7 @@ class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
     """Body of the answer to CHANGE_PENDING: the number of messages by result, and the first 1000 of the messages."""
 
     counts: dict[ChangeOutcome, Int64]
-    messages: list[ChangedMessage]
+    messages: list[ChangedEntry]
 
 
 RecurringOutcome = Literal["PAUSED", "RESUMED", "REMOVED", "UNCHANGED", "NOT_FOUND"]
@@ -415,38 +416,39 @@ def decode(
     body: bytes | bytearray | memoryview, body_type: type[T], *, strict: bool = False, loose_limit: int = LOOSE_LIMIT
 ) -> T:
     """Decode a typed JSON body. `strict`: only as strict JSON, which clients send. `loose_limit`: most bytes that are
-    read as fastjson's JSON. Raises BodyError."""
+    read as fastjson's JSON. Raises BodyFormatError."""
     try:
         return msgspec.json.decode(body, type=body_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if strict:
-            raise BodyError(f"a {body_type.__name__} body: {error}") from None
+            raise BodyFormatError(f"a {body_type.__name__} body: {error}") from None
     try:
         return msgspec.convert(fastjson.loads(body, loose_limit=loose_limit), body_type, strict=False)
     except msgspec.ValidationError as error:
-        raise BodyError(f"a {body_type.__name__} body: {error}") from None
+        raise BodyFormatError(f"a {body_type.__name__} body: {error}") from None
 
 
 def decode_request(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
-    """Decode the typed JSON body of a request, which is strict JSON of at most MAX_REQUEST_BYTES. Raises BodyError."""
+    """Decode the typed JSON body of a request, which is strict JSON of at most MAX_REQUEST_BYTES. Raises
+    BodyFormatError."""
     check_size(body, body_type.__name__)
     return decode(body, body_type, strict=True)
 
 
 def check_size(body: bytes | bytearray | memoryview, what: str) -> None:
-    """Raise BodyError for a request's body that is larger than MAX_REQUEST_BYTES."""
+    """Raise BodyFormatError for a request's body that is larger than MAX_REQUEST_BYTES."""
     if len(body) > MAX_REQUEST_BYTES:
-        raise BodyError(f"a {what} body of {len(body)} bytes: at most {MAX_REQUEST_BYTES} are taken")
+        raise BodyFormatError(f"a {what} body of {len(body)} bytes: at most {MAX_REQUEST_BYTES} are taken")
 
 
 def decompress(body: bytes | bytearray | memoryview, limit: int) -> bytes:
     """Return the content of a zlib stream, which may have at most `limit` bytes after decompression. Raises
-    BodyError."""
+    BodyFormatError."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(body, limit)
     except zlib.error as error:
-        raise BodyError(f"a compressed body that does not unpack: {error}") from None
+        raise BodyFormatError(f"a compressed body that does not unpack: {error}") from None
     if inflater.unconsumed_tail or not inflater.eof:
-        raise BodyError(f"a compressed body that is torn or has more than {limit} bytes unpacked")
+        raise BodyFormatError(f"a compressed body that is torn or has more than {limit} bytes unpacked")
     return data

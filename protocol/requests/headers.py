@@ -146,7 +146,7 @@ class ReportBridge(Header):
     bridge: str
 
 
-class DueCurve(Header):
+class QueryDueCurve(Header):
     """DUE_CURVE (30004, duemq's own): count the messages that are due in each of `steps` spans of `step_ms` from
     `begin_ms` on (ms since the epoch, by default now), for one topic or for all."""
 
@@ -304,13 +304,13 @@ class UnregisterClient(Header):
     consumer_group: str | None = None
 
 
-class ConsumerGroup(Header):
+class ConsumerGroupName(Header):
     """Requests and notices that name a consumer group only: 38, 40, 203."""
 
     consumer_group: str
 
 
-class ProducerGroup(Header):
+class ProducerGroupName(Header):
     """GET_PRODUCER_CONNECTION_LIST (204)."""
 
     producer_group: str
@@ -341,7 +341,7 @@ class CreateTopic(Header):
     attributes: str | None = None
 
 
-class Topic(Header):
+class TopicName(Header):
     """Requests that name a topic only: 105, 202, 215, 216, 300, 351."""
 
     topic: str
@@ -473,7 +473,7 @@ class ListUsers(Header):
     filter: str | None = None
 
 
-class Subject(Header):
+class SubjectName(Header):
     """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007) and AUTH_GET_ACL (3009). `subject`: `User:` and a name."""
 
     subject: str = ""
@@ -532,7 +532,7 @@ class BrokerIdentity(Header):
     broker_id: Int64
 
 
-class Cluster(Header):
+class ClusterName(Header):
     """GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: str

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Body
 from duemq.protocol.requests import bodies
@@ -53,7 +53,7 @@ class Registration(NamedTuple):
 
 
 def decode_registration(body: Body, *, compressed: bool) -> Registration:
-    """Decode the registration in a body. Raises BodyError."""
+    """Decode the registration in a body. Raises BodyFormatError."""
     if compressed:
         return _decode_compressed(bodies.decompress(body, _MAX_BYTES))
     table = bodies.decode(body, _Plain).topic_config_serialize_wrapper or _TopicTable()
@@ -75,7 +75,7 @@ def _decode_compressed(data: bytes) -> Registration:
             name, read, write, perm, kind, *_ = text.decode().split(" ", 5)
             topics[name] = TopicConfig(name, _int32(read), _int32(write), _int32(perm), kind)
     except (struct.error, ValueError) as error:
-        raise BodyError(f"a registration of topics that does not parse: {error}") from None
+        raise BodyFormatError(f"a registration of topics that does not parse: {error}") from None
     return Registration(version, topics, len(data))
 
 
@@ -90,5 +90,5 @@ def _text(data: bytes, position: int) -> tuple[bytes, int]:
     (size,) = _I32.unpack_from(data, position)
     end = position + 4 + size
     if size < 0 or end > len(data):
-        raise BodyError(f"a registration of topics with a text of {size} bytes in {len(data)}")
+        raise BodyFormatError(f"a registration of topics with a text of {size} bytes in {len(data)}")
     return data[position + 4 : end], end

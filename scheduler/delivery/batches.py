@@ -16,7 +16,7 @@ from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
 from duemq.scheduler.delivery.targets import Targets
-from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import has, is_among, union
 from duemq.storage.durability.health import Verdict
 from duemq.storage.errors import StoreError
 from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, PackedRecords
@@ -77,7 +77,7 @@ class Batches:
     def set_delivered(self, origins: NDArray[np.int64]) -> None:
         """Set the scheduled records that recovery found delivered, so that their units are passed over. `origins`:
         their physical offsets."""
-        self._done = joined([origins])
+        self._done = union([origins])
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
     def delivered_from(self, physical_offset: int) -> list[int]:

@@ -30,7 +30,7 @@ from duemq.protocol.records.properties import NAME_END
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, head_for
 from duemq.protocol.records.timer_properties import PRECISION_MS, deleted_message
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.storage.log.commitlog import Commitlog
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import ScannedRecord, read_record
@@ -156,7 +156,7 @@ class Deliveries(Origins):
     def _newly_named(self) -> Integers:
         delivered, withdrawn = self._named
         self._named = len(self.delivered), len(self.withdrawn)
-        return joined([self.delivered[delivered:], self.withdrawn[withdrawn:]])
+        return union([self.delivered[delivered:], self.withdrawn[withdrawn:]])
 
     # --- RocketMQ's cancellations
 
@@ -181,7 +181,7 @@ class Deliveries(Origins):
         self.delivered += found + self._deletes
         self._deletes = array("q")
         if found:
-            left = ~is_among(self._waits_at, joined([found]))
+            left = ~is_among(self._waits_at, union([found]))
             self._waits_keys, self._waits_at = self._waits_keys[left], self._waits_at[left]
 
 

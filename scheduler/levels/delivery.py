@@ -17,7 +17,7 @@ import structlog
 
 from duemq.scheduler.delivery.batches import Batches, Kind, Outcome
 from duemq.scheduler.levels.due_times import LevelTimes
-from duemq.scheduler.levels.level import Level, OpenRun, Put, Status
+from duemq.scheduler.levels.level import Level, OpenRun, Put, PutStatus
 from duemq.scheduler.waiting import is_message
 from duemq.storage.current import Current
 from duemq.storage.errors import NotInMemory, StoreError
@@ -141,7 +141,7 @@ class LevelDelivery:
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
-            self._note_outcome(level, run, put, units, outcome, now_ms)
+            self._note_outcome(level, run, put, outcome, now_ms, units=units)
         return True
 
     def _append(self, level: Level, units: NDArray[Any], now_ms: int) -> Outcome:
@@ -153,9 +153,9 @@ class LevelDelivery:
         return outcome
 
     def _note_outcome(
-        self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int
+        self, level: Level, run: OpenRun, put: Put, outcome: Outcome, now_ms: int, *, units: NDArray[Any]
     ) -> None:
-        """Note the outcome of a put, or of its first part."""
+        """Note the outcome of a put of some units, or of its first part."""
         put.end = put.start + outcome.units
         if outcome.kind is Kind.COLD:
             self._warm(level, put.start, level.end_of(run))
@@ -282,7 +282,7 @@ class LevelDelivery:
         elif outcome.kind is Kind.GONE:
             part = level.take_part(put, outcome.units)
             level.fail(part, now_ms, origin_is_gone=True)
-            if part.status is Status.SKIP:
+            if part.status is PutStatus.SKIP:
                 level.skipped += outcome.units
                 log.error("scheduled_messages_skipped", delay_level=level.number, messages=outcome.units)
         else:
@@ -294,9 +294,9 @@ class LevelDelivery:
         """Note that a failed put, or its first part, was appended or passed over."""
         self._count(level, outcome)
         part = level.take_part(put, outcome.units)
-        part.status, part.position = Status.RUNNING, self._store.log.end
+        part.status, part.position = PutStatus.RUNNING, self._store.log.end
         if not outcome.delivered or not self._is_awaited:
-            part.status = Status.SUCCESS
+            part.status = PutStatus.SUCCESS
 
     # --- results
 
@@ -307,8 +307,8 @@ class LevelDelivery:
         if not level.puts:
             return False
         for put in level.puts:
-            if put.status is Status.RUNNING and put.position <= position:
-                put.status = Status.SUCCESS
+            if put.status is PutStatus.RUNNING and put.position <= position:
+                put.status = PutStatus.SUCCESS
         level.drop_finished()
         if not level.puts:
             level.trouble = None

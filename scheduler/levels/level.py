@@ -16,7 +16,7 @@ MAX_RESENDS: Final = 6
 """Number of retries of a put whose records are gone, after which it is given up."""
 
 
-class Status(Enum):
+class PutStatus(Enum):
     """The state of a put, by RocketMQ's names."""
 
     RUNNING = auto()
@@ -44,7 +44,7 @@ class Put:
         self.end = end
         self.due_ms = due_ms
         self.is_gone = False
-        self.status = Status.RUNNING
+        self.status = PutStatus.RUNNING
         self.position = 0
         self.resends = 0
         self.retry_ms = 0
@@ -126,7 +126,7 @@ class Level:
     @property
     def offset(self) -> int:
         """Queue offset before which every message is delivered, and durably so if the level waits for that."""
-        waiting = [put.start for put in self.puts if put.status in (Status.RUNNING, Status.EXCEPTION)]
+        waiting = [put.start for put in self.puts if put.status in (PutStatus.RUNNING, PutStatus.EXCEPTION)]
         return min(self.runs[0].cursor, *waiting) if waiting else self.runs[0].cursor
 
     @property
@@ -192,10 +192,10 @@ class Level:
         put.resends += 1
         put.is_gone = origin_is_gone
         if origin_is_gone and put.resends > MAX_RESENDS:
-            put.status = Status.SKIP
+            put.status = PutStatus.SKIP
             self.failed.pop(put, None)
             return
-        put.status = Status.EXCEPTION
+        put.status = PutStatus.EXCEPTION
         put.retry_ms = now_ms + min(put.resends * _RETRY_STEP_MS, MAX_RETRY_MS)
         self.failed[put] = None
 
@@ -218,14 +218,14 @@ class Level:
             run.start = min(max(run.start, low), high)
             run.cursor = min(max(run.cursor, run.start), high)
         for put in [put for put in self.failed if put.start < low]:
-            self.take_part(put, min(put.end, low) - put.start).status = Status.SKIP
+            self.take_part(put, min(put.end, low) - put.start).status = PutStatus.SKIP
         self.low = low
         self.drop_finished()
 
     def drop_finished(self) -> None:
         """Drop the finished puts before the first unfinished one, and the finished runs at the beginning."""
         puts = self.puts
-        while puts and puts[0].status in (Status.SUCCESS, Status.SKIP):
+        while puts and puts[0].status in (PutStatus.SUCCESS, PutStatus.SKIP):
             put = puts.popleft()
             self.pending -= put.end - put.start
         while len(self.runs) > 1 and self.runs[0].cursor >= self.runs[1].start and not self._has_put_before(1):

@@ -150,12 +150,18 @@ def decode(note: bytes) -> Note | None:
                 return None
             for level, number, limit in _LIMIT.iter_unpack(note[at:end]):
                 levels[level][number] = levels[level][number]._replace(limit_ms=limit)
-            if len(note) - end == _SEEN_BEFORE.size:
-                seen = Seen(*_SEEN_BEFORE.unpack(note[end:]))
-            elif end < len(note):
-                seen = Seen(*_SEEN.unpack(note[end:]))
-                if seen.boot_id == _NO_BOOT_ID:
-                    seen = seen._replace(boot_id=b"")
+            seen = _decode_seen(note[end:])
     except (struct.error, LookupError):
         return None
     return Note(crc, levels, delivered, seen)
+
+
+def _decode_seen(data: bytes) -> Seen | None:
+    """Decode the end of a note, which may be missing, or without the boot id as in earlier versions. Raises
+    struct.error."""
+    if not data:
+        return None
+    if len(data) == _SEEN_BEFORE.size:
+        return Seen(*_SEEN_BEFORE.unpack(data))
+    seen = Seen(*_SEEN.unpack(data))
+    return seen._replace(boot_id=b"") if seen.boot_id == _NO_BOOT_ID else seen

@@ -98,8 +98,8 @@ class LevelQueues:
         table: DelayLevels,
         recovered: Recovered,
         now: Moment,
-        config: Current[DeliveryConfig] | None = None,
         *,
+        config: Current[DeliveryConfig] | None = None,
         is_awaited: bool = False,
         read_cold: ReadCold | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -519,7 +519,7 @@ class LevelQueues:
                     message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
                 is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
                 if message is not None and is_waiting:
-                    yield message, (yield from patiently(partial(self._times.due_ms, level, run, *unit, now_ms)))
+                    yield message, (yield from patiently(partial(self._times.due_ms, level, run, unit, now_ms)))
                 else:
                     yield None
                 offset += 1
@@ -543,9 +543,8 @@ class LevelQueues:
                 kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
                 due = kept["tags_code"].astype(np.int64) + run.shift_ms
                 if run.delay_limit_ms is not None:
-                    for at, (physical, size, code) in enumerate(kept.tolist()):
-                        ask = partial(self._times.due_ms, level, run, physical, size, code, now_ms)
-                        due[at] = yield from patiently(ask)
+                    for at, unit in enumerate(kept.tolist()):
+                        due[at] = yield from patiently(partial(self._times.due_ms, level, run, unit, now_ms))
                 yield number, offset - 1, due
 
     # --- progress: see `storage.durability.owner.CheckpointPart`

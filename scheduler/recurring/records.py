@@ -20,7 +20,7 @@ import structlog
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import checksum, properties, recurrence
 from duemq.protocol.records.record import StoredMessage
-from duemq.protocol.records.recurrence import FLAG_RECURS, Recurrence
+from duemq.protocol.records.recurrence import FLAG_RECURS, RecurrenceRule
 from duemq.protocol.records.timer_properties import MAX_MS, out_ms
 from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.delivery.moves import Moves
@@ -63,6 +63,7 @@ class Recurring:
         store: MessageStore,
         queue: ConsumeQueue,
         topics: TimerTopics,
+        *,
         policy_of: Callable[[str], TimerPolicy | None],
         expect: Callable[[int], None],
         moves: Moves,
@@ -127,7 +128,7 @@ class Recurring:
         self._topics.staged(offset, topic, key_of(text))
         self._moves.add(message, None, self._appender.last_physical_offset, waits_ms)
 
-    def _following(self, found: Recurrence, due_ms: int, topic: str, now_ms: int) -> int | None:
+    def _following(self, found: RecurrenceRule, due_ms: int, topic: str, now_ms: int) -> int | None:
         """Return the time of the delivery after the one at `due_ms`; None if there is none. Times are ms since the
         epoch. The topic's policy for catching up decides which deliveries that were missed while the broker was down
         are still made. Raises TimerIllegal."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import properties
-from duemq.protocol.records.recurrence import Recurrence
+from duemq.protocol.records.recurrence import RecurrenceRule
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -30,7 +30,7 @@ _WITH_LEAP_SECONDS: Final = ("posix/", "right/")
 """Folders that only some machines have: copies of all zones, in `right` with leap seconds, which no clock counts."""
 
 
-def next_ms(recurrence: Recurrence, after_ms: int) -> int | None:
+def next_ms(recurrence: RecurrenceRule, after_ms: int) -> int | None:
     """Return the first time after `after_ms` at which a message is to be delivered, regardless of whether it is paused;
     None if there is none. Times are ms since the epoch. Raises TimerIllegal if the cron expression or the time zone is
     invalid."""

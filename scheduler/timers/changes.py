@@ -9,7 +9,7 @@ Keeps invariant 20 of ARCHITECTURE.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,6 +66,7 @@ class TimerChanges:
 
     def __init__(
         self,
+        *,
         store: MessageStore,
         enqueuer: Enqueuer,
         slots: Slots,
@@ -73,9 +74,9 @@ class TimerChanges:
         records: TimerRecords,
         ids: TimerIds,
         catch_up: CatchUp,
-        expect: Callable[[int], None],
         levels: LevelQueues | None,
         moves: Moves,
+        expect: Callable[[int], None],
     ) -> None:
         """Prepare the changes. `expect`: called with the deliver time, ms since the epoch, of each message just before
         it is appended."""
@@ -250,18 +251,28 @@ class TimerChanges:
                 units = found[1]
                 mine = units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]]
                 yield None
-                for start in range(0, len(mine), LOOK_UNITS):
-                    ranges: list[Range] = mine[start : start + LOOK_UNITS].tolist()
-                    if not self._store.is_cached(ranges):
-                        yield ColdRead(self._store.log, sorted(ranges))
-                    for each in ranges:
-                        message = yield from patiently(partial(self._store.message_at, *each))
-                        text = message.properties_text if message is not None else ""
-                        is_it = properties.get(text, properties.UNIQ_KEY) == unique_key
-                        if is_it and properties.get(text, properties.REAL_TOPIC) == topic:
-                            yield each[0]
-                            return
-                    yield None
+                physical_offset = yield from self._find_among(mine.tolist(), topic, unique_key)
+                if physical_offset is not None:
+                    yield physical_offset
+                    return
+
+    def _find_among(
+        self, records: list[Range], topic: str, unique_key: str
+    ) -> Generator[ColdRead | None, None, int | None]:
+        """Return the physical offset of the record, among some, of a message of a topic with this UNIQ_KEY; None if
+        there is none. Yields what `find` yields in between. Raises OSError."""
+        for start in range(0, len(records), LOOK_UNITS):
+            ranges = records[start : start + LOOK_UNITS]
+            if not self._store.is_cached(ranges):
+                yield ColdRead(self._store.log, sorted(ranges))
+            for each in ranges:
+                message = yield from patiently(partial(self._store.message_at, *each))
+                text = message.properties_text if message is not None else ""
+                is_it = properties.get(text, properties.UNIQ_KEY) == unique_key
+                if is_it and properties.get(text, properties.REAL_TOPIC) == topic:
+                    return each[0]
+            yield None
+        return None
 
     # --- all messages of a key
 
@@ -341,7 +352,7 @@ class TimerChanges:
             self._keeping = None  # the next search starts over, and passes over messages that are withdrawn by then
             raise
         if isinstance(was_needed, ColdRead):
-            raise NotInMemory("records of waiting messages", was_needed.place, was_needed.run)
+            raise NotInMemory("records of waiting messages", was_needed.position, was_needed.run)
         if was_needed is None:
             self._keeping = None
         return was_needed

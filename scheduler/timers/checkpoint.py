@@ -16,6 +16,7 @@ from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.small_files import Sums, TimerCheck, TimerNote
 from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage import file_names
 from duemq.storage.clock import Moment
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.store import MessageStore
@@ -35,6 +36,7 @@ class TimerCheckpoint:
         enqueuer: Enqueuer,
         slots: Slots,
         topics: TimerTopics,
+        *,
         wake: Callable[[], None],
         unfollowed: Sequence[int],
     ) -> None:
@@ -47,9 +49,8 @@ class TimerCheckpoint:
         self._slots = slots
         self._topics = topics
         self._wake = wake
-        tables = os.path.join(store.config.root, "config")
-        self._check_path = os.path.join(tables, "timercheck")
-        self._metrics_path = os.path.join(tables, "timermetrics")
+        self._check_path = os.path.join(store.config.root, file_names.TIMER_CHECK)
+        self._metrics_path = os.path.join(store.config.root, file_names.TIMER_METRICS)
         self._check = TimerCheck()
         self._synced = 0
         """The position up to which the timer log is durable, apart from marks of withdrawn units."""
@@ -85,17 +86,17 @@ class TimerCheckpoint:
         slots, turns = self._slots, self._slots.turns
         self._numbers = self._topics.numbers()
         return TimerNote(
-            turns.second,
-            turns.since,
-            turns.log_since,
-            slots.log.end,
-            self._enqueuer.next_offset,
-            slots.policy_end,
-            turns.counted_at,
-            self._topics.waiting(),
-            slots.findings.facts(turns.second, is_loaded=turns.current.is_loaded),
-            slots.log.superseded.encode(),
-            Sums(slots.log.sums.needed(turns.second, turns.log_since), slots.wheel.sums),
+            second=turns.second,
+            since=turns.since,
+            log_since=turns.log_since,
+            log_end=slots.log.end,
+            queue_offset=self._enqueuer.next_offset,
+            policy_end=slots.policy_end,
+            counted_at=turns.counted_at,
+            waiting=self._topics.waiting(),
+            found=slots.findings.facts(turns.second, is_loaded=turns.current.is_loaded),
+            superseded=slots.log.superseded.encode(),
+            sums=Sums(slots.log.sums.needed(turns.second, turns.log_since), slots.wheel.sums),
             unfollowed=tuple(self._unfollowed),
         ).encode()
 
@@ -199,11 +200,11 @@ class TimerCheckpoint:
         """Return the present contents of timercheck."""
         check = self._check
         return TimerCheck(
-            self._slots.turns.second * PRECISION_MS,
-            self._slots.log.end,
-            self._enqueuer.next_offset,
-            self._enqueuer.next_offset,
-            check.state_version,
-            check.version_ms,
-            check.counter,
+            read_ms=self._slots.turns.second * PRECISION_MS,
+            log_position=self._slots.log.end,
+            queue_offset=self._enqueuer.next_offset,
+            master_queue_offset=self._enqueuer.next_offset,
+            state_version=check.state_version,
+            version_ms=check.version_ms,
+            counter=check.counter,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from duemq.storage import file_names
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import Files
 
@@ -23,12 +24,12 @@ def inspect(files: Files, root: str, log_end: int | None) -> None:
     """Read the timers' files in a store's directory, only to find errors. `log_end`: the end of the timer log at the
     checkpoint, behind which a start reads only as long as units follow; None if a start may read all of the log. Raises
     StoreFormatError, OSError."""
-    for name in ("timerwheel", os.path.join("config", "timercheck"), os.path.join("config", "timermetrics")):
+    for name in (file_names.TIMER_WHEEL, file_names.TIMER_CHECK, file_names.TIMER_METRICS):
         path = os.path.join(root, name)
         files.require_file(path)
         if files.exists(path):
             _read(files, path)
-    directory = os.path.join(root, "timerlog")
+    directory = os.path.join(root, file_names.TIMER_LOG)
     for name in files.list(directory):
         noted = log_end - int(name) if log_end is not None and name.isdecimal() else None
         try:

@@ -31,7 +31,8 @@ from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
 from duemq.scheduler.timers.index.positions import UnitPositions
-from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, union
+from duemq.storage import file_names
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.origins import Origins
@@ -100,11 +101,12 @@ class TimerRecovery:
         self,
         store: MessageStore,
         queue: ConsumeQueue,
+        recovered: Recovered,
+        now_ms: int,
+        *,
         timer_log: TimerLog,
         wheel: TimerWheel,
         positions: UnitPositions,
-        now_ms: int,
-        recovered: Recovered,
     ) -> None:
         """Prepare the recovery. `positions`: the index to be filled with the positions of all units, in the same pass
         over the log as everything else."""
@@ -132,7 +134,7 @@ class TimerRecovery:
             if not has_wheel:
                 self._wheel.clear()
                 self._wheel.establish()
-            return Start(self._now_second, self._store.log.end, 0, 0, {})
+            return Start(second=self._now_second, since=self._store.log.end, log_since=0, queue_offset=0, waiting={})
         start = None
         if note is not None:
             start = self._by_note(note, has_wheel=has_wheel, has_log=has_log)
@@ -193,14 +195,14 @@ class TimerRecovery:
         found = waits.with_moved(found, note.second, note.found, self._log.scan(note.log_since, note.log_end))
         # The next note includes the deliveries in these records, so none of them is read by another start.
         return Start(
-            note.second,
-            self._recovered.end,
-            note.log_end,
-            note.queue_offset,
-            {key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
-            counted_at,
-            found._replace(counted=joined([note.found.counted, counted.delivered])),
-            frozenset(self._parked),
+            second=note.second,
+            since=self._recovered.end,
+            log_since=note.log_end,
+            queue_offset=note.queue_offset,
+            waiting={key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
+            counted_at=counted_at,
+            found=found._replace(counted=union([note.found.counted, counted.delivered])),
+            parked=frozenset(self._parked),
         )
 
     def _found(self, second: int, before: StartFacts, *more: Origins) -> StartFacts:
@@ -210,10 +212,10 @@ class TimerRecovery:
         return waits.found_since(
             second,
             before,
-            [each.delivered for each in origins],
-            [each.withdrawn for each in origins],
-            max(each.newest_ms for each in origins),
-            self._recovered.end,
+            delivered=[each.delivered for each in origins],
+            withdrawn=[each.withdrawn for each in origins],
+            newest_ms=max(each.newest_ms for each in origins),
+            end=self._recovered.end,
         )
 
     def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:
@@ -226,7 +228,7 @@ class TimerRecovery:
         self._log.truncate(note.log_end)
         self._log.superseded.load(note.superseded)
         self._drop_before(min(sums.log, default=0))
-        delivered = joined([self._recovered.origins.delivered])
+        delivered = union([self._recovered.origins.delivered])
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
@@ -236,7 +238,7 @@ class TimerRecovery:
         # Only withdrawals since the checkpoint count: recovery may have read from further back, and the noted sums
         # include the marks of earlier withdrawals.
         since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
-        check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
+        check = waits.LogCheck(self._log.segment_size, sums.log, union([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
             self._note_positions(position, units)
@@ -249,10 +251,12 @@ class TimerRecovery:
         if has_wheel:
             damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
             if len(damaged):
-                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="checksums differ")
+                log.warning(
+                    "timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=len(damaged), reason="checksums differ"
+                )
         else:
             self._wheel.establish()
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="the file was missing")
+            log.warning("timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="the file was missing")
         self._log.sums = check.sums
         return True
 
@@ -297,7 +301,9 @@ class TimerRecovery:
         self._log.truncate(note.log_end)
         if not has_wheel or not self._wheel.survey(note.second, note.log_end):
             self._rebuild_wheel(note.second)
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="not in line with the timer log")
+            log.warning(
+                "timer_wheel_rebuilt", file=file_names.TIMER_WHEEL, hours=HOURS, reason="not in line with the timer log"
+            )
         self._sum_up()
         return True
 
@@ -371,16 +377,17 @@ class TimerRecovery:
         low, high = self._queue.min_offset, self._queue.next_offset
         offset = min(max(offset, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
+        enqueued, enqueued_to = self._enqueued(offset)
         return Start(
-            second,
-            self._store.log.end,
-            self._log.end,
-            offset,
-            waiting,
-            0,
-            self._found(self._now_second, StartFacts()),
-            frozenset(self._parked),
-            *self._enqueued(offset),
+            second=second,
+            since=self._store.log.end,
+            log_since=self._log.end,
+            queue_offset=offset,
+            waiting=waiting,
+            found=self._found(self._now_second, StartFacts()),
+            parked=frozenset(self._parked),
+            enqueued=enqueued,
+            enqueued_to=enqueued_to,
         )
 
     def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
@@ -392,7 +399,7 @@ class TimerRecovery:
         if first is None:
             return NO_OFFSETS, 0
         parts = (units["physical_offset"] for _, units in self._log.scan(self._log.begin, self._log.end))
-        found = joined([part[part >= first[0]].astype(np.int64) for part in parts])
+        found = union([part[part >= first[0]].astype(np.int64) for part in parts])
         if not len(found):
             return NO_OFFSETS, 0
         last = int(found[-1])
@@ -419,4 +426,11 @@ class TimerRecovery:
         origins = Origins()
         origins.read(self._store.log, self._store.log.begin, self._recovered.start)
         found = self._found(self._now_second, StartFacts(), origins)
-        return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)
+        return Start(
+            second=self._now_second,
+            since=self._recovered.end,
+            log_since=0,
+            queue_offset=self._queue.min_offset,
+            waiting={},
+            found=found,
+        )

@@ -21,7 +21,7 @@ from duemq.scheduler.timers.index.census import Census
 from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.seconds.findings import Findings
 from duemq.scheduler.timers.seconds.second import NO_WAITS, waits_of
-from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.turns import SecondTurns
 from duemq.storage.queues.pull import ColdRead, patiently
 from duemq.storage.store import MessageStore
 
@@ -55,7 +55,8 @@ class TimerSearch:
         store: MessageStore,
         timer_log: TimerLog,
         positions: UnitPositions,
-        turns: Turns,
+        turns: SecondTurns,
+        *,
         findings: Findings,
         census: Census,
     ) -> None:

@@ -118,6 +118,7 @@ class Timers:
         config: Current[TimerConfig],
         recovered: Recovered,
         now: Moment,
+        *,
         read_cold: ReadCold | None = None,
         levels: LevelQueues | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -144,7 +145,15 @@ class Timers:
         self._catch_up = catch_up = CatchUp(store, slots, read_cold, wake)
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         moves = Moves()
-        self._recurring = Recurring(store, self.queue, topics, self.policies.of, self._expect, moves, is_deleted)
+        self._recurring = Recurring(
+            store,
+            self.queue,
+            topics,
+            policy_of=self.policies.of,
+            expect=self._expect,
+            moves=moves,
+            is_deleted=is_deleted,
+        )
         self._batches = Batches(store, self._recurring.stage_next)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
@@ -155,8 +164,19 @@ class Timers:
         self._cancelled: set[int] = set()
         """The physical offsets of messages that policies dropped, until the rest of their split has been carried out,
         too."""
-        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake, self._unfollowed)
-        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels, moves)
+        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake=wake, unfollowed=self._unfollowed)
+        self.changes = TimerChanges(
+            store=store,
+            enqueuer=enqueuer,
+            slots=slots,
+            topics=topics,
+            records=records,
+            ids=ids,
+            catch_up=catch_up,
+            levels=levels,
+            moves=moves,
+            expect=self._expect,
+        )
         """Cancels, reschedules and replaces waiting messages."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
@@ -198,7 +218,15 @@ class Timers:
         if not recovered.is_foreign:
             noted = note.unfollowed if note is not None else ()
             self._unfollowed += left_out(recovered.origins, noted, self._store.message_at)
-        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, slots.positions, now_ms, recovered)
+        recovery = TimerRecovery(
+            self._store,
+            self.queue,
+            recovered,
+            now_ms,
+            timer_log=slots.log,
+            wheel=slots.wheel,
+            positions=slots.positions,
+        )
         start = recovery.run(note, check)
         slots.load(start, note.policy_end if note is not None else 0)
         enqueuer.load(start.queue_offset)
@@ -421,7 +449,16 @@ class Timers:
         self._is_warm = False
         if split is None:
             none, no_seconds = waits[:0], np.empty(0, np.int64)
-            split = Split(waits.copy(), none, none, no_seconds, none, none, none, {})
+            split = Split(
+                now=waits.copy(),
+                later=none,
+                held=none,
+                held_seconds=no_seconds,
+                parked=none,
+                moved=none,
+                dropped=none,
+                turns={},
+            )
         slots, now, later, held = self._slots, split.now, split.later, split.held
         now["held"] = True  # the policy does not apply to them again
         back = np.concatenate((now, later, held))
@@ -590,9 +627,16 @@ class Timers:
         head = self._slots.turns.current.head_ms
         first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
         late_ms = max(0, now_ms - first)
-        pending = self._topics.total
-        read_ms, enqueuer = self._slots.turns.second * PRECISION_MS, self._enqueuer
-        return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
+        enqueue_tps, dequeue_tps = self._rates
+        return TimerState(
+            read_ms=self._slots.turns.second * PRECISION_MS,
+            queue_offset=self._enqueuer.next_offset,
+            behind_messages=self._enqueuer.behind,
+            pending=self._topics.total,
+            enqueue_tps=enqueue_tps,
+            dequeue_tps=dequeue_tps,
+            late_ms=late_ms,
+        )
 
     def checkpoint_body(self) -> bytes:
         """Return the 56 bytes of timercheck, the body of the answer to GET_TIMER_CHECK_POINT."""
@@ -709,7 +753,7 @@ class Timers:
             self._expiring = None  # the next call starts over
             raise
         if isinstance(paths, ColdRead):
-            raise NotInMemory("the timer log", paths.place, paths.run)
+            raise NotInMemory("the timer log", paths.position, paths.run)
         if paths is None:
             self._expiring = None
         return paths

@@ -20,15 +20,15 @@ from duemq.spark_jobs.analyse.analysis import (
     Ahead,
     Analysis,
     BusySecond,
-    Consumer,
     Count,
+    GroupAtQueue,
     HeatCell,
     Key,
     LatenessFigures,
     LatePoint,
-    Retry,
+    SentBack,
     Space,
-    Topic,
+    TopicSize,
     Traffic,
 )
 from duemq.spark_jobs.analyse.forecast import Forecast, Load, forecast, measured_rate
@@ -61,7 +61,7 @@ OTHERS: Final = "others"
 MINUTE_MS: Final = 60_000
 _TIMER: Final = "timer"
 _GROUP_OF_HALF: Final = "CID_RMQ_SYS_TRANS"
-_NO_CONSUMER: Final = Consumer("", "", 0, 0, None, None, None)
+_NO_CONSUMER: Final = GroupAtQueue("", "", 0, 0, None, None, None)
 
 
 class Material(NamedTuple):
@@ -238,13 +238,13 @@ def _traffic(usage: Usage) -> tuple[list[Traffic], int]:
     return found, step
 
 
-def _topics(usage: Usage) -> list[Topic]:
+def _topics(usage: Usage) -> list[TopicSize]:
     found = []
     for name, hours in usage.topics.items():
         row = sum(hours.values(), np.zeros(2 * len(NAMES), np.int64))
         bins = usage.sizes[name]
         found.append(
-            Topic(
+            TopicSize(
                 name,
                 *_by_purpose(row[: len(NAMES)]),
                 bytes=int(row[len(NAMES) :].sum()),
@@ -264,7 +264,7 @@ def _keys(materials: Sequence[Material]) -> list[Key]:
     for one, counts in zip(materials, frequent_keys([each.usage for each in materials], TOP), strict=True):
         try:
             for records in records_at(one.store, np.array(sorted(counts), np.int64)):
-                batch = tables.Batch(records)
+                batch = tables.RecordColumns(records)
                 columns = [batch.column(name).to_pylist() for name in ("physical_offset", "topic", "keys")]
                 keys += [Key(topic, key or "", counts[offset]) for offset, topic, key in zip(*columns, strict=True)]
         except OSError:
@@ -337,7 +337,7 @@ class _Analysis:
             space=self._space(),
             **figures_of([material]),
         )
-        # The places of waiting messages are many, and a cluster's figures do not need them.
+        # The physical offsets of waiting messages are many, and a cluster's figures do not need them.
         small = copy.copy(self._figures)
         small.waiting, small.offenders = np.zeros(0, WAITING), np.zeros(0, CASE)
         return Analysed(analysis, material._replace(figures=small))
@@ -443,16 +443,16 @@ def _top(counts: dict[str, list[int]]) -> list[Count]:
     return [Count(name, count, size) for name, (count, size) in ordered[:TOP]]
 
 
-def _retries(usage: Usage) -> list[Retry]:
+def _retries(usage: Usage) -> list[SentBack]:
     found = []
     for name, count in usage.retries.items():
         topic, origin, times = name.split("\t")
         is_dead = topic.startswith(DLQ_PREFIX)
-        found.append(Retry(topic.split("%", 2)[2], origin, int(times), count, is_dead))
+        found.append(SentBack(topic.split("%", 2)[2], origin, int(times), count, is_dead))
     return sorted(found, key=lambda retry: (retry.is_dead, retry.consumer_group, retry.topic, retry.attempt))
 
 
-def _consumers(store: StoreFiles, offsets: list[dict[str, Any]], now_ms: int) -> list[Consumer]:
+def _consumers(store: StoreFiles, offsets: list[dict[str, Any]], now_ms: int) -> list[GroupAtQueue]:
     found = []
     for row in offsets:
         if row["kind"] != "consumer" or row["consumer_group"] == _GROUP_OF_HALF:

@@ -25,7 +25,7 @@ class Traffic(msgspec.Struct):
     bytes: int
 
 
-class Topic(msgspec.Struct):
+class TopicSize(msgspec.Struct):
     """A topic on the disk: its records and their sizes."""
 
     topic: str
@@ -58,7 +58,7 @@ class Key(msgspec.Struct):
     count: int
 
 
-class Retry(msgspec.Struct):
+class SentBack(msgspec.Struct):
     """Messages that consumers sent back, or gave up."""
 
     consumer_group: str
@@ -116,7 +116,7 @@ class BusySecond(msgspec.Struct):
     count: int
 
 
-class Consumer(msgspec.Struct, omit_defaults=True):
+class GroupAtQueue(msgspec.Struct, omit_defaults=True):
     """A consumer group at a queue."""
 
     consumer_group: str
@@ -140,7 +140,7 @@ class Space(msgspec.Struct):
     bytes: int
 
 
-class Member(msgspec.Struct, kw_only=True):
+class StoreInCluster(msgspec.Struct, kw_only=True):
     """A store of a cluster: the main figures of its own report. A store that could not be read has none."""
 
     store: str
@@ -183,14 +183,14 @@ class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     audit: Summary
     traffic: list[Traffic]
     traffic_step_ms: int
-    topics: list[Topic]
+    topics: list[TopicSize]
     producers: list[Count]
     keys: list[Key]
     key_error: int
     """The most by which a key's true count can exceed the given one."""
     duplicates: int
     """Messages that producers stored again, by topic and unique key."""
-    retries: list[Retry]
+    retries: list[SentBack]
     late_by_topic: list[LatenessFigures]
     late_by_level: list[LatenessFigures]
     late_by_hour: list[LatenessFigures]
@@ -202,19 +202,19 @@ class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     ahead_step_ms: int
     busiest: list[BusySecond]
     overdue: int
-    consumers: list[Consumer]
+    consumers: list[GroupAtQueue]
     space: list[Space]
     forecast: Forecast
-    stores: list[Member] = []
+    stores: list[StoreInCluster] = []
     """The stores of a cluster, in order; empty for one store."""
 
 
 TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "traffic": Traffic,
-    "topics": Topic,
+    "topics": TopicSize,
     "producers": Count,
     "keys": Key,
-    "retries": Retry,
+    "retries": SentBack,
     "late_by_topic": LatenessFigures,
     "late_by_level": LatenessFigures,
     "late_by_hour": LatenessFigures,
@@ -222,7 +222,7 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "heat": HeatCell,
     "ahead": Ahead,
     "busiest": BusySecond,
-    "consumers": Consumer,
+    "consumers": GroupAtQueue,
     "space": Space,
 }
 """The lists of an analysis that are tables, each with its row; a cluster's analysis also has `stores`."""
@@ -237,7 +237,7 @@ def figures(analysis: Analysis) -> dict[str, Any]:
     def kind_of(field: Any) -> Any:
         return next((kinds[kind] for kind in (field, *get_args(field)) if kind in kinds), pa.int64())
 
-    tables = TABLES | ({"stores": Member} if analysis.stores else {})
+    tables = TABLES | ({"stores": StoreInCluster} if analysis.stores else {})
     result = {}
     for name, row in tables.items():
         fields = [

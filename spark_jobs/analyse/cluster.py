@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from duemq.spark_jobs.analyse.analyse import Analysed, analyse_for_cluster, figures_of
-from duemq.spark_jobs.analyse.analysis import Analysis, Member, Space
+from duemq.spark_jobs.analyse.analysis import Analysis, Space, StoreInCluster
 from duemq.spark_jobs.analyse.comparison import Compared, worst_first
 from duemq.spark_jobs.audit.audit import Cluster, Input, Lateness, Missing, Summary, lateness_of, sign, warn, write
 from duemq.spark_jobs.errors import JobError
@@ -64,7 +64,7 @@ _TOLD: Final = (
     "unclaimed",
     "damaged",
 )
-"""The fields of a store's audit that its Member has."""
+"""The fields of a store's audit that its StoreInCluster has."""
 
 
 class StoreRun(NamedTuple):
@@ -157,7 +157,7 @@ def join(
     stores = stores if stores is not None else [one.store for one in analyses]
     summary.cluster = Cluster(list(stores), list(missing))
     members = {one.store: _member(one) for one in analyses}
-    members |= {one.store: Member(store=one.store, why=one.why) for one in missing}
+    members |= {one.store: StoreInCluster(store=one.store, why=one.why) for one in missing}
     return Analysis(
         store=name,
         made_ms=made_ms,
@@ -219,11 +219,11 @@ def _space(analyses: Sequence[Analysis]) -> list[Space]:
     return sorted(found, key=lambda space: -space.bytes)
 
 
-def _member(analysis: Analysis) -> Member:
+def _member(analysis: Analysis) -> StoreInCluster:
     summary = analysis.audit
     late, verdict = summary.lateness.percentiles_ms, verdict_of(summary)
     told: dict[str, Any] = {field: getattr(summary, field) for field in _TOLD}
-    return Member(
+    return StoreInCluster(
         store=analysis.store,
         mood=verdict.mood,
         headline=verdict.headline,

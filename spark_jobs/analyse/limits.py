@@ -72,7 +72,7 @@ def parse_late(text: str) -> LatenessLimit:
 
 
 @dataclass(frozen=True)
-class Limits:
+class AnalysisLimits:
     """The limits of a run; None for no limit."""
 
     late: tuple[LatenessLimit, ...] = ()

@@ -52,7 +52,7 @@ _MAX_NIGHT: Final = 64 << 20
 
 
 class RunOutput:
-    """The place in which a run writes its files, with the run that wrote there before it."""
+    """The directory in which a run writes its files, with the run that wrote there before it."""
 
     def __init__(
         self, store: str, *, out: str | None = None, folder: str | None = None, previous: str | None = None

@@ -23,7 +23,7 @@ from duemq.spark_jobs.archive.rows import PARQUET, by_day_and_topic, folder_name
 from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, Table
 from duemq.spark_jobs.columns import instants
 from duemq.spark_jobs.columns.records import joined_damages
-from duemq.spark_jobs.compact.compact import Progress, refuse_unknown_queues
+from duemq.spark_jobs.compact.compact import BytesDone, refuse_unknown_queues
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.known_again import is_known, tail_of
@@ -31,7 +31,7 @@ from duemq.spark_jobs.store.local_files import is_local, local_path, real_path, 
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import Range, walks
-from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
+from duemq.spark_jobs.writers.tasks import Runner, SharedDirectory, runner
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.columns.records import Damage
@@ -146,7 +146,7 @@ def _tasks(directory: Directory, spark: Any, workers: int | None) -> Iterator[Ru
     mark = f".{uuid.uuid4().hex}.mark" if spark is not None and directory.is_local else None
     if mark is not None:
         directory.write(mark, b"")
-    tasks = runner(Anywhere(directory.path, local_path(directory.below(mark)) if mark else None), spark, workers)
+    tasks = runner(SharedDirectory(directory.path, local_path(directory.below(mark)) if mark else None), spark, workers)
     try:
         yield tasks
     finally:
@@ -165,7 +165,7 @@ def append(
     spark: Any = None,
     workers: int | None = None,
     range_size: int = RANGE_SIZE,
-    progress: Progress | None = None,
+    progress: BytesDone | None = None,
 ) -> AppendResult:
     """Append the records that a store got since the last run to a table.
 
@@ -280,7 +280,7 @@ def _append(
     mark: Mark | None,
     tasks: Runner,
     range_size: int,
-    progress: Progress,
+    report: BytesDone,
 ) -> None:
     ranges = plan(store, range_size, start=result.begin, end=result.end)
     total, done = result.end - result.begin, 0
@@ -288,7 +288,7 @@ def _append(
     def advance(found: Appended) -> None:
         nonlocal done
         done += found.bytes
-        progress(min(done, total), total)
+        report(min(done, total), total)
 
     prefix, is_commit = table.prefix(result.name), False
     requests = [
@@ -305,7 +305,7 @@ def _append(
         with contextlib.suppress(JobError):
             table.abandon(result.name, mark, is_commit=is_commit)
         raise
-    progress(total, total)
+    report(total, total)
 
 
 def _sum_up(

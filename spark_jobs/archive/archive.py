@@ -32,7 +32,7 @@ import pyarrow as pa
 from duemq.protocol.records.record import END_MARKER, MAGIC_END
 from duemq.spark_jobs.archive import rows, state
 from duemq.spark_jobs.archive.rows import ArchivePart, RestoreTask, WriteTask
-from duemq.spark_jobs.compact.compact import Progress, disk_usage, refuse_unknown_queues
+from duemq.spark_jobs.compact.compact import BytesDone, disk_usage, refuse_unknown_queues
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.local_files import is_local, real_path, reason, refuse_within
@@ -41,14 +41,21 @@ from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
 from duemq.spark_jobs.writers import archived_queues, index
 from duemq.spark_jobs.writers.archived_queues import QueuesTask
 from duemq.spark_jobs.writers.new_directory import SCRATCH, NewDirectory, held
-from duemq.spark_jobs.writers.remote_place import RemotePlace
+from duemq.spark_jobs.writers.new_remote_directory import NewRemoteDirectory
 from duemq.spark_jobs.writers.spill import load
-from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
+from duemq.spark_jobs.writers.tasks import Runner, SharedDirectory, runner
+from duemq.storage import file_names
 
 VERSION: Final = 1
 RANGE_SIZE: Final = 64 << 20
 _QUEUE_FILES_A_PART: Final = 16
-_NOT_STATE: Final = {"commitlog", "consumequeue", "index", "abort", "abort.bak"}
+_NOT_STATE: Final = {
+    file_names.COMMITLOG,
+    file_names.CONSUME_QUEUES,
+    file_names.INDEX,
+    file_names.ABORT,
+    file_names.ABORT + file_names.BACKUP,
+}
 _DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
 
 
@@ -110,7 +117,7 @@ def archive(
     spark: Any = None,
     workers: int | None = None,
     range_size: int = RANGE_SIZE,
-    progress: Progress | None = None,
+    progress: BytesDone | None = None,
 ) -> ArchiveResult:
     """Archive a store into a new directory, on this machine or behind a URI. Tasks and failures as for
     `compact.compact`."""
@@ -118,23 +125,23 @@ def archive(
     refuse_within(store_path, out_path)
     refuse_unknown_queues(store)
     why_not = _why_not_at_rest(store)
-    place = NewDirectory(out_path) if is_local(out_path) else RemotePlace(out_path)
+    new = NewDirectory(out_path) if is_local(out_path) else NewRemoteDirectory(out_path)
     tasks = None
     try:
-        place.begin()
+        new.begin()
         with held(store.local_path) if why_not is None else contextlib.nullcontext():
-            tasks = runner(place if isinstance(place, NewDirectory) else Anywhere(place.path), spark, workers)
-            result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
+            tasks = runner(new if isinstance(new, NewDirectory) else SharedDirectory(new.path), spark, workers)
+            result = _archive(store, new, tasks, range_size, progress or (lambda done, total: None), why_not is None)
             result.why_not_restorable = why_not
             return result
     except JobError:
         raise
     except OSError as error:
-        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
+        raise JobError(f"{error.filename or new.path}: {reason(error)}") from None
     finally:
         if tasks is not None:
             tasks.close()
-        place.give_up()
+        new.give_up()
 
 
 def _why_not_at_rest(store: StoreFiles) -> str | None:
@@ -148,25 +155,25 @@ def _why_not_at_rest(store: StoreFiles) -> str | None:
 
 def _archive(
     store: StoreFiles,
-    place: NewDirectory | RemotePlace,
+    new: NewDirectory | NewRemoteDirectory,
     tasks: Runner,
     range_size: int,
-    progress: Progress,
+    report: BytesDone,
     is_at_rest: bool,
 ) -> ArchiveResult:
     ranges = plan(store, range_size)
     total = sum(part.end - part.start for part in ranges)
-    place.need(total // 10)
+    new.need(total // 10)
     done = 0
 
     def advance(part: ArchivePart) -> None:
         nonlocal done
         done += part.end - part.start
-        progress(done, total)
+        report(done, total)
 
-    directory = place.directory if isinstance(place, RemotePlace) else Directory(place.path, is_draft=True)
-    if isinstance(place, NewDirectory):
-        place.join("messages", "")
+    directory = new.directory if isinstance(new, NewRemoteDirectory) else Directory(new.path, is_draft=True)
+    if isinstance(new, NewDirectory):
+        new.join("messages", "")
     parts = tasks.run(
         rows.write,
         [WriteTask(store, part, number, directory, SCRATCH) for number, part in enumerate(ranges)],
@@ -197,9 +204,9 @@ def _archive(
     directory.write("manifest.json", text)
     if store.is_local:
         result.disk_before = disk_usage(store.local_path)
-    place.finish()
-    result.disk_after = disk_usage(place.target) if isinstance(place, NewDirectory) else directory.size()
-    progress(total, total)
+    new.finish()
+    result.disk_after = disk_usage(new.target) if isinstance(new, NewDirectory) else directory.size()
+    report(total, total)
     return result
 
 
@@ -229,7 +236,7 @@ def _archive_queues(store: StoreFiles, directory: Directory, tasks: Runner) -> l
     files = store.queue_files()
     groups = [files[at : at + _QUEUE_FILES_A_PART] for at in range(0, len(files), _QUEUE_FILES_A_PART)]
     tasks.run(
-        archived_queues.archive,
+        archived_queues.archive_queues,
         [
             QueuesTask(store, group, directory, f"consume_queue/part-{number:05}.parquet")
             for number, group in enumerate(groups)
@@ -268,7 +275,7 @@ def restore(
     spark: Any = None,
     workers: int | None = None,
     with_index: bool = True,
-    progress: Progress | None = None,
+    progress: BytesDone | None = None,
 ) -> RestoreResult:
     """Restore an archive, on this machine or behind a URI, as a store in a new directory. Tasks and failures as for
     `compact.compact`; also raises JobError if a file of the archive is missing, or does not have the contents that the
@@ -282,12 +289,12 @@ def restore(
         )
     if is_local(archive_path) and f"{real_path(out_path)}/".startswith(f"{real_path(archive_path)}/"):
         raise JobError(f"{out_path}: lies in the archive that is restored; give a path outside it")
-    place = NewDirectory(out_path)
+    new = NewDirectory(out_path)
     tasks = None
     try:
-        place.begin()
-        tasks = runner(place, spark, workers)
-        return _restore(directory, manifest, place, tasks, with_index, progress or (lambda done, total: None))
+        new.begin()
+        tasks = runner(new, spark, workers)
+        return _restore(directory, manifest, new, tasks, with_index, progress or (lambda done, total: None))
     except JobError:
         raise
     except (OSError, pa.ArrowException, tarfile.TarError) as error:
@@ -295,7 +302,7 @@ def restore(
     finally:
         if tasks is not None:
             tasks.close()
-        place.give_up()
+        new.give_up()
 
 
 class _Marker(NamedTuple):
@@ -306,10 +313,10 @@ class _Marker(NamedTuple):
 def _restore(
     archived: Directory,
     manifest: ArchiveManifest,
-    place: NewDirectory,
+    new: NewDirectory,
     tasks: Runner,
     with_index: bool,
-    progress: Progress,
+    report: BytesDone,
 ) -> RestoreResult:
     result = RestoreResult(manifest.records, manifest.size)
     began = time.perf_counter()
@@ -320,9 +327,9 @@ def _restore(
         result.seconds[name] = round(now - began, 3)
         began = now
 
-    place.need(manifest.size + manifest.size // 20)
+    new.need(manifest.size + manifest.size // 20)
     size = manifest.segment_size
-    directory = place.join("commitlog", "")
+    directory = new.join(file_names.COMMITLOG, "")
     for first in manifest.segments:
         with open(os.path.join(directory, f"{first:020}"), "wb") as file:
             file.truncate(size)
@@ -331,10 +338,10 @@ def _restore(
     def advance(restored: int) -> None:
         nonlocal done
         done += restored
-        progress(done, manifest.size)
+        report(done, manifest.size)
 
     requests = [
-        RestoreTask(archived, part, number, directory, size, place.scratch, with_index)
+        RestoreTask(archived, part, number, directory, size, new.scratch, with_index)
         for number, part in enumerate(manifest.parts)
     ]
     tasks.run(rows.read, requests, advance)
@@ -343,9 +350,9 @@ def _restore(
         if part.marker >= 0:
             _write_at(directory, size, part.marker, END_MARKER.pack(size - part.marker % size, MAGIC_END))
     step("commitlog")
-    queue_directory = place.join("consumequeue", "")
+    queue_directory = new.join(file_names.CONSUME_QUEUES, "")
     tasks.run(
-        archived_queues.restore,
+        archived_queues.restore_queues,
         [
             (archived, f"consume_queue/part-{number:05}.parquet", queue_directory)
             for number in range(len(manifest.queue_files))
@@ -353,14 +360,14 @@ def _restore(
     )
     step("consume queues")
     with archived.open("state.tar.zst", "zstd") as stream:
-        state.read(stream, place.path)
+        state.read(stream, new.path)
     if with_index:
-        counts = [len(load(place.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
-        for task in index.plan(place.scratch, place.join("index", ""), counts, time.time()):
+        counts = [len(load(new.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
+        for task in index.plan(new.scratch, new.join(file_names.INDEX, ""), counts, time.time()):
             tasks.run(index.write, [task])
             result.index_files += 1
     step("other files")
-    place.finish()
+    new.finish()
     step("finish")
     return result
 

@@ -1,7 +1,7 @@
 """Checks that records and the units of their consume queues agree: both store some fields that no checksum covers.
 
     field of a record                  in its unit, in consumequeue/<topic>/<queue id>/
-    topic, queue id, queue offset      the place of the unit
+    topic, queue id, queue offset      directory and queue offset of the unit
     physical offset                    physical offset
     TAGS                               hash of the tags (of a waiting message the deliver time, which is not compared)
 
@@ -73,9 +73,9 @@ class Agreement:
         wrong = _other_tags(records, np.flatnonzero(is_listed & has_hash), tags_codes)
         for row in np.flatnonzero(~is_listed).tolist():
             topic, queue_id, offset = names[codes[row]], int(records.queue_id[row]), int(records.queue_offset[row])
-            place = self._place_of(int(records.physical_offset[row]), topic)
-            if place is not None:
-                wrong[row] = f"says that it is {topic}/{queue_id}/{offset}, but the queue that lists it says {place}"
+            unit = self._unit_that_lists(int(records.physical_offset[row]), topic)
+            if unit is not None:
+                wrong[row] = f"says that it is {topic}/{queue_id}/{offset}, but the queue that lists it says {unit}"
         return wrong
 
     def _listed(self, records: Records, codes: NDArray[np.int32], names: list[str]) -> tuple[Integers, Integers]:
@@ -97,8 +97,8 @@ class Agreement:
             tags_codes[rows] = found["tags_code"]
         return physical, tags_codes
 
-    def _place_of(self, physical_offset: int, topic: str) -> str | None:
-        """Return the place of a unit that points to a record, as <topic>/<queue id>/<queue offset>; None without
+    def _unit_that_lists(self, physical_offset: int, topic: str) -> str | None:
+        """Return the unit that points to a record, as <topic>/<queue id>/<queue offset>; None without
         one."""
         self._searched += 1
         files = self._files if self._searched <= _MAX_SEARCHED else {topic: self._files.get(topic, [])}

@@ -155,7 +155,7 @@ class Summary(msgspec.Struct, kw_only=True):
     superfluous: int
     """Deliveries beyond the first of a message."""
     unclaimed: int
-    """Deliveries whose message is not in the log, although the log has the place where it would be."""
+    """Deliveries whose message is not in the log, although the log has the physical offset at which it would lie."""
     expired: int
     """Deliveries whose message was in an expired part of the log."""
     lateness: Lateness
@@ -518,11 +518,11 @@ def _told_of(store: StoreFiles, cases: NDArray[Any]) -> dict[str, pa.Array]:
     # The size is unknown for a delivery without a message, so each of these is read by itself.
     all_records = chain(at_offsets(store, offsets[has_size], sizes[has_size]), records_at(store, offsets[~has_size]))
     for records in all_records:
-        batch = tables.Batch(records)
-        places = order[np.searchsorted(offsets, records.physical_offset)].tolist()
+        batch = tables.RecordColumns(records)
+        rows = order[np.searchsorted(offsets, records.physical_offset)].tolist()
         for name, (column, _) in _TOLD.items():
-            for place, value in zip(places, batch.column(column).to_pylist(), strict=True):
-                found[name][place] = value
+            for row, value in zip(rows, batch.column(column).to_pylist(), strict=True):
+                found[name][row] = value
     return {name: pa.array(values, _TOLD[name][1]) for name, values in found.items()}
 
 

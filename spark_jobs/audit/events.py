@@ -135,8 +135,8 @@ class RangeEvents:
             count += len(records)
             if agreement is not None and (wrong := {**agreement.wrong(records), **records.corrupt()}):
                 corrupt += len(wrong)
-                places = zip(records.physical_offset.tolist(), records.sizes.tolist(), strict=True)
-                told = [Damage(*place, wrong[i]) for i, place in enumerate(places) if i in wrong]
+                extents = zip(records.physical_offset.tolist(), records.sizes.tolist(), strict=True)
+                told = [Damage(*extent, wrong[i]) for i, extent in enumerate(extents) if i in wrong]
                 corruptions += told[: MAX_DAMAGES - len(corruptions)]
             if len(records):
                 last_ms = int(records.store_ms[-1])

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.analyse.usage import RangeUsage, Usage
 from duemq.spark_jobs.audit import kept
 from duemq.spark_jobs.audit.events import DELIVERED, DONE, WAITS, are_passed
@@ -40,7 +41,6 @@ from duemq.spark_jobs.audit.matching import (
     cases_without,
     closed_figures,
     find,
-    is_among,
     match_by_origin,
     read_range,
     settle,
@@ -51,6 +51,7 @@ from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import NotKept
 from duemq.spark_jobs.store.ranges import begin_ms_of, boundary, plan
 from duemq.spark_jobs.store.walks import Range
+from duemq.storage import file_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -317,7 +318,7 @@ class Kept:
         self._folder, self._store, self._progress, self._tell = folder, store, progress, tell
         self._shuffle = shuffle
         self._bucket_bytes = bucket_bytes
-        self._segments = kept.segments_of(store, store.versions("commitlog"), now_ns or time.time_ns())
+        self._segments = kept.segments_of(store, store.versions(file_names.COMMITLOG), now_ns or time.time_ns())
         self._before = None if anew else self._read()
         before = self._before
         self._is_usage_asked = with_usage
@@ -326,7 +327,7 @@ class Kept:
         found = list[KeptRange]()
         if before is not None and before.with_usage >= with_usage and not check:
             found = self._trusted_of(before)
-        self._trusted = {part.place: part for part in found}
+        self._trusted = {part.range: part for part in found}
         self.ranges = _plan(store, found, range_size)
         """The ranges of the store, as by `ranges.plan`."""
         self._failure: OSError | None = None
@@ -344,7 +345,7 @@ class Kept:
     def _trusted_of(self, before: KeptManifest) -> list[KeptRange]:
         begin = self._store.segments[0].first_offset
         found = kept.trusted(self._store, before, self._segments)
-        there = sum(part.place[0] >= begin for part in before.ranges)
+        there = sum(part.range[0] >= begin for part in before.ranges)
         if len(found) < there:
             self._tell(f"{there - len(found)} ranges of the commitlog have changed; they are read again")
         delays = self._progress.delays_ms
@@ -396,7 +397,7 @@ class Kept:
         parts = list(self._before.ranges)
         for each in found:
             if (part := self._keep_range(each)) is not None:
-                self._trusted[part.place] = part
+                self._trusted[part.range] = part
             parts.append(part or KeptRange(each.read, [], Ref("", 0, 0)))
         try:
             state = _State(self._folder.path, matches)
@@ -415,10 +416,10 @@ class Kept:
         matches = self._before.matches if self._before is not None else None
         if matches is None or self._before is None:
             return None
-        places = [part.place for part in self._before.ranges]
-        if places != complete[: len(places)] or not self._trusted.keys() >= {*places}:
+        known = [part.range for part in self._before.ranges]
+        if known != complete[: len(known)] or not self._trusted.keys() >= {*known}:
             return None
-        size = sum(part.end - part.start for part in complete[len(places) :])
+        size = sum(part.end - part.start for part in complete[len(known) :])
         if size > max(SMALL_BYTES, (self._store.readable_end - matches.begin) // _SMALL_PART):
             return None
         now = self._matching
@@ -471,7 +472,9 @@ class Kept:
         except _Touched:
             return None, duplicates
         ahead = Figures.added([])
-        ahead.again = again_of(state.ahead["level"][~progress.is_level_done(*(state.ahead[n] for n in _LEVEL_PLACE))])
+        ahead.again = again_of(
+            state.ahead["level"][~progress.is_level_done(*(state.ahead[n] for n in _LEVEL_AND_OFFSET))]
+        )
         figures += [state.figures, ahead, matching.figures(cases)]
         return Figures.added(figures), duplicates
 
@@ -509,8 +512,8 @@ class Kept:
         """Return the deliveries among events whose named origins are not open, in ranges from physical offset `since`
         on. Raises _Touched if such an origin is in the log, and so closed; NotKept."""
         before = named["origin"][(named["origin"] >= self._matching.begin) & (named["origin"] < since)]
-        places = np.array([part.start for part in self.ranges], np.int64)
-        numbers = np.searchsorted(places, before, "right") - 1
+        starts = np.array([part.start for part in self.ranges], np.int64)
+        numbers = np.searchsorted(starts, before, "right") - 1
         distinct = np.unique(numbers)
         if len(distinct) > _MAX_LOOKS:
             raise _Touched
@@ -558,7 +561,7 @@ class Kept:
             if told.part is None:
                 self._failure = self._failure or OSError(0, told.failure)
             else:
-                parts[told.part.place] = told.part
+                parts[told.part.range] = told.part
         lefts = [msgspec.msgpack.decode(data, type=_LeftFiles | str) for data in done.left]
         failures = [each for each in lefts if isinstance(each, str)]
         if failures or self._failure is not None:
@@ -691,7 +694,7 @@ class Kept:
         self._folder.tidy()
 
 
-_LEVEL_PLACE: Final = ("level", "queue_offset")
+_LEVEL_AND_OFFSET: Final = ("level", "queue_offset")
 
 
 class _Ended(NamedTuple):
@@ -738,7 +741,7 @@ def _matches_of(files: list[_LeftFiles], matching: Matching, duplicates: int) ->
 def _plan(store: StoreFiles, known: list[KeptRange], size: int) -> list[Range]:
     """Return the ranges of a store, as by `ranges.plan`, using the ends of known ones."""
     ranges = list[Range]()
-    ends = dict(part.place for part in known)
+    ends = dict(part.range for part in known)
     for segment in store.segments:
         at, last = segment.first_offset, min(segment.end, store.readable_end)
         while at < last and at in ends and _is_end(store, segment, at, ends, size):

@@ -84,8 +84,8 @@ class KeptRange(msgspec.Struct):
     file: Ref
 
     @property
-    def place(self) -> Range:
-        """The range."""
+    def range(self) -> Range:
+        """Its physical offsets."""
         return Range(self.read["start"], self.read["end"])
 
 
@@ -364,7 +364,7 @@ def trusted(store: StoreFiles, manifest: KeptManifest, now: Mapping[int, KeptSeg
     compared by hash."""
     possible: list[tuple[KeptRange, bool]] = []
     for part in manifest.ranges:
-        start, end = part.place
+        start, end = part.range
         segment = store.segment_of(start)
         if segment is None or end > min(segment.end, store.readable_end):
             continue

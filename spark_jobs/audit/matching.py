@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.spark_jobs.analyse.usage import RangeUsage, UsageObserver
 from duemq.spark_jobs.audit.events import CANCELLED as WAS_CANCELLED
 from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS, RangeEvents
@@ -205,13 +206,13 @@ def find(
         Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
         # Each begins with the number of its range. They are sorted, since in another order ties between equally
         # frequent values would be broken differently.
-        [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
+        [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_start_of)],
         sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
     )
     return FindResult(found, of_kind.get(_K_LEFT, []), of_kind.get(_K_NOTE, []))
 
 
-def _place_of(data: bytes) -> int:
+def _start_of(data: bytes) -> int:
     return int.from_bytes(data[:8], "little")
 
 
@@ -250,8 +251,8 @@ def _parts(found: RangeFound, matching: Matching) -> Iterator[pa.RecordBatch]:
     yield from _bucketed(_K_DONE, done, where)
     yield from _bucketed(_K_UNIQUE, found.unique, bucket_of(found.unique, matching.buckets))
     if found.usage is not None:
-        place = int(found.read["start"]).to_bytes(8, "little")
-        yield _batch([_READ_BUCKET], [_K_USAGE], [place + found.usage])
+        start = int(found.read["start"]).to_bytes(8, "little")
+        yield _batch([_READ_BUCKET], [_K_USAGE], [start + found.usage])
     yield _batch([_READ_BUCKET], [_K_READ], [json.dumps(found.read).encode()])
     if found.note is not None:
         yield _batch([_READ_BUCKET], [_K_NOTE], [found.note])
@@ -541,16 +542,6 @@ def settle(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> Set
     )
 
 
-def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which values are among distinct, ascending ones."""
-    found = np.zeros(len(values), np.bool_)
-    if len(distinct) and len(values):
-        at = np.searchsorted(distinct, values)
-        known = at < len(distinct)
-        found[known] = distinct[at[known]] == values[known]
-    return found
-
-
 def closed_figures(cases: NDArray[Any], matching: Matching) -> Figures:
     """Return the figures of closed cases, without those that depend on the broker's progress at each run
     (`ahead_of`)."""
@@ -593,9 +584,9 @@ def _messages(rows: NDArray[Any]) -> NDArray[Any]:
     heads = np.bincount(group[~rows["again"]], minlength=len(keys))
     # A record that named a gone one was not rolled itself, and belongs to the message of the gone one.
     heads -= np.searchsorted(gone, keys, "right") - np.searchsorted(gone, keys)
-    by_place = np.lexsort((rows["physical_offset"], group))
+    in_order = np.lexsort((rows["physical_offset"], group))
     number = np.empty(len(rows), np.int64)
-    number[by_place] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    number[in_order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     counted = number >= (counts - np.maximum(heads, 1))[group]
     kept, others = rows[counted], rows[~counted & (rows["deliveries"] > 0)]
     at = np.searchsorted(kept["key"], others["key"])

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from duemq.spark_jobs.spark_errors import in_one_line
-from duemq.spark_jobs.worker import settle
+from duemq.spark_jobs.worker import prepare_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,15 +65,15 @@ class BySpark:
         """See `Shuffle`."""
 
         def scan_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            settle()
+            prepare_worker()
             yield from scan(batches)
 
         def origin_task(table: pa.Table) -> pa.Table:
-            settle()
+            prepare_worker()
             return by_origin(table)
 
         def key_task(table: pa.Table) -> pa.Table:
-            settle()
+            prepare_worker()
             return by_key(table)
 
         session = self._session

@@ -12,8 +12,8 @@ files as follows:
     all            They do not start if a file of the commitlog differs in size from the others. A last file of 0 bytes,
                    which a kill leaves, is skipped, but not by 4.9.7. Nor does duemq start if a file between others is
                    missing
-    duemq          It repairs all of its own files. But if the commitlog lacks a place that its checkpoint refers to, it
-                   does not start. It rebuilds all of another broker's files if they do not fit together
+    duemq          It repairs all of its own files. But if the commitlog lacks a position that its checkpoint refers to,
+                   it does not start. It rebuilds all of another broker's files if they do not fit together
                    (`storage.durability.recovery`, `scheduler.timers.recovery`)
 
 Apache's brokers end the commitlog at the first damaged stretch in its last three files.
@@ -34,10 +34,11 @@ from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.unit import UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.wheel import SLOT, SLOTS
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.spark_jobs.store.progress import behind_last, timer_units
 from duemq.spark_jobs.store.ranges import at_offsets, records_at
 from duemq.spark_jobs.store.store_files import is_segment
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.files import Files
 
@@ -58,7 +59,7 @@ _CHECKED_FILES: Final = 3
 _CLOCK_MARGIN_MS: Final = 3000
 _TIMESTAMPS: Final = 16
 _NONE: Final = np.empty(0, np.int64)
-_OF_5: Final = ("config/timercheck", "config/topicQueueMapping.json", "config/lmqConsumerOffset.json")
+_OF_5: Final = (file_names.TIMER_CHECK, file_names.QUEUE_MAPPINGS, file_names.LMQ_OFFSETS)
 
 
 class StartOutcome(msgspec.Struct, omit_defaults=True):
@@ -113,13 +114,15 @@ class _Judges:
     def __init__(self, store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> None:
         self.store = store
         self.figures = figures
-        rows = figures.waiting  # in the order of their places
+        rows = figures.waiting  # in the order of their physical offsets
         self.levels = {
-            int(level): _Waiting(*(rows[name][rows["delay_level"] == level].astype(np.int64) for name in _PLACE))
+            int(level): _Waiting(
+                *(rows[name][rows["delay_level"] == level].astype(np.int64) for name in _OFFSET_AND_SIZE)
+            )
             for level in np.unique(rows["delay_level"]).tolist()
             if level
         }
-        self.timers = _Waiting(*(rows[name][rows["delay_level"] == 0].astype(np.int64) for name in _PLACE))
+        self.timers = _Waiting(*(rows[name][rows["delay_level"] == 0].astype(np.int64) for name in _OFFSET_AND_SIZE))
         self.by_queue: dict[tuple[str, int], list[QueueFile]] = {}
         for file in store.queue_files():
             self.by_queue.setdefault((file.topic, file.queue_id), []).append(file)
@@ -162,7 +165,7 @@ class _Judges:
                 last, end = int(physical[-1]), file.first_unit + len(physical)
             if len(physical) < len(units):
                 break
-        return _Queue(joined(found), last, end)
+        return _Queue(union(found), last, end)
 
     @cached_property
     def dispatched_from(self) -> int:
@@ -182,7 +185,7 @@ class _Judges:
         return end
 
     def _by_timestamp(self) -> int:
-        checkpoint = self.store.read_whole("checkpoint") or b""
+        checkpoint = self.store.read_whole(file_names.CHECKPOINT) or b""
         times = np.frombuffer(checkpoint[:_TIMESTAMPS].ljust(_TIMESTAMPS, b"\0"), ">i8")
         limit = int(times.min()) - _CLOCK_MARGIN_MS
         for segment in reversed(self.store.segments):
@@ -192,7 +195,7 @@ class _Judges:
         return 0
 
 
-_PLACE: Final = ("physical_offset", "size")
+_OFFSET_AND_SIZE: Final = ("physical_offset", "size")
 
 
 class _Judge:
@@ -231,33 +234,33 @@ class _Judge:
         """Return why a broker does not start, by the sizes of the commitlog's files (`MappedFileQueue.load`,
         `SegmentFiles.load`); None if it starts."""
         size = self._store.segment_size
-        files = [(name, found) for name, found in self._store.sizes("commitlog") if is_segment(name)]
+        files = [(name, found) for name, found in self._store.sizes(file_names.COMMITLOG) if is_segment(name)]
         if self._broker != OLD and files and not files[-1][1]:
             files.pop()
         expected = int(files[0][0]) if files else 0
         for name, found in files:
             if found != size:
-                why = f"commitlog/{name} has {found} bytes, but others have {size}"
+                why = f"{file_names.COMMITLOG}/{name} has {found} bytes, but others have {size}"
                 return f"{why}: {self._broker} does not start. Put the whole file back"
             if self._broker == OURS and int(name) != expected:
-                return f"commitlog/{expected:020} is missing: duemq does not start. Put the file back"
+                return f"{file_names.COMMITLOG}/{expected:020} is missing: duemq does not start. Put the file back"
             expected += size
         return None
 
     def _refusal(self) -> str | None:
-        """Return why duemq does not start on its own store: the commitlog lacks a place that the checkpoint refers to
-        (`MessageStore.need`). None if it starts."""
+        """Return why duemq does not start on its own store: the commitlog lacks a position that the checkpoint refers
+        to (`MessageStore.need`). None if it starts."""
         store = self._store
-        known = checkpoint.load(cast(Files, store), "checkpoint")
-        files = [(int(name), size) for name, size in store.sizes("commitlog") if name.isdecimal() and size]
+        known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
+        files = [(int(name), size) for name, size in store.sizes(file_names.COMMITLOG) if name.isdecimal() and size]
         begin, end = store.segments[0].first_offset, max(base + size for base, size in files)
         for position in (known.recovery_offset, small_files.needed_from(known.notes)):
             if position is not None and not begin <= position <= end:
                 base = position - position % store.segment_size
-                has = "has 0 bytes" if f"{base:020}" in store.names("commitlog") else "is missing"
+                has = "has 0 bytes" if f"{base:020}" in store.names(file_names.COMMITLOG) else "is missing"
                 return (
-                    f"commitlog/{base:020} {has}, but the checkpoint refers to position {position} in it: duemq does "
-                    "not start. Put the file back, or see what `duemq store repair --dry-run` says"
+                    f"{file_names.COMMITLOG}/{base:020} {has}, but the checkpoint refers to position {position} in it: "
+                    "duemq does not start. Put the file back, or see what `duemq store repair --dry-run` says"
                 )
         return None
 
@@ -274,8 +277,8 @@ class _Judge:
         for level, lacks in sorted(missing.items()):
             self._misses += len(lacks.physical)
             self._reasons.append(
-                f"consumequeue/{SCHEDULE_TOPIC}/{queue_id_of(level)} lacks {self._units(lacks)}, of messages that wait "
-                f"in level {level}"
+                f"{file_names.CONSUME_QUEUES}/{SCHEDULE_TOPIC}/{queue_id_of(level)} lacks {self._units(lacks)}, "
+                f"of messages that wait in level {level}"
             )
         self._judge_cut()
         self._judge_offsets()
@@ -296,7 +299,7 @@ class _Judge:
         start = min(known.dispatched_from, known.end_of_queues)
         if any((each.physical >= start).any() for each in missing):
             return True
-        for level, offset in store.table("config/delayOffset.json", "offsetTable").items():
+        for level, offset in store.table(file_names.DELAY_OFFSETS, "offsetTable").items():
             if int(offset) > known.queue(SCHEDULE_TOPIC, queue_id_of(int(level))).end:
                 return True
         check = _check(store)
@@ -318,7 +321,9 @@ class _Judge:
         if self._broker == OURS and self._wrote == OURS:
             return
         store = self._store
-        is_there = any(store.read_whole(f"config/delayOffset.json{more}") is not None for more in ("", ".bak"))
+        is_there = any(
+            store.read_whole(file_names.DELAY_OFFSETS + more) is not None for more in ("", file_names.BACKUP)
+        )
         again = {int(level): int(count) for level, count in self._known.figures.again.tolist() if count}
         # The file is exact as of duemq's last stop, and messages that were delivered before earlier ones are marked.
         if self._wrote == OURS and is_there:
@@ -326,7 +331,7 @@ class _Judge:
         self._redelivered = sum(again.values())
         if not is_there and again:
             parts = [f"level {level} at 0 and delivers {count:,} again" for level, count in sorted(again.items())]
-            self._reasons.append(f"config/delayOffset.json is missing: {self._broker} starts {', '.join(parts)}")
+            self._reasons.append(f"{file_names.DELAY_OFFSETS} is missing: {self._broker} starts {', '.join(parts)}")
 
     def _units(self, lacks: _Waiting) -> str:
         """Describe briefly which units a queue lacks."""
@@ -357,8 +362,8 @@ class _Judge:
         if self._broker == OURS and self._makes_all_again([not_queued]):
             return
         if check is None:
-            why = "config/timercheck is missing: the timer topic is read from its start, and what was delivered comes "
-            self._reasons.append(f"{why}again")
+            why = "is missing: the timer topic is read from its start, and what was delivered comes again"
+            self._reasons.append(f"{file_names.TIMER_CHECK} {why}")
             self._miss_timers(not_queued)
             return
         in_log, links, log_end = self._in_log(check)
@@ -368,32 +373,38 @@ class _Judge:
             return
         offset = waits.enqueued_to(check, behind_last(store))
         queued = self._queued_from(offset)
-        lost = timers.where(~is_among(timers.physical, joined([in_log, queued])))
+        lost = timers.where(~is_among(timers.physical, union([in_log, queued])))
         # Messages that are dispatched again get into the queue, and from there into the wheel.
         made_again = (lost.physical >= known.dispatched_from) & (lost.physical > known.queue(TIMER_TOPIC, 0).last)
         lost = lost.where(~made_again)
         if len(lost.physical):
             self._misses += len(lost.physical)
-            is_there = any(name.isdecimal() for name in store.names("timerlog"))
+            is_there = any(name.isdecimal() for name in store.names(file_names.TIMER_LOG))
             what = "lacks" if is_there else "is missing, and with it"
-            self._reasons.append(f"timerlog/ {what} {len(lost.physical):,} messages that wait")
+            self._reasons.append(f"{file_names.TIMER_LOG}/ {what} {len(lost.physical):,} messages that wait")
         if self._broker == NEW and not len(known.queue(TIMER_TOPIC, 0).there):
             rest = len(timers.physical) - len(lost.physical)
             if rest and not (timers.physical >= known.dispatched_from).all():
                 self._misses += rest
-                self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing from the wheel")
+                self._reasons.append(
+                    f"{file_names.CONSUME_QUEUES}/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing from the wheel"
+                )
 
     def _miss_timers(self, lacks: _Waiting) -> None:
         if len(lacks.physical):
             self._misses += len(lacks.physical)
-            self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait")
+            self._reasons.append(
+                f"{file_names.CONSUME_QUEUES}/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait"
+            )
 
     def _in_log(self, check: small_files.TimerCheck) -> tuple[Integers, list[int], int]:
         """Return the physical offsets, ascending, of the messages that a start finds in the timer log; the links of
         units; and the position behind the last unit."""
         second, end = waits.second_of(check), 0
         found, links = [_NONE], list[int]()
-        files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
+        files = [
+            (int(name), size) for name, size in self._store.sizes(file_names.TIMER_LOG) if name.isdecimal() and size
+        ]
         size = files[0][1] if files else 1
         remade_from = check.log_position // size * size - size
         for position, units in timer_units(self._store):
@@ -402,15 +413,15 @@ class _Judge:
             live = waits.is_live(units, seconds, second)
             links.append(waits.first_link(units, seconds, second))
             if self._broker == NEW and position < remade_from:
-                places = position + np.arange(len(units)) * UNIT_SIZE
-                live &= (places >= remade_from) | self._is_in_wheel(seconds, places)
+                positions = position + np.arange(len(units)) * UNIT_SIZE
+                live &= (positions >= remade_from) | self._is_in_wheel(seconds, positions)
             found.append(units["physical_offset"][live].astype(np.int64))
-        return joined(found), links, end
+        return union(found), links, end
 
-    def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
+    def _is_in_wheel(self, seconds: Integers, positions: Integers) -> Mask:
         """Return which units can be reached from the wheel's slot of their second, directly or through later units."""
         try:
-            data = self._store.read("timerwheel", 0, SLOTS * SLOT.itemsize)
+            data = self._store.read(file_names.TIMER_WHEEL, 0, SLOTS * SLOT.itemsize)
         except FileNotFoundError:
             data = b""
         slots = np.frombuffer(data[: len(data) // SLOT.itemsize * SLOT.itemsize], SLOT)
@@ -418,12 +429,14 @@ class _Judge:
         known = at < len(slots)
         leads = np.zeros(len(seconds), np.bool_)
         found = slots[at[known]]
-        leads[known] = (found["second"] == seconds[known]) & (found["last"] >= places[known])
+        leads[known] = (found["second"] == seconds[known]) & (found["last"] >= positions[known])
         return leads
 
     def _is_whole(self, check: small_files.TimerCheck, links: list[int], end: int) -> bool:
         """Return whether duemq, when it takes the store over, uses the timer log."""
-        files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
+        files = [
+            (int(name), size) for name, size in self._store.sizes(file_names.TIMER_LOG) if name.isdecimal() and size
+        ]
         begin, size = files[0] if files else (0, 1)
         return waits.is_covering(check, begin, end, size, links)
 
@@ -435,11 +448,11 @@ class _Judge:
             numbers = np.arange(len(units)) + file.first_unit
             at = (numbers >= offset) & waits.is_message(units["size"].astype(np.int64))
             found.append(units["physical_offset"][at].astype(np.int64))
-        return joined(found)
+        return union(found)
 
 
 def _check(store: StoreFiles) -> small_files.TimerCheck | None:
-    return small_files.load_check(cast(Files, store), "config/timercheck")
+    return small_files.load_check(cast(Files, store), file_names.TIMER_CHECK)
 
 
 def _first_and_last(count: int) -> Mask:

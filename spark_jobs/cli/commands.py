@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
 import click
 
 import duemq
-from duemq.spark_jobs.analyse.limits import FAILED, LatenessLimit, Limits, exit_code, parse_late, tell, worst
+from duemq.spark_jobs.analyse.limits import FAILED, AnalysisLimits, LatenessLimit, exit_code, parse_late, tell, worst
 from duemq.spark_jobs.cli.output import (
     print_appended,
     print_archived,
@@ -171,7 +171,7 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
         fail_unclaimed: int | None,
         **others: Any,
     ) -> None:
-        command(limits=Limits(fail_late, fail_twice, fail_damaged, fail_unclaimed), **others)
+        command(limits=AnalysisLimits(fail_late, fail_twice, fail_damaged, fail_unclaimed), **others)
 
     number = click.IntRange(min=0)
     decorated: Callable[..., None] = wrapper
@@ -243,7 +243,7 @@ def _headline(summary: Summary) -> str:
 def _ending(
     job: str,
     summary: Summary,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
     *,
     report: str | None = None,
@@ -311,13 +311,13 @@ def _session(
     session.stop()
 
 
-def _check(store: str, *places: str | None) -> None:
-    """Check the paths of a store and of a job's output. To be called before Spark is started, which takes seconds.
+def _check(store: str, *outputs: str | None) -> None:
+    """Check the paths of a store and of a job's outputs. To be called before Spark is started, which takes seconds.
     Raises JobError."""
     from duemq.spark_jobs.store.store_files import StoreFiles
 
     found = StoreFiles.open(store)
-    refuse_within(store, *places)
+    refuse_within(store, *outputs)
     found.check_files()
 
 
@@ -377,7 +377,7 @@ def analyse(
     sign_key: str | None,
     fail_worse: bool,
     check_bodies: bool,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
     state: str | None,
     full: bool,
@@ -425,7 +425,7 @@ def analyse(
     key = Path(sign_key).read_bytes() if sign_key else None
     sessions: list[SparkSession] = []
 
-    def run(path: str, place: RunOutput) -> Analysed:
+    def run(path: str, output: RunOutput) -> Analysed:
         from duemq.spark_jobs.analyse.analyse import analyse_for_cluster
         from duemq.spark_jobs.cli.progress_bar import spark_tasks
 
@@ -443,7 +443,7 @@ def analyse(
                 path,
                 delay_levels=delay_levels,
                 rate=rate,
-                out=place.out,
+                out=output.out,
                 key=key,
                 check_bodies=check_bodies,
                 state=state,
@@ -458,10 +458,10 @@ def analyse(
 
         with (
             published(out) as written,
-            RunOutput(shown(path), out=written, folder=nights, previous=previous) as place,
+            RunOutput(shown(path), out=written, folder=nights, previous=previous) as output,
         ):
-            analysis = run(path, place).analysis
-            report, comparison, left = place.finish(analysis, keep=keep_nights)
+            analysis = run(path, output).analysis
+            report, comparison, left = output.finish(analysis, keep=keep_nights)
             report = _shown_there(report, written, out)
         print_summary(analysis.audit)
         if comparison is not None:
@@ -492,7 +492,7 @@ def _analyse_cluster(
     state: str | None,
     keep_nights: int | None,
     key: bytes | None,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
 ) -> int:
     """Analyse the stores that a pattern names, one after the other, and then all of them together; return the exit
@@ -513,15 +513,15 @@ def _analyse_cluster(
         def one(path: str, folder: str) -> StoreRun:
             _check(path)
             into = os.path.join(local_path(written), "stores", folder) if written is not None else None
-            with RunOutput(shown(path), out=into, folder=nights) as place:
-                analysed = run(path, place)
-                report, comparison, lines = place.finish(analysed.analysis, keep=keep_nights)
+            with RunOutput(shown(path), out=into, folder=nights) as output:
+                analysed = run(path, output)
+                report, comparison, lines = output.finish(analysed.analysis, keep=keep_nights)
                 compared = None
-                if comparison is not None and place.earlier is not None:
+                if comparison is not None and output.earlier is not None:
                     found = run_of(analysed.analysis)
-                    compared = Compared(analysed.analysis.audit, found.lags, place.earlier, comparison)
+                    compared = Compared(analysed.analysis.audit, found.lags, output.earlier, comparison)
                 left.update(dict.fromkeys(lines))
-                return StoreRun(analysed, place.out, report, compared)
+                return StoreRun(analysed, output.out, report, compared)
 
         for path, folder in zip(stores, distinct_names(pattern, stores), strict=True):
             try:
@@ -544,11 +544,11 @@ def _analyse_cluster(
             _say(f"{path}: {_GONE}")
         if not runs:
             raise none_of(pattern, missing)
-        with RunOutput(shown(pattern), out=written, folder=nights) as place:
+        with RunOutput(shown(pattern), out=written, folder=nights) as output:
             analysis = join(shown(pattern), [each.analysed for each in runs], stores=names, missing=missing)
-            finish(analysis, runs, place.out, key)
+            finish(analysis, runs, output.out, key)
             compared = [each.compared for each in runs if each.compared is not None]
-            report, comparison, lines = place.finish(analysis, keep=keep_nights, compared=compared)
+            report, comparison, lines = output.finish(analysis, keep=keep_nights, compared=compared)
             left.update(dict.fromkeys(lines))
         report = _shown_there(report, written, out)
         reports = {each.store: _shown_there(each.report, written, out) for each in runs}
@@ -584,7 +584,7 @@ def audit(
     sign_key: str | None,
     as_json: bool,
     check_bodies: bool,
-    limits: Limits,
+    limits: AnalysisLimits,
     hook: str | None,
     state: str | None,
     full: bool,
@@ -794,15 +794,15 @@ def _open_table(target: str, table_format: str | None, catalog: str | None) -> T
 
 def _append(
     store: str,
-    place: str | None,
+    directory: str | None,
     open_table: Callable[[], Table],
     options: dict[str, Any],
     session: Callable[[], AbstractContextManager[SparkSession]],
 ) -> NoReturn:
-    """Append the new records of some stores to a table. `place`: its directory, if it has one."""
+    """Append the new records of some stores to a table. `directory`: the table's, if it has one."""
     stores = each_once(expand(store), _say)
     for path in stores:
-        refuse_within(path, place)
+        refuse_within(path, directory)
     if len(stores) > 1 and (options["name"] or options["adopt"]):
         raise click.UsageError("--store-name and --adopt are for one store")
     from duemq.spark_jobs.archive.append import append

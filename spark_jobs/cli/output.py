@@ -62,10 +62,10 @@ def print_summary(summary: Summary) -> None:
         for offset, size, why in summary.corruptions[:10]:
             click.echo(f"corrupt: {size:,} bytes at {offset}: {printable(why)}")
     for offender in summary.offenders[:10]:
-        place = f"{offender.physical_offset}{f' of {offender.store}' if offender.store else ''}"
+        at = f"{offender.physical_offset}{f' of {offender.store}' if offender.store else ''}"
         topic, key = printable(offender.topic or "?"), printable(offender.unique_key or "")
         click.echo(
-            f"{offender.what}: {topic} {key} at {place}, due {time_text(offender.due_ms) if offender.due_ms else '?'}"
+            f"{offender.what}: {topic} {key} at {at}, due {time_text(offender.due_ms) if offender.due_ms else '?'}"
         )
 
 
@@ -185,7 +185,7 @@ def _plain(table: Any) -> Any:
             ]
             column = pa.array(texts, pa.string())
         elif pa.types.is_timestamp(column.type):
-            column = instants.with_dates(column)
+            column = instants.with_python_dates(column)
         names.append(name if name not in names else f"{name}_{i}")
         columns.append(column)
     return pa.table(columns, names)

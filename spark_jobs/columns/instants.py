@@ -62,7 +62,7 @@ def date_of(day: int) -> datetime.date | None:
     return None if day == NO_DAY else _EPOCH + datetime.timedelta(days=day)
 
 
-def with_dates(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def with_python_dates(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of timestamps of any unit, with null for those that have no date in Python in some time zone: a
     query can turn any number into a timestamp."""
     units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 0}[column.type.unit]

@@ -2,7 +2,7 @@
 
 The layout is that of `protocol.records.record`. A walk follows the chain of sizes and checks the records as arrays:
 each record must state the physical offset at which it lies, and its lengths must add up. Bytes that fail are damage,
-which is reported and stepped over, up to the next place that states its own physical offset.
+which is reported and stepped over, up to the next bytes that state their own physical offset.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Damage(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The result of `walk`. `end`: the position in the data behind the last thing understood; no whole record follows
-    (the start of one that continues behind the data, or nothing). `at_end_marker`: the file has no more records.
-    `zeros_at`: the position from which on there are only zeros, `end` where there are none: the end of the log, if
-    nothing comes behind."""
+    """The result of `walk_records`. `end`: the position in the data behind the last thing understood; no whole record
+    follows (the start of one that continues behind the data, or nothing). `at_end_marker`: the file has no more
+    records. `zeros_at`: the position from which on there are only zeros, `end` where there are none: the end of the
+    log, if nothing comes behind."""
 
     records: Records
     damages: list[Damage]
@@ -324,7 +324,7 @@ class Records:
         return wrong
 
 
-def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, room: int | None = None) -> Walk:
+def walk_records(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, room: int | None = None) -> Walk:
     """Find the records in the first `size` bytes of `data`, which begins at physical offset `base`.
 
     `data` has PADDING bytes behind them. `check_crc`: also leave out corrupt records (`Records.corrupt`) as damage.

@@ -15,7 +15,7 @@ _SHORT: Final = 96
 _SPREAD: Final = 4
 
 
-def joined(data: NDArray[np.uint8], at: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint8]:
+def joined_slices(data: NDArray[np.uint8], at: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the bytes of the slices, one after the other. Positions and sizes in bytes, all within `data`."""
     total = int(size.sum())
     if not total:
@@ -54,7 +54,7 @@ def gather(
     if missing is not None:
         at, size = np.where(missing, 0, at), np.where(missing, 0, size)
     offsets = offsets_of(size)
-    return column(joined(data, at, size), offsets, missing=missing, kind=kind)
+    return column(joined_slices(data, at, size), offsets, missing=missing, kind=kind)
 
 
 def column(

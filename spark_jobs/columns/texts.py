@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from duemq.spark_jobs.columns.hashes import hash_slices
-from duemq.spark_jobs.columns.slices import column, gather, joined, offsets_of
+from duemq.spark_jobs.columns.slices import column, gather, joined_slices, offsets_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,7 +157,7 @@ class Texts:
 
 def _texts_of(data: Bytes, at: Integers, ends: Integers) -> pa.Array:
     sizes = ends - at
-    return column(joined(data, at, sizes), offsets_of(sizes), kind=pa.string())
+    return column(joined_slices(data, at, sizes), offsets_of(sizes), kind=pa.string())
 
 
 def _last_of_each(names: pa.Array, record: Integers) -> Integers | None:
@@ -234,6 +234,6 @@ def _one_after_the_other(data: Bytes, at: Integers, size: Integers) -> tuple[Byt
     flat = np.zeros(int(starts[-1]) + 8, np.uint8)
     inside = np.ones(int(starts[-1]), np.bool_)
     inside[starts[1:] - 1] = False
-    flat[: len(inside)][inside] = joined(data, at, size)
+    flat[: len(inside)][inside] = joined_slices(data, at, size)
     flat[starts[1:] - 1] = _PROPERTY_END
     return flat, starts

@@ -2,9 +2,9 @@
 
     1. scan      the kind of each record                 a task per range    `compact.scan`
     2. decide    which records stay, by the store's      a task per range    `compact.decide`, `compact.state`,
-                 books                                                       `compact.deleted`
-                 records that the books are wrong        a task per range    `compact.lost`; if there may be any
-                 about
+                 files of progress                                           `compact.deleted`
+                 records about which those files         a task per range    `compact.lost`; if there may be any
+                 are wrong
     3. lay out   their new offsets                       from sums alone     `writers.layout`
     4. write     commitlog; consume queues, index,       a task per range,   `writers.commitlog`, `queues`, `index`,
                  timer files, checkpoint, config         queues, or file     `timers`
@@ -46,7 +46,7 @@ from duemq.spark_jobs.compact.decide import Decided, DecideTask, MapTask
 from duemq.spark_jobs.compact.deleted import Owners
 from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
 from duemq.spark_jobs.compact.scan import Scanned, ScanTask
-from duemq.spark_jobs.compact.state import Rules, StoreState
+from duemq.spark_jobs.compact.state import DoneRules, StoreState
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import reason, refuse_within
 from duemq.spark_jobs.store.progress import read_progress
@@ -59,23 +59,37 @@ from duemq.spark_jobs.writers.layout import Layout
 from duemq.spark_jobs.writers.new_directory import NewDirectory, held
 from duemq.spark_jobs.writers.queues import QueueTask
 from duemq.spark_jobs.writers.tasks import Runner, runner
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
-from duemq.storage.queues import check, extension, index_file
+from duemq.storage.queues import index_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Progress = Callable[[int, int], None]
+BytesDone = Callable[[int, int], None]
 """Called with the number of bytes done and their total."""
 
 _HOUR_MS: Final = 3_600_000
 _QUEUE_BYTES_A_TASK: Final = 24 << 20
-_WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
-_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", check.FILE_NAME, extension.DIRECTORY}
-_NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
+_WRITTEN_ANEW: Final = {
+    file_names.COMMITLOG,
+    file_names.CONSUME_QUEUES,
+    file_names.INDEX,
+    file_names.TIMER_LOG,
+    file_names.TIMER_WHEEL,
+    file_names.CHECKPOINT,
+    file_names.LOCK,
+}
+_LEFT_OUT: Final = {
+    file_names.ABORT,
+    file_names.ABORT + file_names.BACKUP,
+    file_names.EPOCHS,
+    file_names.QUEUE_CHECK,
+    file_names.QUEUE_EXTENSIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,7 @@ def compact(
     spark: Any = None,
     workers: int | None = None,
     options: CompactOptions | None = None,
-    progress: Progress | None = None,
+    progress: BytesDone | None = None,
 ) -> CompactResult:
     """Compact a store that no broker has open into a new directory.
 
@@ -151,22 +165,22 @@ def compact(
     """
     store = open_at_rest(store_path)
     refuse_within(store_path, out_path)
-    place = NewDirectory(out_path)
+    new = NewDirectory(out_path)
     tasks = None
     try:
-        place.begin()
+        new.begin()
         with held(store.local_path):
-            tasks = runner(place, spark, workers)
-            job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
+            tasks = runner(new, spark, workers)
+            job = _Compaction(store, new, tasks, options or CompactOptions(), progress or (lambda done, total: None))
             return job.run()
     except JobError:
         raise
     except OSError as error:
-        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
+        raise JobError(f"{error.filename or new.path}: {reason(error)}") from None
     finally:
         if tasks is not None:
             tasks.close()
-        place.give_up()
+        new.give_up()
 
 
 def open_at_rest(store_path: str) -> StoreFiles:
@@ -184,7 +198,7 @@ def open_at_rest(store_path: str) -> StoreFiles:
 
 def refuse_unknown_queues(store: StoreFiles) -> None:
     """Raise JobError if a store has queues of an unknown kind."""
-    for name in _NOT_UNDERSTOOD:
+    for name in file_names.NOT_SUPPORTED:
         if store.names(name):
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
@@ -193,13 +207,13 @@ class _Compaction:
     """One run of a compaction."""
 
     def __init__(
-        self, store: StoreFiles, place: NewDirectory, tasks: Runner, options: CompactOptions, progress: Progress
+        self, store: StoreFiles, new: NewDirectory, tasks: Runner, options: CompactOptions, report: BytesDone
     ) -> None:
         self._store = store
-        self._place = place
+        self._new = new
         self._tasks = tasks
         self._options = options
-        self._progress = progress
+        self._report = report
         self._ranges: list[Range] = []
         self._result = CompactResult()
         self._done = self._total = 0
@@ -218,15 +232,15 @@ class _Compaction:
         result.disk_before = disk_usage(store.local_path)
         self._ranges = plan(store, self._options.range_size)
         size = sum(part.end - part.start for part in self._ranges)
-        self._place.need(size // 20)
+        self._new.need(size // 20)
         self._total = 2 * size
-        books = state.read_books(store)
+        store_state = state.read_store_state(store)
         self._step("books")
-        owners = deleted.owners_of(store, books.checkpoint)
+        owners = deleted.owners_of(store, store_state.checkpoint)
         scanned = self._scan(owners)
         result.log_before = sum(found.size for found in scanned)
         self._step("scan")
-        decided = self._decide(books, owners, scanned)
+        decided = self._decide(store_state, owners, scanned)
         self._step("decide")
         laid_out = self._lay_out(decided)
         self._map(decided, laid_out)
@@ -237,11 +251,11 @@ class _Compaction:
         self._step("write queues")
         index_ms = self._write_index(decided)
         self._step("write index")
-        self._write_small(books, laid_out, scanned, decided, index_ms)
-        self._place.finish()
+        self._write_small(store_state, laid_out, scanned, decided, index_ms)
+        self._new.finish()
         self._step("finish")
-        result.disk_after = disk_usage(self._place.target)
-        self._progress(self._total, self._total)
+        result.disk_after = disk_usage(self._new.target)
+        self._report(self._total, self._total)
         return result
 
     def _step(self, name: str) -> None:
@@ -251,13 +265,13 @@ class _Compaction:
 
     def _advance(self, size: int) -> None:
         self._done += size
-        self._progress(min(self._done, self._total), self._total)
+        self._report(min(self._done, self._total), self._total)
 
     # --- which records stay
 
     def _keyed_topics(self) -> tuple[str, ...]:
         found = set(self._options.keyed_topics)
-        for name, config in self._store.table("config/topics.json", "topicConfigTable").items():
+        for name, config in self._store.table(file_names.TOPICS, "topicConfigTable").items():
             attributes = config.get("attributes") if isinstance(config, dict) else None
             policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
             if policy == "COMPACTION":
@@ -272,7 +286,7 @@ class _Compaction:
             cutoff = now_ms - int(options.reserved_hours * _HOUR_MS)
         topics = self._keyed_topics()
         requests = [
-            ScanTask(self._store, part, number, self._place.scratch, topics, cutoff, owners)
+            ScanTask(self._store, part, number, self._new.scratch, topics, cutoff, owners)
             for number, part in enumerate(self._ranges)
         ]
         scanned = self._tasks.run(
@@ -285,16 +299,16 @@ class _Compaction:
         if (damages or gaps) and not self._options.skip_damaged:
             at, why = (damages[0].physical_offset, damages[0].reason) if damages else (gaps[0][0], gaps[0][2])
             raise JobError(
-                f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} places in all; to "
+                f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} stretches in all; to "
                 "continue without what is damaged, give --skip-damaged (skip_damaged=True)"
             )
         self._result.damaged = len(damages) + len(gaps)
         return scanned
 
-    def _decide(self, books: StoreState, owners: Owners, scanned: list[Scanned]) -> list[Decided]:
-        scratch = self._place.scratch
+    def _decide(self, store_state: StoreState, owners: Owners, scanned: list[Scanned]) -> list[Decided]:
+        scratch = self._new.scratch
         numbers = range(len(scanned))
-        state.leave_for_tasks(books, scratch)
+        state.leave_for_tasks(store_state, scratch)
         decide.join_done(scratch, numbers)
         topics = [found.topics for found in scanned]
         spill.save(scratch, "deleted", deleted.deleted(scratch, topics, owners))
@@ -307,49 +321,49 @@ class _Compaction:
             units_per_file=self._units_per_file(),
             holes=self._options.holes,
         )
-        rules = Rules(
-            books.levels,
-            books.timers.enqueued if books.timers is not None else None,
-            books.half_offset,
-            books.op_offset,
+        rules = DoneRules(
+            store_state.levels,
+            store_state.timers.enqueued if store_state.timers is not None else None,
+            store_state.half_offset,
+            store_state.op_offset,
             expired_before,
         )
         requests = [DecideTask(number, self._ranges[number].start, scratch, rules) for number in numbers]
         spill.save(scratch, "undelivered", np.empty(0, np.int64))
         decided = self._tasks.run(decide.decide, requests)
         if any(found.unnamed for found in decided):
-            spill.save(scratch, "undelivered", self._find_undelivered(books))
+            spill.save(scratch, "undelivered", self._find_undelivered(store_state))
             kept = sum(found.kept for found in decided)
             decided = self._tasks.run(decide.decide, requests)
             self._result.lost = sum(found.kept for found in decided) - kept
-        return self._keep_anchors(books, decided)
+        return self._keep_anchors(store_state, decided)
 
-    def _find_undelivered(self, books: StoreState) -> NDArray[np.int64]:
-        """Return the physical offsets, ascending, of messages that neither wait by the books nor were delivered or
-        cancelled by the records. Sets `_delivered` and `_deliveries` for the records that must stay."""
-        store, scratch, count = self._store, self._place.scratch, len(self._ranges)
+    def _find_undelivered(self, store_state: StoreState) -> NDArray[np.int64]:
+        """Return the physical offsets, ascending, of messages that neither wait by the store's files nor were delivered
+        or cancelled by the records. Sets `_delivered` and `_deliveries` for the records that must stay."""
+        store, scratch, count = self._store, self._new.scratch, len(self._ranges)
         progress = read_progress(store)
         buckets = max(1, sum(part.end - part.start for part in self._ranges) // BUCKET_BYTES)
         self._tasks.run(
             compact_lost.read,
             [ReadTask(store, part, number, scratch, progress, buckets) for number, part in enumerate(self._ranges)],
         )
-        asked = np.unique(np.array([*books.anchors.values(), *books.forced.tolist()], np.int64))
+        asked = np.unique(np.array([*store_state.anchors.values(), *store_state.forced.tolist()], np.int64))
         found = self._tasks.run(
-            compact_lost.match, [MatchTask(bucket, count, scratch, asked) for bucket in range(buckets)]
+            compact_lost.match_bucket, [MatchTask(bucket, count, scratch, asked) for bucket in range(buckets)]
         )
         self._delivered = np.concatenate([part.asked for part in found])
         self._deliveries = np.concatenate([part.deliveries for part in found])
         return np.sort(np.concatenate([part.undelivered for part in found]))
 
-    def _keep_anchors(self, books: StoreState, decided: list[Decided]) -> list[Decided]:
+    def _keep_anchors(self, store_state: StoreState, decided: list[Decided]) -> list[Decided]:
         """Keep the last record of each queue of the schedule topic that keeps any record. For all records that must
         stay although they are done, also keep the records that say that they are done. The latter may be done
         themselves, since a message may have replaced another."""
-        scratch, starts = self._place.scratch, [part.start for part in self._ranges]
-        anchors = [at for level, at in books.anchors.items() if any(found.levels.get(level) for found in decided)]
+        scratch, starts = self._new.scratch, [part.start for part in self._ranges]
+        anchors = [at for level, at in store_state.anchors.items() if any(found.levels.get(level) for found in decided)]
         self._keep(decided, starts, anchors)
-        done = np.unique(np.array([*anchors, *books.forced.tolist()], np.int64))
+        done = np.unique(np.array([*anchors, *store_state.forced.tolist()], np.int64))
         while len(done):
             self._kept_done = np.union1d(self._kept_done, done)
             claimed = self._deliveries[is_among(self._delivered, done)]
@@ -367,7 +381,7 @@ class _Compaction:
     def _keep(self, decided: list[Decided], starts: list[int], physical: Iterable[int]) -> None:
         """Keep records, by their physical offsets, that were to be removed."""
         for offset in physical:
-            kept = decide.keep_one(self._place.scratch, starts, offset)
+            kept = decide.keep_one(self._new.scratch, starts, offset)
             if kept is None:
                 continue
             found = decided[kept.number]
@@ -386,7 +400,7 @@ class _Compaction:
     # --- new offsets
 
     def _lay_out(self, decided: list[Decided]) -> Layout:
-        store, scratch, size = self._store, self._place.scratch, self._store.segment_size
+        store, scratch, size = self._store, self._new.scratch, self._store.segment_size
         begin = max(store.segments[0].first_offset, size)
         first = begin
         is_by_key = self._options.holes and self._result.removed.get("superseded")
@@ -407,11 +421,11 @@ class _Compaction:
         self._result.log_after = laid_out.end - first
         queue_bytes = sum(file.size for file in store.queue_files())
         index_bytes = index_file.FILE_SIZE // 20 + 48 * self._result.kept if self._options.index else 0
-        self._place.need(laid_out.end - first + queue_bytes + index_bytes)
+        self._new.need(laid_out.end - first + queue_bytes + index_bytes)
         return laid_out
 
     def _map(self, decided: list[Decided], laid_out: Layout) -> None:
-        scratch = self._place.scratch
+        scratch = self._new.scratch
         spill.OffsetMap.make(scratch, self._result.kept)
         before = np.cumsum([0, *(found.kept for found in decided)]).tolist()
         self._tasks.run(
@@ -425,10 +439,10 @@ class _Compaction:
     # --- writing
 
     def _write_log(self, laid_out: Layout) -> None:
-        directory = self._place.join("commitlog")
+        directory = self._new.join(file_names.COMMITLOG)
         size = self._store.segment_size
         commitlog.make_files(directory, laid_out, size)
-        scratch, with_index = self._place.scratch, self._options.index
+        scratch, with_index = self._new.scratch, self._options.index
         requests = [
             CopyTask(self._store, number, self._ranges[number].start, scratch, directory, size, pieces, with_index)
             for number, pieces in enumerate(laid_out.pieces)
@@ -449,10 +463,10 @@ class _Compaction:
                 room = _QUEUE_BYTES_A_TASK
             groups[-1].append(files)
             room -= size
-        directory = self._place.join("consumequeue")
+        directory = self._new.join(file_names.CONSUME_QUEUES)
         os.makedirs(directory, exist_ok=True)
         requests = [
-            QueueTask(self._store, group, self._place.scratch, directory, laid_out.begin, self._store.segment_size)
+            QueueTask(self._store, group, self._new.scratch, directory, laid_out.begin, self._store.segment_size)
             for group in groups
         ]
         self._result.holes = sum(written.holes for written in self._tasks.run(queues.write, requests))
@@ -462,9 +476,9 @@ class _Compaction:
         any."""
         if not self._options.index:
             return 0
-        scratch = self._place.scratch
+        scratch = self._new.scratch
         counts = [len(spill.load(scratch, f"{found.number}.items")) for found in decided]
-        directory = self._place.join("index")
+        directory = self._new.join(file_names.INDEX)
         os.makedirs(directory, exist_ok=True)
         requests = index.plan(scratch, directory, counts, time.time())
         for request in requests:  # one at a time, for their memory
@@ -474,62 +488,64 @@ class _Compaction:
         return int(spill.load(scratch, f"{with_items[-1]}.items")["store_ms"][-1]) if with_items else 0
 
     def _write_small(
-        self, books: StoreState, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
+        self, store_state: StoreState, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
     ) -> None:
-        root, place = self._store.local_path, self._place
+        root, new = self._store.local_path, self._new
         for name in self._store.names(""):
             if name in _WRITTEN_ANEW or name in _LEFT_OUT:
                 continue
-            source, target = os.path.join(root, name), place.join(name)
+            source, target = os.path.join(root, name), new.join(name)
             if os.path.isdir(source):
                 shutil.copytree(source, target)
             else:
                 shutil.copy2(source, target)
-        os.makedirs(place.join("config"), exist_ok=True)
+        os.makedirs(new.join(file_names.CONFIG), exist_ok=True)
         # The old checkpoint's notes on consume queues are about the old files: the broker makes new ones.
-        offsets = spill.OffsetMap(place.scratch)
+        offsets = spill.OffsetMap(new.scratch)
         notes: dict[str, bytes] = {}
-        level_note = runs.decode(books.checkpoint.notes.get(service.NAME, b""))
+        level_note = runs.decode(store_state.checkpoint.notes.get(service.NAME, b""))
         if level_note is not None:
-            delivered = self._kept(np.array(sorted(books.anchors.values()), np.int64), "delivered", offsets)
+            delivered = self._kept(np.array(sorted(store_state.anchors.values()), np.int64), "delivered", offsets)
             seen = level_note.seen
             if seen is not None:
                 seen = seen._replace(end=laid_out.end) if seen.end >= self._store.readable_end else None
             notes[service.NAME] = runs.encode(level_note.table_crc, level_note.runs, delivered.tolist(), seen)
-        if books.timers is not None:
-            newest = self._newest_timer(books, offsets)
+        if store_state.timers is not None:
+            newest = self._newest_timer(store_state, offsets)
             done, withdrawn = (self._kept(self._kept_done, name, offsets) for name in ("delivered", "withdrawn"))
             found = StartFacts(done=done, withdrawn=withdrawn)
-            note = timers.write(place.path, books.timers, offsets, newest, laid_out.end, found)
+            note = timers.write(new.path, store_state.timers, offsets, newest, laid_out.end, found)
             if note is not None:
                 notes["timers"] = note.encode()
         else:
-            for name in ("timercheck", "timermetrics"):
-                OsFiles().remove(place.join("config", name))
+            for name in (file_names.TIMER_CHECK, file_names.TIMER_METRICS):
+                OsFiles().remove(new.join(name))
         stored = [found.last_store_ms for found, of in zip(scanned, decided, strict=True) if of.kept]
         last_ms = max(stored, default=0)
-        path = place.join("checkpoint")
-        if books.checkpoint.is_foreign:
+        path = new.join(file_names.CHECKPOINT)
+        if store_state.checkpoint.is_foreign:
             OsFiles().write_whole(path, checkpoint.encode_theirs(Checkpoint(last_ms, last_ms, index_ms)))
         else:
             checkpoint.save(OsFiles(), path, Checkpoint(last_ms, last_ms, index_ms, laid_out.end, notes))
         said = json.dumps({"end": laid_out.end}).encode()
-        OsFiles().write_whole(place.join(state.COMPACTED), said)
-        lock = self._store.read_whole("lock")
+        OsFiles().write_whole(new.join(file_names.COMPACTED), said)
+        lock = self._store.read_whole(file_names.LOCK)
         if lock is not None:
-            OsFiles().write_whole(place.join("lock"), lock)
+            OsFiles().write_whole(new.join(file_names.LOCK), lock)
 
     def _kept(self, physical: NDArray[np.int64], what: str, offsets: spill.OffsetMap) -> NDArray[np.int64]:
         """Return the new physical offsets of those of `physical` that were "delivered" or "withdrawn" (`what`), for
         records that stay although they are done."""
-        places = offsets.new(physical[is_among(physical, spill.load(self._place.scratch, what))])
-        return np.unique(places[places >= 0])
+        moved = offsets.new(physical[is_among(physical, spill.load(self._new.scratch, what))])
+        return np.unique(moved[moved >= 0])
 
-    def _newest_timer(self, books: StoreState, offsets: spill.OffsetMap) -> tuple[int, int]:
+    def _newest_timer(self, store_state: StoreState, offsets: spill.OffsetMap) -> tuple[int, int]:
         """Return the new physical offset and the size of the record that was put into the wheel last; (-1, 0) without
         one."""
-        assert books.timers is not None
-        unit = self._store.unit(TIMER_TOPIC, 0, books.timers.enqueued - 1) if books.timers.enqueued else None
+        assert store_state.timers is not None
+        unit = (
+            self._store.unit(TIMER_TOPIC, 0, store_state.timers.enqueued - 1) if store_state.timers.enqueued else None
+        )
         if unit is None:
             return -1, 0
         physical = int(offsets.new(np.array([unit[0]]))[0])

@@ -1,7 +1,7 @@
 """Second step of compacting: which records stay, and why the others are removed.
 
-One task for each range works from the results of `compact.scan` and the store's books (`compact.state`); the commitlog
-is not read again. Adds to the scan's arrays:
+One task for each range works from the results of `compact.scan` and the store's files of progress (`compact.state`);
+the commitlog is not read again. Adds to the scan's arrays:
 
     <n>.keep     bool, whether each record stays
     <n>.reasons  uint8, why each record is removed, as its index in REASONS + 1; 0 for one that stays
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.scheduler.waiting import is_passed
 from duemq.spark_jobs.compact.scan import (
     HALF,
@@ -34,7 +34,7 @@ from duemq.spark_jobs.compact.scan import (
     TIMER_AGAIN,
     TIMER_DELETE,
 )
-from duemq.spark_jobs.compact.state import Rules
+from duemq.spark_jobs.compact.state import DoneRules
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class DecideTask(NamedTuple):
     number: int
     start: int
     scratch: str
-    rules: Rules
+    rules: DoneRules
 
 
 class Decided(NamedTuple):
@@ -128,11 +128,11 @@ def decide(task: DecideTask) -> Decided:
 
 
 def join_done(scratch: str, numbers: range) -> None:
-    """Join the physical offsets of done messages from all ranges and the books."""
+    """Join the physical offsets of done messages from all ranges and the files of progress."""
     for name, known in (("delivered", "delivered.known"), ("withdrawn", "withdrawn.units")):
         more = load(scratch, known)
         parts = [np.asarray(load(scratch, f"{number}.{name}")) for number in numbers]
-        save(scratch, name, joined([np.asarray(more), *parts]))
+        save(scratch, name, union([np.asarray(more), *parts]))
 
 
 def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_per_file: int, holes: bool) -> int:

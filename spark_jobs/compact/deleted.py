@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from duemq.spark_jobs.writers.spill import load
+from duemq.storage import file_names
 from duemq.storage.config_file import decode_table
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
@@ -84,22 +85,22 @@ def _removed(store: StoreFiles, checkpoint: Checkpoint) -> dict[str, int]:
         return {}
     root = store.local_path
     file_size = next((file.size for file in store.queue_files()), UNITS.itemsize)
-    path, queues = os.path.join(root, queue_check.FILE_NAME), os.path.join(root, "consumequeue")
+    path, queues = os.path.join(root, file_names.QUEUE_CHECK), os.path.join(root, file_names.CONSUME_QUEUES)
     check = QueueCheck(OsFiles(), path, queues, file_size)
     check.load(checkpoint.recovery_offset or 0)
     return dict(check.removed)
 
 
 def _topics(store: StoreFiles, firsts: dict[tuple[str, int], First | None]) -> frozenset[str] | None:
-    from duemq.protocol.errors import BodyError
+    from duemq.protocol.errors import BodyFormatError
 
-    data = store.read_whole("config/topics.json")
+    data = store.read_whole(file_names.TOPICS)
     if not firsts or not data:
         return None
     try:
         # The backup of topics.json is of an earlier state, and lacks topics created since.
-        table = decode_table(data, "config/topics.json").get("topicConfigTable")
-    except BodyError:
+        table = decode_table(data, file_names.TOPICS).get("topicConfigTable")
+    except BodyFormatError:
         return None
     return frozenset([*table, *(topic for topic, _ in firsts)]) if isinstance(table, dict) else None
 

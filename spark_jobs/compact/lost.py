@@ -84,13 +84,13 @@ def read(task: ReadTask) -> None:
         save(task.scratch, f"{task.number}.{name}.at", np.searchsorted(bucket[order], np.arange(task.buckets + 1)))
 
 
-def match(task: MatchTask) -> MatchResult:
+def match_bucket(task: MatchTask) -> MatchResult:
     """Match a bucket. Raises OSError."""
     cases = match_by_key(_rows(task, "waits"), _rows(task, "done"), closed_of(_rows(task, "again"), CANCELLED))
     is_open = (cases["status"] == LOST) | (cases["status"] == PENDING)
-    places = cases["physical_offset"].astype(np.int64)
-    asked = is_among(places, task.asked) & (cases["deliveries"] > 0)
-    return MatchResult(np.sort(places[is_open]), places[asked], cases["first_offset"][asked].astype(np.int64))
+    physical = cases["physical_offset"].astype(np.int64)
+    asked = is_among(physical, task.asked) & (cases["deliveries"] > 0)
+    return MatchResult(np.sort(physical[is_open]), physical[asked], cases["first_offset"][asked].astype(np.int64))
 
 
 def _rows(task: MatchTask, name: str) -> NDArray[Any]:

@@ -24,11 +24,12 @@ from duemq.scheduler import waiting
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files import small_files
 from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE, seconds_of
-from duemq.scheduler.timers.index.sorted_offsets import joined
+from duemq.scheduler.timers.index.sorted_offsets import union
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets
 from duemq.spark_jobs.writers.spill import save
+from duemq.storage import file_names
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
@@ -39,15 +40,14 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-COMPACTED: Final = "compacted.json"
-"""The file in a store made by a compaction: {"end": where the new commitlog ended}."""
 _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 
 class TimerProgress(NamedTuple):
-    """The books of the timer wheel. `enqueued`: queue offset in rmq_sys_wheel_timer up to which messages are in the
-    wheel. `second`: slots before it are past. `live`: the units (UNIT) that are still to be done, in the log's order.
-    `check`, `note`: timercheck and the checkpoint's note; `segment_size`: that of the timer log's files."""
+    """The progress of the timers, and the messages that wait in the wheel. `enqueued`: queue offset in
+    rmq_sys_wheel_timer up to which messages are in the wheel. `second`: slots before it are past. `live`: the units
+    (UNIT) that are still to be done, in the log's order. `check`, `note`: timercheck and the checkpoint's note;
+    `segment_size`: that of the timer log's files."""
 
     enqueued: int
     second: int
@@ -75,8 +75,8 @@ class StoreState(NamedTuple):
     level_delivered: Integers
 
 
-class Rules(NamedTuple):
-    """The part of the books that each task gets; small. `timers_enqueued`: None where there is no usable timer log."""
+class DoneRules(NamedTuple):
+    """The part of `StoreState` that each task gets; small. `timers_enqueued`: None where no timer log can be used."""
 
     levels: dict[int, list[Run]]
     timers_enqueued: int | None
@@ -86,13 +86,13 @@ class Rules(NamedTuple):
     """Records of messages before this physical offset have expired."""
 
 
-def read_books(store: StoreFiles) -> StoreState:
-    """Read the books of a store at rest. Raises JobError if the files of the timer log differ in size."""
-    books = progress.read_books(store)
+def read_store_state(store: StoreFiles) -> StoreState:
+    """Read the progress of a store at rest. Raises JobError if the files of the timer log differ in size."""
+    files = progress.read_progress_files(store)
     queues: dict[tuple[str, int], list[QueueFile]] = {}
     for file in store.queue_files():
         queues.setdefault((file.topic, file.queue_id), []).append(file)
-    timers = _timers(store, books)
+    timers = _timers(store, files)
     forced: list[int] = []
     timer_files_of_queue = queues.get((TIMER_TOPIC, 0), [])
     if timer_files_of_queue:
@@ -116,15 +116,15 @@ def read_books(store: StoreFiles) -> StoreState:
                 withdrawn.append(units["physical_offset"][cancelled].astype(np.int64))
     half, op = _transactions(store)
     return StoreState(
-        books.checkpoint,
-        books.levels,
+        files.checkpoint,
+        files.levels,
         timers,
         half,
         op,
         np.unique(np.array(forced, np.int64)),
         anchors,
-        joined(withdrawn),
-        books.level_delivered,
+        union(withdrawn),
+        files.level_delivered,
     )
 
 
@@ -139,8 +139,7 @@ def _last_unit(store: StoreFiles, files: list[QueueFile]) -> int:
             size = _size_at(store, physical)
         if size == PADDING_SIZE or not size:
             return -1
-        place = np.array([physical], np.int64), np.array([size], np.int64)
-        for records in at_offsets(store, *place):
+        for records in at_offsets(store, np.array([physical], np.int64), np.array([size], np.int64)):
             queue = records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0])
             if queue == (file.topic, file.queue_id, file.first_unit + len(units) - 1):
                 return physical
@@ -158,7 +157,7 @@ def _size_at(store: StoreFiles, physical: int) -> int:
 
 
 def _transactions(store: StoreFiles) -> tuple[int, int]:
-    table = store.table("config/consumerOffset.json", "offsetTable")
+    table = store.table(file_names.CONSUMER_OFFSETS, "offsetTable")
     offsets = []
     for topic in (HALF_TOPIC, OP_HALF_TOPIC):
         of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}")
@@ -168,15 +167,17 @@ def _transactions(store: StoreFiles) -> tuple[int, int]:
     return (offsets[0], offsets[1]) if min(offsets) > 0 else (0, 0)
 
 
-def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress | None:
-    names = [(name, size) for name, size in store.sizes("timerlog") if size]
-    if not names or not books.has_log or (books.check is None and books.note is None):
+def _timers(store: StoreFiles, files: progress.ProgressFiles) -> TimerProgress | None:
+    names = [(name, size) for name, size in store.sizes(file_names.TIMER_LOG) if size]
+    if not names or not files.has_log or (files.check is None and files.note is None):
         return None
     segment_size = names[0][1]
     for name, size in names:
         if size != segment_size:
-            raise JobError(f"{store.path}/timerlog/{name}: has {size} bytes, the first file has {segment_size}")
-    note, second, found = books.note, books.second, small_files.StartFacts()
+            raise JobError(
+                f"{store.path}/{file_names.TIMER_LOG}/{name}: has {size} bytes, the first file has {segment_size}"
+            )
+    note, second, found = files.note, files.second, small_files.StartFacts()
     log_end = progress.EVERYTHING
     if note is not None:
         log_end = note.log_end
@@ -188,25 +189,31 @@ def _timers(store: StoreFiles, books: progress.ProgressFiles) -> TimerProgress |
         positions = position + np.arange(len(units)) * UNIT_SIZE
         physical = units["physical_offset"].astype(np.int64)
         live = (seconds >= second) & waiting.left_of(
-            physical, positions, units["magic"], units["due_ms"].astype(np.int64), seconds, second, found
+            physical,
+            positions,
+            units["magic"],
+            units["due_ms"].astype(np.int64),
+            seconds,
+            noted=second,
+            found=found,
         ).kept
         if note is not None:
             live &= waiting.is_live(units, seconds, second)  # duemq's marks for deletions have done their work
         parts.append(units[live])
-    return TimerProgress(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
+    return TimerProgress(files.queue_offset, second, np.concatenate(parts), files.check, note, segment_size)
 
 
 def compacted_to(store: StoreFiles) -> int:
     """Return the physical offset where the log of a store ended when a compaction made it; 0 if none did. RocketMQ's
     deliveries before it do not tell that their messages were removed."""
-    end = (store.json(COMPACTED) or {}).get("end")
+    end = (store.json(file_names.COMPACTED) or {}).get("end")
     return end if isinstance(end, int) else 0
 
 
-def leave_for_tasks(books: StoreState, scratch: str) -> None:
+def leave_for_tasks(found: StoreState, scratch: str) -> None:
     """Save the arrays for the tasks."""
-    save(scratch, "forced", books.forced)
-    save(scratch, "withdrawn.units", books.withdrawn)
-    save(scratch, "delivered.known", books.level_delivered)
-    live = books.timers.live if books.timers is not None else np.empty(0, UNIT)
+    save(scratch, "forced", found.forced)
+    save(scratch, "withdrawn.units", found.withdrawn)
+    save(scratch, "delivered.known", found.level_delivered)
+    live = found.timers.live if found.timers is not None else np.empty(0, UNIT)
     save(scratch, "live", np.unique(live["physical_offset"].astype(np.int64)))

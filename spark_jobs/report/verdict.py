@@ -260,8 +260,8 @@ def _troubles(summary: Summary) -> list[str]:
         found.append(f"Beyond each message's first delivery there were {_deliveries(summary.superfluous)} more.")
     if summary.unclaimed and (summary.lost or summary.twice or summary.damaged):
         found.append(
-            f"{_deliveries(summary.unclaimed)} belong to messages that are not in the log, although the log has their "
-            "places."
+            f"{_deliveries(summary.unclaimed)} belong to messages that are not in the log, although the log covers "
+            "their physical offsets."
         )
     if summary.damaged:
         total = sum(damage[1] for damage in summary.damages)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duemq.spark_jobs.columns.records import Records
-    from duemq.spark_jobs.source.tables import Batch
+    from duemq.spark_jobs.source.tables import RecordColumns
 
 ALL: Final = (-(1 << 63), (1 << 63) - 1)
 """A span that includes everything."""
@@ -88,7 +88,7 @@ class Filters:
         return is_within
 
 
-_Rows = TypeVar("_Rows", "Records", "Batch")
+_Rows = TypeVar("_Rows", "Records", "RecordColumns")
 
 
 def only(rows: _Rows, wanted: NDArray[np.bool_]) -> _Rows:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from duemq.protocol.topics import SCHEDULE_TOPIC
+from duemq.storage import file_names
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE
 
@@ -38,7 +39,7 @@ def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | None:
-    """Return the bounds of a file that has a unit in its first and its last place; None for any other file."""
+    """Return the bounds of a file that has a unit at its begin and at its end; None for any other file."""
     count = file.size // UNITS.itemsize
     first, last = (store.read(file.path, at * UNITS.itemsize, UNITS.itemsize) for at in (0, max(count - 1, 0)))
     sizes = [int(np.frombuffer(data, UNITS)["size"][0]) for data in (first, last) if len(data) == UNITS.itemsize]
@@ -51,12 +52,12 @@ def offset_rows(store: StoreFiles) -> list[dict[str, Any]]:
     """Return the rows of the table `offsets`."""
     bounds = queue_bounds(store)
     rows = []
-    consumers = store.table("config/consumerOffset.json", "offsetTable")
+    consumers = store.table(file_names.CONSUMER_OFFSETS, "offsetTable")
     for name, queues in consumers.items():
         topic, _, group = name.partition("@")
         for queue_id, offset in (queues or {}).items():
             rows.append(_row("consumer", group, topic, int(queue_id), int(offset), bounds))
-    levels = store.table("config/delayOffset.json", "offsetTable")
+    levels = store.table(file_names.DELAY_OFFSETS, "offsetTable")
     for level, offset in levels.items():
         rows.append(_row("delay_level", None, SCHEDULE_TOPIC, int(level) - 1, int(offset), bounds))
     return rows

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source.filters import ALL, Span
 from duemq.spark_jobs.store.local_files import is_same, real_path, shown
+from duemq.storage import file_names
 from duemq.storage.queues.consume_queue import PADDING_SIZE
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class StoreQueues:
         for file in store.queue_files():
             if file.topic in topics:
                 self._files.setdefault(file.topic, {}).setdefault(file.queue_id, []).append(file)
-        config = store.table("config/topics.json", "topicConfigTable")
+        config = store.table(file_names.TOPICS, "topicConfigTable")
         for topic in topics:
             # Queues that nothing was sent to have no files yet.
             about = config.get(topic)
@@ -217,9 +218,9 @@ class Asked(NamedTuple):
                         known = known._replace(start=store.records_end())
                     elif value >= 0:
                         offset = _within(numbers.option, store, queues, topic, queue, value, is_strict=is_strict)
-                        place = queues.behind(topic, queue, offset)
+                        start = queues.behind(topic, queue, offset)
                         if is_start:
-                            known = known._replace(start_queue=offset, start=place)
+                            known = known._replace(start_queue=offset, start=start)
                         else:
                             known = known._replace(end_queue=offset)
                     spans[topic][queue] = known

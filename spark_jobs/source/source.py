@@ -64,7 +64,7 @@ from duemq.spark_jobs.store.progress import Progress, WaitingRecords, read_progr
 from duemq.spark_jobs.store.ranges import RANGE_SIZE, at_offsets, first_store_ms, plan
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import Range, damages_of, walks
-from duemq.spark_jobs.worker import settle
+from duemq.spark_jobs.worker import prepare_worker
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 
 try:
@@ -262,14 +262,14 @@ class RocketmqSource(DataSource):
     @with_short_errors
     def schema(self) -> str:
         """Return the schema that the options ask for."""
-        settle()
+        prepare_worker()
         options = Options(self.options)
         return tables.ddl(options.table, options.columns)
 
     @with_short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of a table."""
-        settle()
+        prepare_worker()
         options = Options(self.options)
         if options.starting_offset == "latest":
             name = "startingOffsets" if "startingOffsets" in self.options else "startingOffset"
@@ -282,7 +282,7 @@ class RocketmqSource(DataSource):
     @with_short_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
         """Return a reader of a stream."""
-        settle()
+        prepare_worker()
         options = Options(self.options)
         if options.table not in ("messages", "schedules"):
             raise JobError(f"the table {options.table} cannot be read as a stream; messages and schedules can")
@@ -418,7 +418,7 @@ class _Reading:
         records = self._kept(records, filters)
         if not len(records):
             return
-        batch = tables.Batch(records, self.progress)
+        batch = tables.RecordColumns(records, self.progress)
         if self.options.table != "messages":
             batch = only(batch, batch.roles.is_scheduled)
             if filters.topics is not None and len(batch.records):
@@ -455,7 +455,7 @@ class StoreReader(DataSourceReader):
     @with_short_errors_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's rows."""
-        settle()
+        prepare_worker()
         if isinstance(partition, StorePart):
             yield from self._stores[partition.number].read(partition.part)
 
@@ -905,7 +905,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         """Yield a partition's rows."""
         assert isinstance(partition, StorePart)
         assert isinstance(partition.part, StreamPart)
-        settle()
+        prepare_worker()
         yield from list(self._streams.values())[partition.number].read(partition.part)
 
     def _offset(self, offsets: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def columns_named(table: str, query: str) -> list[str]:
     return named or [next(iter(COLUMNS[table]))]
 
 
-class Batch:
+class RecordColumns:
     """The columns of `messages`, `schedules` and `pending` for some records."""
 
     def __init__(self, records: Records, progress: Progress | None = None) -> None:
@@ -204,9 +204,9 @@ class Batch:
         self.roles = Roles(records)
         self._progress = progress
 
-    def take(self, which: NDArray[Any]) -> Batch:
+    def take(self, which: NDArray[Any]) -> RecordColumns:
         """Return the rows chosen by a mask or by indices."""
-        return Batch(self.records.take(which), self._progress)
+        return RecordColumns(self.records.take(which), self._progress)
 
     @cached_property
     def due_ms(self) -> Integers:
@@ -231,7 +231,7 @@ class Batch:
         return _MAKERS[name](self)
 
 
-def record_batch(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(batch: RecordColumns, schema: pa.Schema) -> pa.RecordBatch:
     """Return some records' columns that `schema` names, with its types."""
     arrays = []
     for field in schema:
@@ -252,7 +252,7 @@ def _or_null(values: Integers) -> pa.Array:
     return pa.array(values, mask=values == NO_ORIGIN)
 
 
-def _hosts(batch: Batch, *, of_store: bool) -> pa.Array:
+def _hosts(batch: RecordColumns, *, of_store: bool) -> pa.Array:
     """Return addresses as text, each distinct one formatted once."""
     import ipaddress
 
@@ -269,11 +269,11 @@ def _hosts(batch: Batch, *, of_store: bool) -> pa.Array:
     return _names(raw.indices, texts)
 
 
-def _role_names(batch: Batch) -> pa.Array:
+def _role_names(batch: RecordColumns) -> pa.Array:
     return _names(batch.roles.role, list(NAMES))
 
 
-_MAKERS: Final[dict[str, Callable[[Batch], pa.Array]]] = {
+_MAKERS: Final[dict[str, Callable[[RecordColumns], pa.Array]]] = {
     "physical_offset": lambda b: pa.array(b.records.physical_offset),
     "size": lambda b: pa.array(b.records.sizes.astype(np.int32)),
     "topic": lambda b: _names(*b.records.topics()),

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import hadoop
+from duemq.storage import file_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,18 +67,18 @@ def is_same(one: str, other: str) -> bool:
     return real_path(one) == real_path(other)
 
 
-def refuse_within(store: str, *places: str | None) -> None:
-    """Refuse places for output that lie in the store that a job reads, since brokers act on the files that they find
+def refuse_within(store: str, *outputs: str | None) -> None:
+    """Refuse paths for output that lie in the store that a job reads, since brokers act on the files that they find
     there. In a store on this machine directories may be links or mounts; their targets count as the store too. Raises
     JobError."""
     if is_local(store):
         inside = _directories_of(local_path(store))
-    for place in places:
-        if place is None:
+    for output in outputs:
+        if output is None:
             continue
-        is_inside = is_local(store) and is_local(place) and not inside.isdisjoint(_identities_above(real_path(place)))
-        if is_inside or f"{real_path(place)}/".startswith(f"{real_path(store)}/"):
-            raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path outside it")
+        is_inside = is_local(store) and is_local(output) and not inside.isdisjoint(_identities_above(real_path(output)))
+        if is_inside or f"{real_path(output)}/".startswith(f"{real_path(store)}/"):
+            raise JobError(f"{shown(output)}: lies in the store that is read, {shown(store)}; give a path outside it")
 
 
 _DEEPEST: Final = 3
@@ -146,7 +147,7 @@ def _identity(path: str) -> object:
         base, mark, query = path.partition("?")
         return f"{base.rstrip('/')}{mark}{query}"
     with suppress(OSError):
-        status = os.stat(os.path.join(local_path(path), "commitlog"))
+        status = os.stat(os.path.join(local_path(path), file_names.COMMITLOG))
         if status.st_ino:
             return status.st_dev, status.st_ino
     return real_path(path)

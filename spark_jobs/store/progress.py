@@ -39,10 +39,11 @@ from duemq.scheduler.timers.files.unit import (
     seconds_of,
 )
 from duemq.scheduler.timers.files.unit import UNIT as TIMER_UNIT
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 from duemq.spark_jobs.store.ranges import at_offsets, plan
 from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
 from duemq.spark_jobs.store.walks import walks
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import Files
@@ -118,13 +119,13 @@ class ProgressFiles(NamedTuple):
     queues_to: int
     """The physical offset up to which the consume queues' files can be relied on."""
     since: int
-    """The physical offset from which on records may say that more is done than the books do."""
+    """The physical offset from which on records may say that more is done than these files do."""
 
 
-def read_books(store: StoreFiles) -> ProgressFiles:
-    """Read the books of a store. Raises OSError."""
-    known = checkpoint.load(cast(Files, store), "checkpoint")
-    check = small_files.load_check(cast(Files, store), "config/timercheck")
+def read_progress_files(store: StoreFiles) -> ProgressFiles:
+    """Read the files of a store's progress. Raises OSError."""
+    known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
+    check = small_files.load_check(cast(Files, store), file_names.TIMER_CHECK)
     begin = store.segments[0].first_offset
     since = end = store.readable_end
     if store.written_by != "duemq":
@@ -140,7 +141,7 @@ def read_books(store: StoreFiles) -> ProgressFiles:
     level_note = runs.decode(known.notes.get("levels", b""))
     levels, delivered = waits.runs_of_table(_offset_table(store)), _NONE
     if level_note is not None:
-        levels, delivered = level_note.runs, joined([level_note.delivered])
+        levels, delivered = level_note.runs, union([level_note.delivered])
     recovery = known.recovery_offset
     is_whole = recovery is not None and not known.notes.keys() & {checkpoint.REBUILDING, checkpoint.REMAKING}
     queues_to = min(recovery, end) if recovery is not None and is_whole else begin
@@ -181,7 +182,7 @@ def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
         return False
     if note.sums is None or store.is_running:  # a running broker has compared them, and continues to write
         return True
-    withdrawn = joined([_read_outcomes(store, min(recovery, store.readable_end)).withdrawn])
+    withdrawn = union([_read_outcomes(store, min(recovery, store.readable_end)).withdrawn])
     check = waits.LogCheck(size or 1, note.sums.log, withdrawn)
     for position, units in timer_units(store, min(note.sums.log, default=0), note.log_end):
         check.add(position, units)
@@ -194,27 +195,27 @@ def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progres
 
     Raises ValueError for a wrong table."""
     delays = _delays(store, delay_levels)
-    books = read_books(store)
-    return Progress(books.levels, books.second, books.queue_offset, delays, _in_later_slots(store, books))
+    files = read_progress_files(store)
+    return Progress(files.levels, files.second, files.queue_offset, delays, _in_later_slots(store, files))
 
 
-def _in_later_slots(store: StoreFiles, books: ProgressFiles) -> Integers:
+def _in_later_slots(store: StoreFiles, files: ProgressFiles) -> Integers:
     found = [_NONE]
-    if books.note is not None:
-        for _, units in timer_units(store, 0, books.note.log_end):
-            live = waits.is_live(units, seconds_of(units), books.second)
+    if files.note is not None:
+        for _, units in timer_units(store, 0, files.note.log_end):
+            live = waits.is_live(units, seconds_of(units), files.second)
             # Where a policy, or a topic's pause, chose the time, the unit does not tell the slot that the record says.
             due_second = (_due_ms(units) - 1) // PRECISION_MS
-            is_chosen = (units["due_ms"] < 0) | (due_second <= books.note.policy_end)
-            found.append(units["physical_offset"][live & (is_chosen | (due_second < books.second))].astype(np.int64))
-    elif books.has_log:
+            is_chosen = (units["due_ms"] < 0) | (due_second <= files.note.policy_end)
+            found.append(units["physical_offset"][live & (is_chosen | (due_second < files.second))].astype(np.int64))
+    elif files.has_log:
         # RocketMQ puts no message into a later slot, but duemq may have had the store before.
         for _, units in timer_units(store):
             seconds = seconds_of(units)
             is_later = waits.is_parked(units, seconds) | (units["due_ms"] < 0)
-            at = waits.is_live(units, seconds, books.second) & is_later
+            at = waits.is_live(units, seconds, files.second) & is_later
             found.append(units["physical_offset"][at].astype(np.int64))
-    return joined(found)
+    return union(found)
 
 
 def _due_ms(units: Any) -> Integers:
@@ -224,7 +225,7 @@ def _due_ms(units: Any) -> Integers:
 
 
 def _offset_table(store: StoreFiles) -> dict[int, int]:
-    table = store.table("config/delayOffset.json", "offsetTable")
+    table = store.table(file_names.DELAY_OFFSETS, "offsetTable")
     return {int(level): int(at) for level, at in table.items() if str(level).isdecimal() and str(at).isdecimal()}
 
 
@@ -240,9 +241,9 @@ def behind_last(store: StoreFiles) -> int | None:
     segment = store.segment_of(int(last["physical_offset"])) if last is not None else None
     if last is None or segment is None:
         return None
-    place = np.array([last["physical_offset"]], np.int64), np.array([last["record_size"]], np.int64)
-    for records in at_offsets(store, *place):
-        if records.topics()[1] == [TIMER_TOPIC] and records.physical_offset[0] == place[0][0]:
+    physical, size = np.array([last["physical_offset"]], np.int64), np.array([last["record_size"]], np.int64)
+    for records in at_offsets(store, physical, size):
+        if records.topics()[1] == [TIMER_TOPIC] and records.physical_offset[0] == physical[0]:
             return int(records.queue_offset[0]) + 1
     return None
 
@@ -316,7 +317,7 @@ def known_delays(store: StoreFiles, delay_levels: str | None = None) -> dict[int
 
 def _noted_table(store: StoreFiles) -> DelayLevels | None:
     """Return the broker's table if it is known to be RocketMQ's default, else None: duemq notes only its checksum."""
-    note = runs.decode(read_books(store).checkpoint.notes.get(service.NAME, b""))
+    note = runs.decode(read_progress_files(store).checkpoint.notes.get(service.NAME, b""))
     table = DelayLevels()
     return table if note is not None and note.table_crc == runs.table_crc(table.text) else None
 
@@ -327,9 +328,9 @@ def _some_delays(store: StoreFiles, units: Any) -> set[int]:
     units = units[units["physical_offset"].astype(np.int64) >= store.segments[0].first_offset]
     delays = set()
     for at in np.unique(np.linspace(0, len(units) - 1, _SAMPLES).astype(int)).tolist() if len(units) else ():
-        place = units["physical_offset"][at : at + 1].astype(np.int64), units["size"][at : at + 1].astype(np.int64)
+        physical, size = (units[name][at : at + 1].astype(np.int64) for name in ("physical_offset", "size"))
         with suppress(OSError):  # a running broker may have removed the file
-            for records in at_offsets(store, *place):
+            for records in at_offsets(store, physical, size):
                 promise = int(records.prepared_offset[0])
                 delay = (promise or int(units["tags_code"][at])) - int(records.store_ms[0])
                 delays.update([delay] if delay >= 0 else [])
@@ -348,10 +349,10 @@ def _read(store: StoreFiles, units: Any, begin: int, end: int) -> list[_Read]:
     """Return the units with indexes from `begin` to `end` that have a readable record, in order."""
     part = units[begin:end]
     order = np.argsort(part["physical_offset"], kind="stable")
-    places = part["physical_offset"][order].astype(np.int64)
+    physical = part["physical_offset"][order].astype(np.int64)
     found = []
-    for records in at_offsets(store, places, part["size"][order].astype(np.int64)):
-        at = order[np.searchsorted(places, records.physical_offset)]
+    for records in at_offsets(store, physical, part["size"][order].astype(np.int64)):
+        at = order[np.searchsorted(physical, records.physical_offset)]
         delay = part["tags_code"].astype(np.int64)[at] - records.store_ms
         is_ours = records.prepared_offset != 0
         for i in np.flatnonzero(is_ours | (delay >= 0)).tolist():
@@ -391,16 +392,16 @@ class _Queued(NamedTuple):
 
 def waiting(store: StoreFiles) -> WaitingRecords:
     """Return the messages that a broker that opens the store would still deliver. Needs 16 bytes of memory for each."""
-    found = _listed(store, read_books(store))
+    found = _listed(store, read_progress_files(store))
     # Records that expired, or were lost with the end of the log, cannot be read.
     there = (found.offsets >= store.segments[0].first_offset) & (found.offsets < store.readable_end)
     return WaitingRecords(found.offsets[there], found.sizes[there])
 
 
-def _listed(store: StoreFiles, books: ProgressFiles) -> WaitingRecords:
-    """Return the messages that wait by the books, wherever their records lie."""
-    said = _read_outcomes(store, books.since)
-    found = [*_waiting_levels(store, books, said), *_waiting_timers(store, books, said)]
+def _listed(store: StoreFiles, files: ProgressFiles) -> WaitingRecords:
+    """Return the messages that wait by the broker's files, wherever their records lie."""
+    said = _read_outcomes(store, files.since)
+    found = [*_waiting_levels(store, files, said), *_waiting_timers(store, files, said)]
     offsets, first = np.unique(np.concatenate([_NONE, *(each.offsets for each in found)]), return_index=True)
     return WaitingRecords(offsets, np.concatenate([_NONE, *(each.sizes for each in found)])[first])
 
@@ -417,16 +418,16 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
     one. Also those that the queues list behind the last record, though no broker has the store open: some of these may
     have been delivered. `since`: a physical offset at which a record starts, the last one or one before it.
 
-    Where the books do not tell how far the broker is with a level, or with the timers, messages before the first file
+    Where the broker's files do not tell how far it is with a level, or with the timers, messages before the first file
     count as delivered: retention leaves such entries behind for all of them."""
     begin = store.segments[0].first_offset
     bounds = np.array(sorted([*stretches, *([(0, begin)] if begin else [])]), np.int64).reshape(-1, 2)
     gone = WaitingRecords(_NONE, _NONE)
     known, has_log = set[int](), True
     if len(bounds):
-        books = read_books(store)
-        known, has_log = set(books.levels), books.has_log
-        found = _listed(store, books)
+        files = read_progress_files(store)
+        known, has_log = set(files.levels), files.has_log
+        found = _listed(store, files)
         before = np.searchsorted(bounds[:, 0], found.offsets, "right") - 1
         inside = (before >= 0) & (found.offsets < np.maximum.accumulate(bounds[:, 1])[before])
         gone = WaitingRecords(found.offsets[inside], found.sizes[inside])
@@ -469,7 +470,7 @@ def _read_outcomes(store: StoreFiles, since: int) -> _Outcomes:
                 newest_ms = max(newest_ms, int(found.records.store_ms[is_delivery].max(initial=0)))
                 levels.append(_queued(found.records, roles.role == LEVEL))
                 timers.append(_queued(found.records, roles.role == TIMER))
-    return _Outcomes(joined(delivered), joined(withdrawn), newest_ms, levels, timers)
+    return _Outcomes(union(delivered), union(withdrawn), newest_ms, levels, timers)
 
 
 def _queued(records: Records, rows: Mask) -> _Queued:
@@ -481,19 +482,19 @@ def _queued(records: Records, rows: Mask) -> _Queued:
     )
 
 
-def _units(store: StoreFiles, file: QueueFile, books: ProgressFiles) -> tuple[Any, Integers]:
+def _units(store: StoreFiles, file: QueueFile, files: ProgressFiles) -> tuple[Any, Integers]:
     """Return the good units of a file of a consume queue, and their queue offsets."""
     units = store.units(file)
-    good = units["physical_offset"] < books.queues_to
+    good = units["physical_offset"] < files.queues_to
     return units[good], np.flatnonzero(good) + file.first_unit
 
 
-def _waiting_levels(store: StoreFiles, books: ProgressFiles, said: _Outcomes) -> Iterator[WaitingRecords]:
-    done = joined([books.level_delivered, said.delivered, said.withdrawn])
+def _waiting_levels(store: StoreFiles, files: ProgressFiles, said: _Outcomes) -> Iterator[WaitingRecords]:
+    done = union([files.level_delivered, said.delivered, said.withdrawn])
     queued = [each for each in said.levels if len(each.physical)]
     for file in store.queue_files():
         if file.topic == SCHEDULE_TOPIC:
-            units, numbers = _units(store, file, books)
+            units, numbers = _units(store, file, files)
             kept = waits.is_message(units["size"])
             level = np.full(int(kept.sum()), file.queue_id + 1, np.int64)
             physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
@@ -502,45 +503,45 @@ def _waiting_levels(store: StoreFiles, books: ProgressFiles, said: _Outcomes) ->
         left = ~is_among(each.physical, done)
         for level in np.unique(each.level).tolist():
             mine = each.level == level
-            left[mine] &= ~waits.is_passed(books.levels.get(level, []), each.queue_offset[mine])
+            left[mine] &= ~waits.is_passed(files.levels.get(level, []), each.queue_offset[mine])
         yield WaitingRecords(each.physical[left], each.sizes[left])
 
 
-def _waiting_timers(store: StoreFiles, books: ProgressFiles, said: _Outcomes) -> list[WaitingRecords]:
-    note, second = books.note, books.second
+def _waiting_timers(store: StoreFiles, files: ProgressFiles, said: _Outcomes) -> list[WaitingRecords]:
+    note, second = files.note, files.second
     found = waits.found_since(
         second,
         note.found if note is not None else StartFacts(),
-        [said.delivered],
-        [said.withdrawn],
-        said.newest_ms,
-        store.readable_end,
+        delivered=[said.delivered],
+        withdrawn=[said.withdrawn],
+        newest_ms=said.newest_ms,
+        end=store.readable_end,
     )
     log_end = note.log_end if note is not None else EVERYTHING
     if note is not None:
         found = waits.with_moved(found, second, note.found, timer_units(store, note.log_since, log_end))
     result: list[WaitingRecords] = []
     deletions: list[tuple[Integers, Integers]] = []
-    for position, part in timer_units(store, 0, log_end) if books.has_log else ():
+    for position, part in timer_units(store, 0, log_end) if files.has_log else ():
         seconds = seconds_of(part)
         at = np.flatnonzero(seconds >= second)
         units, positions = part[at], position + at * UNIT_SIZE
         physical, sizes = units["physical_offset"].astype(np.int64), units["record_size"].astype(np.int64)
         due = units["due_ms"].astype(np.int64)
-        kept = waits.left_of(physical, positions, units["magic"], due, seconds[at], second, found).kept
+        kept = waits.left_of(physical, positions, units["magic"], due, seconds[at], noted=second, found=found).kept
         kept &= ~is_among(physical, found.withdrawn)
         kept &= ~waits.is_brought_back(units, seconds[at], second, said.delivered)
         live = kept & waits.is_live(units, seconds[at], second)
         result.append(WaitingRecords(physical[live], sizes[live]))
         deletes = kept & waits.is_deletion(units["magic"])
         deletions.append((physical[deletes], sizes[deletes]))
-    queued, more = _behind(store, books, found)
+    queued, more = _behind(store, files, found)
     result += queued
     result += [
         WaitingRecords(each.physical[left], each.sizes[left])
         for each in said.timers
         for left in [
-            (each.queue_offset >= books.queue_offset)
+            (each.queue_offset >= files.queue_offset)
             & ~is_among(each.physical, found.done)
             & ~is_among(each.physical, found.withdrawn)
         ]
@@ -552,7 +553,7 @@ def _waiting_timers(store: StoreFiles, books: ProgressFiles, said: _Outcomes) ->
 
 
 def _behind(
-    store: StoreFiles, books: ProgressFiles, found: StartFacts
+    store: StoreFiles, files: ProgressFiles, found: StartFacts
 ) -> tuple[list[WaitingRecords], list[tuple[Integers, Integers]]]:
     """Return the messages of the timer topic that are not in the wheel yet, by its queue, and RocketMQ's records that
     delete others, as (physical offsets, sizes)."""
@@ -560,8 +561,8 @@ def _behind(
     for file in store.queue_files():
         if file.topic != TIMER_TOPIC or file.queue_id != 0:
             continue
-        units, numbers = _units(store, file, books)
-        units = units[numbers >= books.queue_offset]
+        units, numbers = _units(store, file, files)
+        units = units[numbers >= files.queue_offset]
         left = units[waits.is_behind(units, found)]
         result.append(WaitingRecords(left["physical_offset"].astype(np.int64), left["size"].astype(np.int64)))
         unknown = units[waits.is_told_by_record(units)]
@@ -602,7 +603,7 @@ def _cancelled(store: StoreFiles, found: list[WaitingRecords], deletions: list[t
                 for t, u, slot in zip(topics, uniques, slots, strict=True)
             ]
             gone.append(records.physical_offset[np.array(rows, np.bool_)])
-    return joined(gone)
+    return union(gone)
 
 
 # --- the timer log
@@ -629,7 +630,7 @@ def timer_columns(units: Any, position: int) -> dict[str, Any]:
 
 def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
     """Return where each file of the timer log begins, and its bytes."""
-    return [(int(name), size) for name, size in store.sizes("timerlog") if name.isdecimal() and size]
+    return [(int(name), size) for name, size in store.sizes(file_names.TIMER_LOG) if name.isdecimal() and size]
 
 
 def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
@@ -637,7 +638,7 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
     `scheduler.timers.files.unit.UNIT`, with the position of the first; of each file, the units before the first invalid
     one. Units of messages that got newer units are marked as the checkpoint's note says, even if they are not marked in
     the files yet."""
-    known = checkpoint.load(cast(Files, store), "checkpoint")
+    known = checkpoint.load(cast(Files, store), file_names.CHECKPOINT)
     note = small_files.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
     superseded = positions_of(note.superseded if note is not None else b"")
     for base, size in _timer_files(store):
@@ -646,7 +647,7 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
         room = (size - UNIT_SIZE - BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         stop = min(room, end - base)
         for at in range(max(0, start - base), stop, _SCAN_UNITS * UNIT_SIZE):
-            data = store.read(f"timerlog/{base:020}", at, min(_SCAN_UNITS * UNIT_SIZE, stop - at))
+            data = store.read(f"{file_names.TIMER_LOG}/{base:020}", at, min(_SCAN_UNITS * UNIT_SIZE, stop - at))
             units = np.frombuffer(data, TIMER_UNIT, len(data) // UNIT_SIZE)
             wrong = np.flatnonzero((units["size"] != UNIT_SIZE) | (units["magic"] < 0) | (units["magic"] > ANY_MAGIC))
             if len(wrong):

@@ -1,9 +1,9 @@
 """Ranges of the commitlog that tasks read independently of each other, each starting with a record.
 
 A message's body can contain any bytes, even whole records that state the physical offsets at which they happen to lie.
-So a record's own fields prove nothing. A range starts at a place for which a consume queue has a unit with exactly this
-physical offset and size, since the broker writes units only for records. If no unit is found, the records are followed,
-size by size, from a known one.
+So a record's own fields prove nothing. A range starts at a position for which a consume queue has a unit with exactly
+this physical offset and size, since the broker writes units only for records. If no unit is found, the records are
+followed, size by size, from a known one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WINDOW: Final = 1 << 20
 _WINDOWS: Final = 8
 """Number of windows searched for a record with a unit before records are followed: more than the largest message."""
 _TRIES: Final = 64
-"""Number of places in a window that are compared with their units."""
+"""Number of positions in a window that are compared with their units."""
 
 
 def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int | None = None) -> list[Range]:

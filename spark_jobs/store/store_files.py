@@ -3,12 +3,8 @@
 Files of this machine are read with `os`, not with pyarrow: pyarrow reports neither inodes, by which files that were
 exchanged are found, nor the holes of sparse files, which need not be read.
 
-    <store>/commitlog/00000000000000000000 ...           records, files of one size
-            consumequeue/<topic>/<queue id>/0000... ...  20-byte units
-            timerlog/0000... ...  timerwheel             messages waiting in the timer wheel
-            checkpoint  abort  lock  config/*.json  config/timercheck
-
-`StoreFiles` knows which files there are and up to where they may be read; it is small, and is sent to Spark's tasks.
+`storage.file_names` says what each file is for. `StoreFiles` knows which files there are and up to where they may be
+read; it is small, and is sent to Spark's tasks.
 """
 
 from __future__ import annotations
@@ -27,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, Summary, summarize
+from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, RecordSummary, summarize
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.table import DelayLevels
-from duemq.spark_jobs.columns.records import PADDING, walk
+from duemq.spark_jobs.columns.records import PADDING, walk_records
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
 from duemq.spark_jobs.store.walks import Range, Segment, walks
+from duemq.storage import file_names
 from duemq.storage.durability import checkpoint
 from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE
 from duemq.storage.log.copies import UNITS
@@ -41,7 +38,7 @@ from duemq.storage.queues import extension
 from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as DEFAULT_QUEUE_FILE_SIZE
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
-from duemq.storage.queues.tags_codes import tags_code
+from duemq.storage.queues.tags_codes import unit_tags_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,11 +47,11 @@ if TYPE_CHECKING:
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
 _TABLES: Final = {
-    "topics.json": "topicConfigTable",
-    "consumerOffset.json": "offsetTable",
-    "delayOffset.json": "offsetTable",
+    file_names.TOPICS: "topicConfigTable",
+    file_names.CONSUMER_OFFSETS: "offsetTable",
+    file_names.DELAY_OFFSETS: "offsetTable",
 }
-"""Files of config/ that jobs read, each with the field that holds its table."""
+"""Tables that jobs read, each with the field that holds its entries."""
 _LOCAL: Final = threading.local()
 _TABLE: Final = DelayLevels()
 """RocketMQ's default table of delay levels, since jobs do not know the broker's table."""
@@ -69,7 +66,7 @@ _TRIES: Final = 3
 """Number of attempts to read a store's directories while its files disappear."""
 
 
-_FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "config")
+_FOLDERS: Final = (file_names.COMMITLOG, file_names.CONSUME_QUEUES, file_names.TIMER_LOG, file_names.CONFIG)
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Error numbers that mean that no file has this name."""
 
@@ -186,7 +183,7 @@ class StoreFiles:
         if entries is None:
             raise NoStore(self.path, "there is no such directory; give the directory that holds commitlog/")
         names = [name for name, _ in entries]
-        if "commitlog" not in names:
+        if file_names.COMMITLOG not in names:
             if any(_SEGMENT_NAME.fullmatch(name) for name in names):
                 raise NoStore(self.path, "holds commitlog files; give the directory above it")
             if "store" in names:
@@ -197,15 +194,15 @@ class StoreFiles:
                 else "is empty: no broker wrote here"
             )
             raise NoStore(self.path, why)
-        found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name)]
+        found = [(name, size) for name, size in self.sizes(file_names.COMMITLOG) if _SEGMENT_NAME.fullmatch(name)]
         if not any(size for _, size in found):
-            self._be_new(is_clean="abort" not in names, has_files=bool(found))
+            self._be_new(is_clean=file_names.ABORT not in names, has_files=bool(found))
             return
         # Retention leaves no file of 0 bytes: unless it is the last one, its records were destroyed.
-        self.segments = [Segment(int(name), f"commitlog/{name}", size) for name, size in sorted(found)]
+        self.segments = [Segment(int(name), f"{file_names.COMMITLOG}/{name}", size) for name, size in sorted(found)]
         self.segment_size = max(segment.size for segment in self.segments)
         self._check_sequence()
-        self.is_clean = "abort" not in names
+        self.is_clean = file_names.ABORT not in names
         self.is_running = self._is_locked()
         self._drop_empty()
         self._find_end(since)
@@ -219,12 +216,12 @@ class StoreFiles:
     def _be_new(self, *, is_clean: bool, has_files: bool) -> None:
         """Treat the store as one in which no message was stored yet: RocketMQ makes its first file for the first
         message. `has_files`: whether there are files, of 0 bytes. Raises NoStore if messages were stored."""
-        stored_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
+        stored_ms = checkpoint.decode(self.read_whole(file_names.CHECKPOINT) or b"").physic_timestamp
         if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
             has = "only files of 0 bytes" if has_files else "no files"
             gone = "what they had is gone" if has_files else "its files are gone"
             raise NoStore(self.path, f"its commitlog/ has {has}, but messages were stored: {gone}")
-        self.segments = [Segment(0, f"commitlog/{0:020d}", 0)]
+        self.segments = [Segment(0, f"{file_names.COMMITLOG}/{0:020d}", 0)]
         self.is_clean, self.is_running = is_clean, self._is_locked()
 
     def _check_sequence(self) -> None:
@@ -238,7 +235,7 @@ class StoreFiles:
         size = min(segment.size, 4 << 20)
         data = np.zeros(size + PADDING, np.uint8)
         data[:size] = np.frombuffer(self.read(segment.path, 0, size), np.uint8)
-        return len(walk(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
+        return len(walk_records(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
 
     def gaps(self) -> list[tuple[int, int, str]]:
         """Return the stretches of physical offsets that no file has, though records were there: offset, bytes and
@@ -271,13 +268,13 @@ class StoreFiles:
                 end = cut.first_offset + self.segment_size
             else:
                 return []
-        if self.is_running and dict(self.sizes("commitlog")).get(os.path.basename(cut.path), 0) > cut.size:
+        if self.is_running and dict(self.sizes(file_names.COMMITLOG)).get(os.path.basename(cut.path), 0) > cut.size:
             return []  # the broker was about to make it
         return [(last.end, end - last.end, _cut(cut))]
 
     def _is_known_later(self) -> bool:
         """Return whether the checkpoint has the time of a record stored later than every record of the last file."""
-        known_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
+        known_ms = checkpoint.decode(self.read_whole(file_names.CHECKPOINT) or b"").physic_timestamp
         last = self.segments[-1]
         return not any(
             (chunk.store_ms >= known_ms).any()
@@ -321,7 +318,7 @@ class StoreFiles:
             # Locks are not visible through a URI. A broker that is stopped in order removes the file `abort`.
             return not self.is_clean
         try:
-            fd = os.open(self._local("lock"), os.O_RDONLY)
+            fd = os.open(self._local(file_names.LOCK), os.O_RDONLY)
         except OSError:
             return False
         try:
@@ -338,10 +335,10 @@ class StoreFiles:
         last = self.segments[-1]
         self._unflushed = []
         self.readable_end = self.written_end = self._written_end()
-        data = self.read_whole("checkpoint") or b""
+        data = self.read_whole(file_names.CHECKPOINT) or b""
         found = checkpoint.decode(data)
         recovery = found.recovery_offset
-        if not (self.read_whole("lock") or b"").startswith(b"duemq"):
+        if not (self.read_whole(file_names.LOCK) or b"").startswith(b"duemq"):
             recovery = None  # RocketMQ had the store since
         if recovery is not None:
             self.written_by = "duemq"
@@ -438,11 +435,11 @@ class StoreFiles:
     def queue_files(self) -> list[QueueFile]:
         """Return the files of all consume queues, ordered by topic, queue and offset."""
         result = []
-        for topic in self.names("consumequeue"):
-            for queue in self.names(f"consumequeue/{topic}"):
+        for topic in self.names(file_names.CONSUME_QUEUES):
+            for queue in self.names(f"{file_names.CONSUME_QUEUES}/{topic}"):
                 if not queue.isdecimal():
                     continue
-                folder = f"consumequeue/{topic}/{queue}"
+                folder = f"{file_names.CONSUME_QUEUES}/{topic}/{queue}"
                 result += [
                     QueueFile(topic, int(queue), int(name) // UNITS.itemsize, f"{folder}/{name}", size)
                     for name, size in self.sizes(folder)
@@ -457,7 +454,7 @@ class StoreFiles:
             return None
         file_size = self._queue_file_size
         at = queue_offset * UNITS.itemsize
-        name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
+        name = f"{file_names.CONSUME_QUEUES}/{topic}/{queue_id}/{at // file_size * file_size:020}"
         try:
             data = self.read(name, at % file_size, UNITS.itemsize)
         except OSError as error:
@@ -480,7 +477,7 @@ class StoreFiles:
         at, end = first * size, (first + count) * size
         while at < end:
             stop = min(end, at // file_size * file_size + file_size)
-            name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
+            name = f"{file_names.CONSUME_QUEUES}/{topic}/{queue_id}/{at // file_size * file_size:020}"
             try:
                 data = self.read(name, at % file_size, stop - at)
             except OSError as error:
@@ -500,7 +497,7 @@ class StoreFiles:
         is_address = codes <= extension.EXT_ADDRESS_MAX
         if not is_address.any():
             return units
-        folder = f"{extension.DIRECTORY}/{topic}/{queue_id}"
+        folder = f"{file_names.QUEUE_EXTENSIONS}/{topic}/{queue_id}"
         files = [(int(name), f"{folder}/{name}") for name, size in self.sizes(folder) if is_segment(name) and size]
 
         def read_file(path: str, at: int, size: int) -> bytes:
@@ -516,21 +513,21 @@ class StoreFiles:
 
         is_level = topic == SCHEDULE_TOPIC
 
-        def own_code(told: Summary) -> int | None:
-            code = tags_code(topic, told, deliver_time)
+        def own_code(told: RecordSummary) -> int | None:
+            code = unit_tags_code(topic, told, deliver_time)
             return None if is_level and code == _NOT_KNOWN else code
 
-        found = extension.codes_of(units, self._summaries, own_code, read, is_level=is_level)
+        found = extension.tags_codes_of(units, self._summaries, own_code, read, is_level=is_level)
         return extension.with_codes(units, found)
 
-    def _summaries(self, units: NDArray[Any]) -> list[Summary | None]:
+    def _summaries(self, units: NDArray[Any]) -> list[RecordSummary | None]:
         """Return the summaries of the records of some units; None for units that have no record. Neighbours are read
         together. Raises CannotRead."""
-        places = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
-        found = list[Summary | None]([None]) * len(units)
+        records = zip(units["physical_offset"].tolist(), units["size"].tolist(), range(len(units)), strict=True)
+        found = list[RecordSummary | None]([None]) * len(units)
         group: list[tuple[int, int, int]] = []
         begin = end = 0
-        for offset, noted, row in sorted(places):
+        for offset, noted, row in sorted(records):
             size = noted
             if size in MARK_SIZES or size > _READ_SIZE:  # it is marked, or large, or the unit is damaged
                 size = int.from_bytes(self._bytes_at(offset, 4), "big", signed=True)
@@ -542,7 +539,7 @@ class StoreFiles:
         self._summarize(group, found)
         return found
 
-    def _summarize(self, group: list[tuple[int, int, int]], found: list[Summary | None]) -> None:
+    def _summarize(self, group: list[tuple[int, int, int]], found: list[RecordSummary | None]) -> None:
         """Note the summaries of neighbouring records: physical offset, size and row of each, in ascending order."""
         if group:
             begin, end = group[0][0], group[-1][0] + group[-1][1]
@@ -681,16 +678,16 @@ class StoreFiles:
         """Read a file of config/, in the format of RocketMQ's ConfigManager, or else its last backup. None if both are
         missing or empty. fastjson's deviations from JSON (numbers as names) are understood. Raises CannotRead if there
         is one but none is whole."""
-        from duemq.protocol.errors import BodyError
+        from duemq.protocol.errors import BodyFormatError
         from duemq.storage.config_file import decode_table
 
         why = ""
-        for path in (name, f"{name}.bak"):
+        for path in (name, name + file_names.BACKUP):
             data = self.read_whole(path)
             if data and data.strip():
                 try:
                     return decode_table(data, path)
-                except BodyError as error:
+                except BodyFormatError as error:
                     why = why or f"{self.path.rstrip('/')}/{path}: {error}"
         if why:
             raise CannotRead(f"{why}; restore an intact copy, or move it away")
@@ -708,13 +705,13 @@ class StoreFiles:
     def check_files(self) -> None:
         """Check that the files, directories and tables that jobs read are of the right kind, before long work begins.
         Raises CannotRead."""
-        for folder in ("timerlog", "config"):
+        for folder in (file_names.TIMER_LOG, file_names.CONFIG):
             self.sizes(folder)
         self.queue_files()
-        for name in ("checkpoint", "timerwheel", "config/timercheck"):
+        for name in (file_names.CHECKPOINT, file_names.TIMER_WHEEL, file_names.TIMER_CHECK):
             self.read_head(name)
         for name, content in _TABLES.items():
-            self.table(f"config/{name}", content)
+            self.table(name, content)
 
     def read_head(self, name: str) -> bytes:
         """Return the first byte of a file of the store; b"" where it is missing or empty. Raises CannotRead."""
@@ -757,7 +754,7 @@ class StoreFiles:
     def _sizes_in(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, int]]:
         for entry in entries:
             # A topic may have such a name, and a directory then.
-            is_file = folder not in ("", "consumequeue") and _SEGMENT_NAME.fullmatch(entry.name) is not None
+            is_file = folder not in ("", file_names.CONSUME_QUEUES) and _SEGMENT_NAME.fullmatch(entry.name) is not None
             try:
                 size = _size_of(entry, is_file=is_file)
             except OSError as error:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from duemq.spark_jobs.columns.records import PADDING, ZEROS, Damage, Walk, joined_damages, walk
+from duemq.spark_jobs.columns.records import PADDING, ZEROS, Damage, Walk, joined_damages, walk_records
 from duemq.spark_jobs.errors import JobError
 
 CHUNK_SIZE: Final = 4 << 20
@@ -68,7 +68,7 @@ def walks(store: LogFiles, part: Range, *, check_crc: bool, chunk_size: int = CH
         got = store.read_into(segment.path, at - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
         data[got : got + PADDING] = 0
         is_last = at + got >= part.end or got < size
-        found = walk(data, at, got, check_crc=check_crc, is_last=is_last, room=segment.end - at)
+        found = walk_records(data, at, got, check_crc=check_crc, is_last=is_last, room=segment.end - at)
         # Zeros are the end of the log if nothing comes behind, and damage if something does.
         if zeros_at is not None and (found.zeros_at or found.at_end_marker):
             found.damages.insert(0, Damage(zeros_at, at - zeros_at, ZEROS))

@@ -19,6 +19,7 @@ import pyarrow as pa
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+from duemq.storage import file_names
 from duemq.storage.log.copies import UNITS
 
 
@@ -31,7 +32,7 @@ class QueuesTask(NamedTuple):
     name: str
 
 
-def archive(task: QueuesTask) -> int:
+def archive_queues(task: QueuesTask) -> int:
     """Archive some files; return the number of units. Raises JobError, OSError."""
     tables = []
     for file in task.files:
@@ -57,7 +58,7 @@ def _plain(column: pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
 
-def restore(task: tuple[Directory, str, str]) -> int:
+def restore_queues(task: tuple[Directory, str, str]) -> int:
     """Restore the files of consume queues in one file of the archive; return the number of units. `task`: the archive's
     directory, the name of the file in it, and the directory to write below. Raises JobError, OSError."""
     archived, path, directory = task
@@ -66,7 +67,7 @@ def restore(task: tuple[Directory, str, str]) -> int:
     indices = codes.indices.to_numpy()
     for code, name in enumerate(codes.dictionary.to_pylist()):
         rows = table.filter(pa.array(indices == code))
-        target = os.path.normpath(os.path.join(directory, os.path.relpath(name, "consumequeue")))
+        target = os.path.normpath(os.path.join(directory, os.path.relpath(name, file_names.CONSUME_QUEUES)))
         if not target.startswith(os.path.join(os.path.normpath(directory), "")):
             raise JobError(f"{path}: names the file {name}, which is not part of a consume queue")
         units = np.zeros(rows.num_rows, UNITS)

@@ -1,5 +1,5 @@
-"""Writing a commitlog from the records of another: those of a range that stay are copied to their new places, many at a
-time. In each record the physical offset changes, and the origin that its prepared-transaction offset may name; all
+"""Writing a commitlog from the records of another: those of a range that stay are copied to their new offsets, many at
+a time. In each record the physical offset changes, and the origin that its prepared-transaction offset may name; all
 other bytes are copied as slices of the data read. One task for each range; the files already exist at their full size.
 
     a record, bytes 28 to 35:   its physical offset

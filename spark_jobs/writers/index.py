@@ -12,7 +12,7 @@ from duemq.protocol.records.properties import KEYS, UNIQ_KEY
 from duemq.protocol.records.record import FLAG_TRANSACTION
 from duemq.spark_jobs.writers.spill import load
 from duemq.storage.queues import index_file
-from duemq.storage.queues.index_file import ITEM, MOST, java_hashes, key_hashes
+from duemq.storage.queues.index_file import ITEM, MOST, item_hashes, java_hashes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ def items_of(records: Records, new: Integers, without: int) -> NDArray[np.void]:
             hashes[mine] = java_hashes(texts.data, at[mine], size[mine], _topic_hash(names[code]))
         part = np.empty(len(rows), [("row", "<i8"), ("order", "<i4"), *ITEM.descr])
         part["row"], part["order"] = rows, np.arange(len(rows)) + (1 if is_list else 0) * (1 << 30)
-        part["hash"] = key_hashes(hashes)
+        part["hash"] = item_hashes(hashes)
         part["physical_offset"], part["store_ms"] = new[rows], records.store_ms[rows]
         parts.append(part)
     if not parts:

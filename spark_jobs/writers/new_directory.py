@@ -23,6 +23,7 @@ from typing import Final
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import local_path, reason, size_text
+from duemq.storage import file_names
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
@@ -117,7 +118,7 @@ def sync(path: str) -> None:
 @contextlib.contextmanager
 def held(store_path: str) -> Iterator[None]:
     """Keep brokers from opening a store meanwhile. Raises JobError if one has it open."""
-    path = os.path.join(store_path, "lock")
+    path = os.path.join(store_path, file_names.LOCK)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
 from duemq.spark_jobs.store.local_files import reason
-from duemq.spark_jobs.worker import settle
+from duemq.spark_jobs.worker import prepare_worker
 from duemq.spark_jobs.writers.new_directory import NewDirectory
 from duemq.spark_jobs.writers.processes import Worker
 
@@ -93,16 +93,16 @@ class Processes:
 class SparkTasks:
     """Runs tasks in Spark, each as a job of its own, so that results arrive while other tasks run."""
 
-    def __init__(self, spark: Any, place: NewDirectory | Anywhere) -> None:
+    def __init__(self, spark: Any, directory: NewDirectory | SharedDirectory) -> None:
         self._context = spark.sparkContext
-        self._place = place
+        self._directory = directory
         self._threads = ThreadPoolExecutor(max(1, int(self._context.defaultParallelism)))
 
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """See Runner."""
-        task = _Task(function, self._place.target, self._place.mark)
+        task = _Task(function, self._directory.target, self._directory.mark)
 
         def one(item: Item) -> Any:
             with in_one_line():
@@ -115,18 +115,18 @@ class SparkTasks:
         self._threads.shutdown(cancel_futures=True)
 
 
-class Anywhere(NamedTuple):
-    """A place that every machine sees."""
+class SharedDirectory(NamedTuple):
+    """A directory that every machine sees. `mark`: as for `NewDirectory`; None: tasks do not look for one."""
 
     target: str
     mark: str | None = None
 
 
-def runner(place: NewDirectory | Anywhere, spark: Any = None, workers: int | None = None) -> Runner:
-    """Return a runner for tasks that write into a place: Spark's if a session is given, else one with `workers`
+def runner(directory: NewDirectory | SharedDirectory, spark: Any = None, workers: int | None = None) -> Runner:
+    """Return a runner for tasks that write into a directory: Spark's if a session is given, else one with `workers`
     processes (by default as many as there are cores; 1: none)."""
     if spark is not None:
-        return SparkTasks(spark, place)
+        return SparkTasks(spark, directory)
     count = workers if workers is not None else len(os.sched_getaffinity(0))
     return Processes(count) if count > 1 else Inline()
 
@@ -140,7 +140,7 @@ class _Task:
         self._mark = mark
 
     def __call__(self, item: Any) -> tuple[bool, Any]:
-        settle()
+        prepare_worker()
         if self._mark is not None and not os.path.exists(self._mark):
             # It would write there anyway, into a directory of its own machine, and nothing would notice the missing
             # files.

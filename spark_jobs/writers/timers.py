@@ -14,7 +14,8 @@ from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.small_files import StartFacts
 from duemq.scheduler.timers.files.unit import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
+from duemq.storage import file_names
 from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ def write(
     messages do not wait, by new physical offsets. Return the checkpoint's note if the old store had one. Raises
     OSError."""
     files = OsFiles()
-    log = TimerLog(files, os.path.join(root, "timerlog"), timers.segment_size)
-    wheel = TimerWheel(files, os.path.join(root, "timerwheel"))
+    log = TimerLog(files, os.path.join(root, file_names.TIMER_LOG), timers.segment_size)
+    wheel = TimerWheel(files, os.path.join(root, file_names.TIMER_WHEEL))
     wheel.clear()
     waiting: dict[int, int] = {}
     for first in range(0, len(timers.live), _AT_ONCE):
         units = timers.live[first : first + _AT_ONCE]
         physical = offsets.new(units["physical_offset"].astype(np.int64))
         # Joined arrays have the machine's byte order; UNIT has that of the file.
-        waits = (physical >= 0) & ~is_among(physical, joined([found.done, found.withdrawn]))
+        waits = (physical >= 0) & ~is_among(physical, union([found.done, found.withdrawn]))
         units, physical = units[waits].astype(UNIT), physical[waits]
         if not len(units):
             continue
@@ -68,7 +69,7 @@ def write(
         check.version_ms,
         check.counter,
     )
-    small_files.save_check(files, os.path.join(root, "config", "timercheck"), check)
+    small_files.save_check(files, os.path.join(root, file_names.TIMER_CHECK), check)
     note = None
     if timers.note is not None:
         old = timers.note

@@ -34,6 +34,7 @@ import structlog
 
 from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from duemq.protocol.topics import NAME, SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage import file_names
 from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
 from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError, has_no_room
 from duemq.storage.files import Files
@@ -60,14 +61,11 @@ _WRITE_TAIL_BYTES: Final = 1 << 18
 _WRITE_SIZE: Final = 1 << 20
 _WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
-CUT_DIRECTORY: Final = "cut"
-"""Name of the directory, beside the commitlog's, for bytes that were cut off the commitlog although they include whole
-records."""
 _MAX_NAMED: Final = 10
 """Most files that a warning lists by name."""
 _CHECKED_FILES: Final = 3
 """Number of files at the end of the commitlog that RocketMQ reads at a start that follows a clean stop."""
-_PROGRESS_RECORDS: Final = 1 << 14
+_REPORT_RECORDS: Final = 1 << 14
 _WITH_UNITS: Final = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 """The values of the transaction bits with which a record has a unit."""
 
@@ -97,13 +95,13 @@ class Recovered:
     """The checkpoint's notes, by the names of the parts that wrote them."""
     is_foreign: bool = False
     """Whether another broker wrote the store last."""
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[SkippedStretch] = field(default_factory=list)
     """For a store that was rebuilt (`Recovery.make_anew`): the stretches of the commitlog that were skipped."""
     behind: int = 0
     """For a store that was rebuilt: number of whole records behind `end`, which the next start of a broker cuts off."""
 
 
-class Damage(NamedTuple):
+class SkippedStretch(NamedTuple):
     """A stretch of the commitlog without a whole record, from one physical offset to before another."""
 
     start: int
@@ -309,21 +307,21 @@ class Recovery:
         goes_on_at: Mapping[Key, int],
         left_out: Container[str],
         served_to: int,
-        progress: Callable[[int], None] = lambda position: None,
+        on_position: Callable[[int], None] = lambda position: None,
     ) -> Recovered:
         """Rebuild all consume queues from the commitlog, in a directory that has none; call this after `inspect`. The
         commitlog is not changed: the next start cuts off its torn end.
 
         `origins` looks at each record. `goes_on_at`: next queue offsets of queues whose records have all expired.
         `left_out`: topics that get no queues. `served_to`: a start of duemq would serve the records before this
-        physical offset, since its checkpoint says that they are durable. `progress` is called now and then with the
+        physical offset, since its checkpoint says that they are durable. `on_position` is called now and then with the
         physical offset reached.
 
         A damaged stretch is skipped if it lies before the last files, which a broker's start reads, or before
         `served_to`. Otherwise the commitlog ends at the damaged stretch, since every broker would cut it off there. A
         record whose only fault is the checksum of its body keeps its place in its queue. Raises StoreFormatError,
         OSError."""
-        log, damages = self._log, list[Damage]()
+        log, damages = self._log, list[SkippedStretch]()
         position, count, last_timestamp, end, torn = log.begin, 0, 0, log.begin, None
         checked_from = max(log.begin, log.allocated_end - _CHECKED_FILES * log.segment_size, served_to)
         left_out_bytes: dict[bytes, bool] = {}
@@ -342,13 +340,13 @@ class Recovery:
                 take(record)
                 count += 1
                 last_timestamp = record.store_timestamp
-                if not count % _PROGRESS_RECORDS:
-                    progress(record.physical_offset)
+                if not count % _REPORT_RECORDS:
+                    on_position(record.physical_offset)
             end, torn = scanner.end
             following = next(whole_records(log, end), None) if end < log.allocated_end else None
             if following is None or end >= checked_from:
                 break
-            damages.append(Damage(end, following.physical_offset, torn or "zeros where a record has to begin"))
+            damages.append(SkippedStretch(end, following.physical_offset, torn or "zeros where a record has to begin"))
             position = following.physical_offset
             broken = read_record(log, end, check_crc=False)
             if broken is not None and end + broken.size == position:
@@ -366,7 +364,7 @@ class Recovery:
         for queue in self._queues.values():
             for path in queue.advance_min(log.begin):
                 self._files.remove(path)
-        progress(end)
+        on_position(end)
         if more:
             torn = torn or "zeros where a record has to begin"
         return Recovered(log.begin, end, count, torn, True, last_timestamp, origins, damages=damages, behind=more)
@@ -568,7 +566,7 @@ class Recovery:
         found = behind(self._log, end)
         if not found.records:
             return
-        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), CUT_DIRECTORY)
+        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), file_names.CUT)
         files.make_directories(directory, durable=True)
         kept, position = list[str](), end
         while position < found.end:

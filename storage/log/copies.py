@@ -138,10 +138,10 @@ class PackedRecords:
         if len(set(topic_fields)) == 1 and self._are_alike():
             return [self._encode_alike(topic_fields[0])]
         heads, data, size = memoryview(self.heads.tobytes()), self.data, HEAD.itemsize
-        places = ((self.starts + size).tolist(), self.topics.tolist(), self.texts.tolist(), self.ends.tolist())
+        columns = ((self.starts + size).tolist(), self.topics.tolist(), self.texts.tolist(), self.ends.tolist())
         parts: list[Body] = []
         at = 0
-        for body, topic, text, end, number in zip(*places, which.tolist(), strict=True):
+        for body, topic, text, end, number in zip(*columns, which.tolist(), strict=True):
             parts += (heads[at : at + size], data[body:topic], topic_fields[number], data[text:end])
             at += size
         return parts

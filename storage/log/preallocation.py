@@ -54,10 +54,10 @@ class Preallocation:
         start = max(self._allocated, end)
         if not is_fast or self._is_running or start - end > AHEAD_BYTES // 2:
             return None
-        place = self._log.locate_space(start)
-        if place is None:
+        located = self._log.locate_space(start)
+        if located is None:
             return None
-        file, position = place
+        file, position = located
         stop = min(position + AHEAD_BYTES, self._log.segment_size)
         self._allocated = start + stop - position
         self._is_running = True

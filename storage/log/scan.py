@@ -195,10 +195,10 @@ def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
             zeros = 0
             following = max(at + 1, at + len(data) - _MAGIC_AND_SIZE)
             for found in MAGICS.finditer(data):
-                place = at + found.start() - 4
-                record = read_record(log, place) if place >= max(end, start) else None
+                start_of_record = at + found.start() - 4
+                record = read_record(log, start_of_record) if start_of_record >= max(end, start) else None
                 if record is not None:
-                    end = place + record.size
+                    end = start_of_record + record.size
                     yield record
             at = max(following, end) if following < stop - _MAGIC_AND_SIZE else stop
         position = stop

@@ -50,7 +50,6 @@ log = structlog.get_logger(__name__)
 NAME: Final = "queues"
 """Name of the checkpoint's note that says that there is a block for the checkpoint."""
 NOTE: Final = b"\x01"
-FILE_NAME: Final = "queuecheck"
 MAGIC: Final = b"DUEMQQC1"
 HEAD: Final = struct.Struct(">8sI")
 _BLOCK: Final = struct.Struct(">Iq")

@@ -38,8 +38,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import structlog
 
-from duemq.protocol.records.record import Summary
+from duemq.protocol.records.record import RecordSummary
 from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS, promised_ms
+from duemq.storage import file_names
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import File, Files
 from duemq.storage.log.copies import UNITS
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-DIRECTORY: Final = "consumequeue_ext"
-"""Name of the directory in a store, beside consumequeue."""
 DEFAULT_SEGMENT_SIZE: Final = 48 << 20
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """The largest tags code that is an address."""
@@ -86,15 +85,15 @@ _HELP: Final = (
 
 Read = Callable[[int, int], bytes]
 """Returns `size` bytes at an offset over all files: fewer where the files end, zeros before they begin."""
-Tell = Callable[["NDArray[Any]"], Sequence[Summary | None]]
+Tell = Callable[["NDArray[Any]"], Sequence[RecordSummary | None]]
 """Returns the summaries of the records of UNITS; None for a unit without a record."""
-OwnCode = Callable[[Summary], int | None]
+OwnCode = Callable[[RecordSummary], int | None]
 """Returns the tags code of a record in its queue; None if it is not known: the address is then left in place."""
 StoreTimes = Callable[["Integers"], "Integers"]
 """Returns the store times, ms since the epoch, of the records at physical offsets; 0 where there is none."""
 
 
-def codes_of(
+def tags_codes_of(
     units: NDArray[Any], tell: Tell, own_code: OwnCode, read: Read, *, is_level: bool, delay_ms: int | None = None
 ) -> Integers:
     """Return the tags codes of UNITS, with the tags codes of their records in place of addresses. `is_level`: for a
@@ -276,14 +275,14 @@ class Extension:
         return len(self._segments) > 0
 
     def translate(self, units: bytes) -> bytes:
-        """Return units of the consume queue with tags codes in place of addresses; see `codes_of`. Raises OSError or
-        NotInMemory if a record cannot be read."""
+        """Return units of the consume queue with tags codes instead of addresses; see `tags_codes_of`. Raises OSError
+        or NotInMemory if a record cannot be read."""
         if not has_addresses(units):
             return units
         array = np.frombuffer(units, UNITS)
         delay_ms = self._delay_ms() if self._delay_ms is not None else None
         is_level = delay_ms is not None
-        codes = codes_of(array, self._tell, self._own_code, self._read, is_level=is_level, delay_ms=delay_ms)
+        codes = tags_codes_of(array, self._tell, self._own_code, self._read, is_level=is_level, delay_ms=delay_ms)
         return with_codes(array, codes).tobytes()
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -357,7 +356,7 @@ class Extension:
         """Write the extension's units for units of the queue, and return the latter with addresses in place of tags
         codes. Some units stay as they are: those without a record, and those whose deliver time does not follow from
         the present delay of the level. Call `wrote` once the result is in the queue's file; until then the next call
-        writes to the same place again. Raises OSError."""
+        writes to the same position again. Raises OSError."""
         assert self._store_times is not None, "only an extension that is written has store times"
         if self._end > _MAX_END:
             return units
@@ -435,4 +434,4 @@ class Extension:
 
 def extension_of(queue_directory: str) -> str:
     """Return the directory of the extensions in a store, from that of its consume queues."""
-    return os.path.join(os.path.dirname(queue_directory), DIRECTORY)
+    return os.path.join(os.path.dirname(queue_directory), file_names.QUEUE_EXTENSIONS)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 ITEM: Final = np.dtype([("hash", "<i4"), ("physical_offset", "<i8"), ("store_ms", "<i8")])
-"""An item of a file that is to be written; items are in the order of physical offsets. `hash`: see `key_hashes`.
+"""An item of a file that is to be written; items are in the order of physical offsets. `hash`: see `item_hashes`.
 `store_ms`: the record's store time, ms since the epoch."""
 STORED: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 HEADER: Final = struct.Struct(">qqqqii")
@@ -82,7 +82,7 @@ def write(path: str, items: NDArray[Any]) -> int:
     return ITEMS_AT + count * STORED.itemsize
 
 
-def key_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
+def item_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the hashes that items have, from the hashes of their keys (`java_hashes`)."""
     # Java's Math.abs leaves the smallest int negative, and RocketMQ then uses 0.
     found: NDArray[np.int32] = np.where(hashes == -(2**31), 0, np.abs(hashes)).astype(np.int32)

@@ -197,8 +197,8 @@ def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
     number = 0
     while number < len(ranges):
         base = ranges[number][0] // log.segment_size * log.segment_size
-        place = log.locate(*ranges[number])
-        if place is None:
+        located = log.locate(*ranges[number])
+        if located is None:
             return None
         end = len(ranges)
         if ranges[-1][0] >= base + log.segment_size:
@@ -206,7 +206,7 @@ def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
         within = [(offset - base, size) for offset, size in ranges[number:end]]
         number = end
         is_hot = ranges[number - 1][0] >= hot_from and base + within[0][0] >= hot_from
-        piece = place[0].read_ranges(within) if is_hot else place[0].read_cached(within)
+        piece = located[0].read_ranges(within) if is_hot else located[0].read_cached(within)
         if piece is None:
             return None
         pieces.append(piece)
@@ -289,15 +289,15 @@ class ColdRead:
     def __init__(self, log: Commitlog, ranges: list[Range]) -> None:
         self._files: list[tuple[File, list[Range]]] = []
         for offset, size in ranges:
-            place = log.locate(offset, size)
-            if place is not None:
-                file, position = place
+            located = log.locate(offset, size)
+            if located is not None:
+                file, position = located
                 if not self._files or self._files[-1][0] is not file:
                     self._files.append((file, []))
                 self._files[-1][1].append((position, size))
 
     @property
-    def place(self) -> Hashable:
+    def position(self) -> Hashable:
         """See `NotInMemory`."""
         if not self._files:
             return None
@@ -316,9 +316,9 @@ class _Missing(ColdRead):
         self.missing = missing
 
     @property
-    def place(self) -> Hashable:
+    def position(self) -> Hashable:
         """See `NotInMemory`."""
-        return self.missing.place
+        return self.missing.position
 
     def run(self) -> bytes:
         """Do the read. Raises OSError."""
@@ -346,9 +346,9 @@ class ReadAhead:
         self._segment_size = log.segment_size
         self._files: list[tuple[int, File]] = []
         at, last = max(int(offsets.min()), log.begin), int(offsets.max())
-        while at <= last and (place := log.locate(at, 1)) is not None:
-            self._files.append((at - place[1], place[0]))
-            at += log.segment_size - place[1]
+        while at <= last and (located := log.locate(at, 1)) is not None:
+            self._files.append((at - located[1], located[0]))
+            at += log.segment_size - located[1]
 
     def run(self) -> None:
         """Ask the kernel for the records. Raises OSError, FileNotFoundError if retention removed a file meanwhile."""

@@ -33,7 +33,7 @@ class Told(Protocol):
         """The properties as text."""
 
 
-def tags_code(topic: str, told: Told, deliver_time: DeliverTime) -> int:
+def unit_tags_code(topic: str, told: Told, deliver_time: DeliverTime) -> int:
     """Return the tags code: the deliver time in the schedule topic and the timer topic, else the hash of the tags."""
     if topic == SCHEDULE_TOPIC:
         promised = timer_properties.promised_ms(told.store_timestamp, told.prepared_transaction_offset)

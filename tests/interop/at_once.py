@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pytest
+import pytest_asyncio
 
 from duemq import Producer
 from tests.interop.environment import BrokerFactory, ClientPool, MqAdmins, Peers, SharedBroker, Together
@@ -32,6 +33,8 @@ uses."""
 
 BEGAN = pytest.StashKey[float]()
 """The time at which a test began, seconds since the epoch, if that was not when pytest came to it."""
+_ROOM = 8
+"""Most tests with the shared broker that run at the same time."""
 _ALONE = set[Callable[..., Awaitable[None]]]()
 
 
@@ -161,3 +164,26 @@ class Fixtures:
             assert self.peers is not None
             return await self.peers.get(given["peer"])
         return await self.shared_broker.running()
+
+
+def at_once_with_shared_broker(folder: Path, *modules: str) -> Callable[..., AsyncIterator[None]]:
+    """Return the fixture for the conftest.py of a folder that starts its tests, or those of some modules in it, with
+    the shared broker and brokers of their own."""
+
+    @pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
+    async def at_once(
+        request: pytest.FixtureRequest,
+        shared_broker: SharedBroker,
+        clients: ClientPool,
+        mqadmins: MqAdmins,
+        peers: Peers,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> AsyncIterator[None]:
+        fixtures = Fixtures(shared_broker, clients, mqadmins, peers)
+        async with AtOnce(_ROOM, partial(tmp_path_factory.mktemp, folder.name), fixtures.make) as running:
+            if shared_broker.target == "duemq":  # one of Apache's has to make room for other brokers
+                running.start(tests_of(request, folder, *modules))
+            yield
+        await peers.close()
+
+    return at_once

@@ -19,12 +19,12 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.headers import (
     ChangePending,
     CreateTopic,
-    DueCurve,
     ListPending,
+    QueryDueCurve,
     RecallMessage,
     ResetOffset,
 )
-from duemq.protocol.requests.headers import Topic as TopicHeader
+from duemq.protocol.requests.headers import TopicName as TopicHeader
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.clock import look
 from tests.simulation.audit import Left
@@ -452,7 +452,7 @@ class Life:
             case "count":
                 command = request(RequestCode.LIST_PENDING, ListPending(count_only=True))
             case "curve":
-                command = request(RequestCode.DUE_CURVE, DueCurve(1000, 30))
+                command = request(RequestCode.DUE_CURVE, QueryDueCurve(1000, 30))
             case _:
                 command = request(RequestCode.GET_ALL_DELAY_OFFSET)
         answer = await self.client.ask(command)

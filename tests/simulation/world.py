@@ -129,7 +129,7 @@ class SimulatedBroker(Broker):
         pass
 
     def connection(self) -> Connection:
-        return self._connect()
+        return self._net.accept()
 
 
 class World:

@@ -224,9 +224,9 @@ def test_a_night_is_compared_with_the_one_before(spark: SparkSession, writable: 
     faults.remove_delivery(writable.path, delivered[3])
 
     def night() -> Comparison | None:
-        with RunOutput(store, folder=str(folder)) as place:
-            found = analyse(spark, store, out=place.out)
-            _, comparison, left = place.finish(found, keep=1)
+        with RunOutput(store, folder=str(folder)) as output:
+            found = analyse(spark, store, out=output.out)
+            _, comparison, left = output.finish(found, keep=1)
         assert left == []
         return comparison
 

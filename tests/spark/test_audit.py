@@ -333,7 +333,7 @@ def test_a_commitlog_file_that_was_emptied_is_no_retention(
     assert summary.expired == 0
     assert not summary.is_good
     # Brokers refuse to start, except 5.3.3 and duemq where a kill may have left the file; duemq also refuses if its
-    # checkpoint relies on a place in it.
+    # checkpoint relies on a position in it.
     told_of_starts = [reason for start in summary.starts for reason in start.reasons if "has 0 bytes" in reason]
     assert len(told_of_starts) == (1 + is_ours if number == -1 else 3)
 

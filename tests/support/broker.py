@@ -16,16 +16,25 @@ from unittest.mock import patch
 
 from duemq.broker.access.auth.store import AuthStore, RocksStore
 from duemq.broker.daemon import Broker
+from duemq.broker.names.nameserver import NameServer
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import RequestBudget
+from duemq.broker.net.router import Router
 from duemq.broker.settings.config import BrokerConfig, Origin, load
+from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.consumer_offsets import ConsumerOffsets
+from duemq.broker.tables.groups import Groups
+from duemq.broker.tables.topics import Topics
 from duemq.broker.workers import Background, ThreadWorkers
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, FrameReader
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import ManualClock
 from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.owner import Durability
 from duemq.storage.files import Files
 from tests.support import canary
 from tests.support.loop import CountBudget
@@ -262,12 +271,48 @@ class UnboundBroker(Broker):
         assert isinstance(self._workers, GatedWorkers)
         return self._workers
 
+    @property
+    def topics(self) -> Topics:
+        return self._tables.topics
+
+    @property
+    def groups(self) -> Groups:
+        return self._tables.groups
+
+    @property
+    def offsets(self) -> ConsumerOffsets:
+        return self._tables.offsets
+
+    @property
+    def clients(self) -> Clients:
+        return self._tables.clients
+
+    @property
+    def nameserver(self) -> NameServer:
+        return self._tables.nameserver
+
+    @property
+    def levels(self) -> LevelQueues:
+        return self._storage.levels
+
+    @property
+    def timers(self) -> Timers:
+        return self._storage.timers
+
+    @property
+    def durability(self) -> Durability:
+        return self._storage.durability
+
+    @property
+    def router(self) -> Router:
+        return self._net.router
+
     def _bind(self) -> None:
         """Take no port."""
 
     def connect(self, address: tuple[str, int] = ("127.0.0.1", 40000)) -> Peer:
         """Connect a new client."""
-        return Peer(self._connect(), address)
+        return Peer(self._net.accept(), address)
 
 
 @asynccontextmanager

@@ -277,7 +277,7 @@ class Assembly:
             saved = read_delay_offsets(delay_offsets_file(files, config), is_needed=is_needed)
             delivery = delivery or Current(DeliveryConfig())
             self._levels = parts[level_service.NAME] = LevelQueues(
-                self.store, saved, table, self.recovered, now, delivery, is_awaited=is_awaited, wake=wake
+                self.store, saved, table, self.recovered, now, config=delivery, is_awaited=is_awaited, wake=wake
             )
         if timers is not None:
             self._timers = parts[timer_service.NAME] = Timers(

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Container, Iterator
 
 from duemq.protocol.records import properties
-from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, Summary
+from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE, RecordSummary
 from duemq.storage.log.origins import Origins
 from duemq.storage.log.scan import Scanner
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
@@ -34,7 +34,7 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
         text = record.properties.decode("utf-8", "replace")
         if properties.get(text, properties.REAL_TOPIC) in deleted:
             given_up.add(record.physical_offset)
-        code = store.tags_code(topic, Summary(record.store_timestamp, record.prepared_transaction_offset, text))
+        code = store.tags_code(topic, RecordSummary(record.store_timestamp, record.prepared_transaction_offset, text))
         units = expected.setdefault((topic, record.queue_id), {})
         if units and record.queue_offset <= next(reversed(units)):
             # The topic was deleted, and made again. Its first messages may have expired since.

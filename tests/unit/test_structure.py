@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from duemq.storage import file_names
+
 ROOT = Path(__file__).parents[2]
 PARTS = {"broker", "protocol", "scheduler", "spark_jobs", "storage"}
 """Folders of the source tree that are packages of duemq, see ARCHITECTURE.md. Releases have them in duemq/."""
@@ -48,6 +50,10 @@ COMPUTED = {"duemq/__init__.py", "duemq/spark.py", "duemq/cli/__init__.py", "due
 """Modules that import names, or libraries that may be missing, when they are first used."""
 MAX_MODULES = 15
 """Most modules of a folder, without its __init__."""
+MAX_POSITIONAL = {"broker": 5, "scheduler": 5, "protocol": 6, "storage": 10, "spark_jobs": 11, "duemq": 13}
+"""Most parameters of a package's functions that may be given by position, without `self` and `cls`. The highest figures
+are of `Appender.add`, which is called for each message, and of functions that pass on the arguments of a method of the
+client or of a command."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "now", "utcnow", "today"}
 
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
@@ -55,6 +61,9 @@ LOADERS = ("exec", "eval", "compile", "__import__", "importlib", "pkgutil", "run
 """What imports modules by names that a test cannot read, or gets them without an import."""
 NO_LOADERS = ("importlib.metadata", "importlib.resources", "importlib.util.find_spec", "pkgutil.get_data")
 """Names of the same modules that import nothing."""
+
+WORDS = {"abort", "acls", "checkpoint", "commitlog", "config", "cut", "index", "lock", "users"}
+"""Names of a store's files that are words for other things as well."""
 
 BUILTIN_ERRORS = {
     name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, BaseException)
@@ -216,6 +225,41 @@ def test_no_module_imports_one_that_imports_it() -> None:
 def test_no_folder_is_a_heap(package: str) -> None:
     in_folders = Counter(path.parent for path in modules(package) if path.name != "__init__.py")
     assert {str(folder): count for folder, count in in_folders.items() if count > MAX_MODULES} == {}
+
+
+def positional(among: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield the functions among some nodes, each with its line and the number of its positional parameters. The
+    commands of click are left out: click gives them all parameters by name."""
+    for node in among:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
+            if not any(_first_name(each) == "click" for each in decorators):
+                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+                yield f"{node.lineno} {node.name}", len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_no_call_needs_many_arguments_by_position(package: str) -> None:
+    """Nobody can tell what the seventh argument of a call is: further parameters are keyword-only."""
+    too_many = [
+        f"{place(path)}:{where} takes {count}"
+        for path in modules(package)
+        for where, count in positional(nodes(path))
+        if count > MAX_POSITIONAL[package]
+    ]
+    assert too_many == []
+
+
+def test_many_positional_parameters_are_seen() -> None:
+    code = """
+class Handlers:
+    def __init__(self, a, b, c, /, d, e, f, *, g): ...
+    async def later(a, b, *c, d): ...
+@click.command()
+@click.option("--a")
+def command(a, b, c, d, e, f): ...
+"""
+    assert list(positional(ast.walk(ast.parse(code)))) == [("3 __init__", 6), ("4 later", 2)]
 
 
 def is_error(base: str, classes: dict[str, set[str]], seen: frozenset[str] = frozenset()) -> bool:
@@ -392,6 +436,58 @@ def test_each_invariant_is_cited_by_the_code_that_keeps_it() -> None:
     assert unclear == []
     assert cited == numbered
     assert sorted(numbers_of_text) == list(range(1, len(numbers_of_text) + 1))
+
+
+def test_the_name_of_a_class_means_one_class() -> None:
+    """Classes whose names begin with an underscore do not count: only their own modules use them. duemq/sync.py does
+    not count either: its classes are those of `duemq` without async, with the same names."""
+    defined: dict[str, set[str]] = {}
+    for package in ALLOWED:
+        for path in modules(package):
+            for node in nodes(path):
+                if isinstance(node, ast.ClassDef) and place(path) != "duemq/sync.py" and not node.name.startswith("_"):
+                    defined.setdefault(node.name, set()).add(f"{place(path)}:{node.lineno}")
+    assert {name: sorted(places) for name, places in defined.items() if len(places) > 1} == {}
+
+
+@cache
+def names_of_files() -> set[str]:
+    """Return the names that storage/file_names.py gives the files and directories of a store, with and without the
+    directory they are in."""
+    values = [value for name, value in vars(file_names).items() if name.isupper() and name != "BACKUP"]
+    paths = {path for value in values for path in ([value] if isinstance(value, str) else value)}
+    return paths | {path.rpartition("/")[2] for path in paths}
+
+
+def named_files(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each literal of a module that names a file of a store: the text is a name that means
+    nothing else (not in WORDS), begins with the name of a directory, or is joined to a path."""
+    names = names_of_files()
+    docstrings = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+    joined = {
+        id(argument)
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and _last_name(node.func) in ("join", "joinpath", "Path")
+        for argument in node.args
+    }
+    for node in nodes(path):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            text = node.value.strip("/")
+            is_name = text in names and (text not in WORDS or id(node) in joined)
+            if is_name or any(node.value.lstrip("/").startswith(f"{name}/") for name in names):
+                yield node.lineno, node.value
+
+
+def test_the_names_of_a_stores_files_are_in_one_module() -> None:
+    """Other modules of the product import them. Tests write them out: they are right by themselves."""
+    written = [
+        f"{place(path)}:{line} {text}"
+        for package in PARTS
+        for path in modules(package)
+        if place(path) != "storage/file_names.py"
+        for line, text in named_files(path)
+    ]
+    assert written == []
 
 
 def test_every_setting_says_what_it_is_for() -> None:

@@ -9,23 +9,24 @@ the answer says what was wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 
 from duemq.broker.access.auth import model
 from duemq.broker.access.auth.model import MAX_NAME, USER_PREFIX, User, UserStatus, UserType
 from duemq.broker.access.auth.users import Subject, Users
-from duemq.broker.access.permission import ADMINISTER, LOOK, Permission
+from duemq.broker.access.permission import ADMINISTER, LOOK
 from duemq.broker.errors import AuthStoreError, Refused
 from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Router
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests import bodies, headers
 from duemq.protocol.requests.auth_bodies import AclInfo, UserInfo
-from duemq.protocol.requests.headers import Header, Request, response
+from duemq.protocol.requests.headers import Request, response
 
 log = structlog.get_logger(__name__)
 
@@ -34,25 +35,13 @@ T = TypeVar("T")
 _ONLY_SUPER: Final = "The super user can only be {} by super user"
 
 
-class _Router(Protocol):
-    """The part of the router that is used here; the router itself uses this package."""
-
-    def add(
-        self,
-        code: int,
-        header_type: type[Header],
-        permission: Permission,
-        handler: Callable[[Connection, Request[Any]], Coroutine[Any, Any, Command]],
-    ) -> None: ...
-
-
 class AuthHandlers:
     """Returns and changes users and policies."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
 
-    def register(self, router: _Router) -> None:
+    def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         add = router.add
         add(RequestCode.AUTH_CREATE_USER, headers.Username, ADMINISTER, self.create_user)
@@ -60,10 +49,10 @@ class AuthHandlers:
         add(RequestCode.AUTH_DELETE_USER, headers.Username, ADMINISTER, self.delete_user)
         add(RequestCode.AUTH_GET_USER, headers.Username, LOOK, self.get_user)
         add(RequestCode.AUTH_LIST_USER, headers.ListUsers, LOOK, self.list_users)
-        add(RequestCode.AUTH_CREATE_ACL, headers.Subject, ADMINISTER, self.update_acl)
-        add(RequestCode.AUTH_UPDATE_ACL, headers.Subject, ADMINISTER, self.update_acl)
+        add(RequestCode.AUTH_CREATE_ACL, headers.SubjectName, ADMINISTER, self.update_acl)
+        add(RequestCode.AUTH_UPDATE_ACL, headers.SubjectName, ADMINISTER, self.update_acl)
         add(RequestCode.AUTH_DELETE_ACL, headers.DeleteAcl, ADMINISTER, self.delete_acl)
-        add(RequestCode.AUTH_GET_ACL, headers.Subject, LOOK, self.get_acl)
+        add(RequestCode.AUTH_GET_ACL, headers.SubjectName, LOOK, self.get_acl)
         add(RequestCode.AUTH_LIST_ACL, headers.ListAcls, LOOK, self.list_acls)
 
     # --- users
@@ -146,7 +135,7 @@ class AuthHandlers:
 
     # --- policies
 
-    async def update_acl(self, connection: Connection, request: Request[headers.Subject]) -> Command:
+    async def update_acl(self, connection: Connection, request: Request[headers.SubjectName]) -> Command:
         """Add entries to the policies of a user, replacing those for the same resources."""
         info = bodies.decode_request(request.body, AclInfo)
         username = _subject(info.subject or request.header.subject)
@@ -176,7 +165,7 @@ class AuthHandlers:
         )
         return response(ResponseCode.SUCCESS)
 
-    async def get_acl(self, _: Connection, request: Request[headers.Subject]) -> Command:
+    async def get_acl(self, _: Connection, request: Request[headers.SubjectName]) -> Command:
         """Return the policies of a user; no body if it has none."""
         username = _subject(request.header.subject)
         if username not in self._users.by_name:
@@ -200,7 +189,7 @@ class AuthHandlers:
 
 
 def _user_of(request: Request[headers.Username]) -> tuple[str, UserInfo, UserType | None]:
-    """Return the name, the body and the type of a user in a request. Raises Refused, BodyError."""
+    """Return the name, the body and the type of a user in a request. Raises Refused, BodyFormatError."""
     username = request.header.username
     if not username:
         raise Refused(ResponseCode.INVALID_PARAMETER, "The username is blank")

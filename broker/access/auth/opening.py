@@ -15,6 +15,7 @@ from duemq.broker.access.auth.store import AuthStore
 from duemq.broker.access.auth.users import Authorization, Users
 from duemq.broker.settings.config import BrokerConfig, codes_of, credentials_of, free_codes
 from duemq.broker.workers import Workers
+from duemq.storage import file_names
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +38,7 @@ def open_auth(
     """Open the users of a broker, and create those that its settings ask for. `plain_directory`: the directory of
     plain_acl.yml, None if no setting says where it is. `open_store` opens the users and policies in a directory. Raises
     AuthStoreError, AclFileError."""
-    store = open_store(os.path.join(config.store_root, "config"))
+    store = open_store(os.path.join(config.store_root, file_names.CONFIG))
     try:
         return _opened(config, plain_directory, workers, store)
     except BaseException:

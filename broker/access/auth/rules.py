@@ -98,7 +98,7 @@ class _Policy:
         yield from self._others
 
 
-class Rules:
+class PreparedPolicies:
     """The policies of a user, prepared for decisions."""
 
     def __init__(self, acl: Acl) -> None:

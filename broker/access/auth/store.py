@@ -25,12 +25,13 @@ import structlog
 
 from duemq.broker.access.auth.model import USER_PREFIX, Acl, User
 from duemq.broker.errors import AuthStoreError
+from duemq.storage import file_names
 
 if TYPE_CHECKING:
     from rocksdict import AccessType, Options, Rdict, WriteOptions
 
-USERS: Final = "users"
-ACLS: Final = "acls"
+USERS: Final = os.path.basename(file_names.USERS)
+ACLS: Final = os.path.basename(file_names.ACLS)
 _FAMILIES: Final = ("default", "kvDataVersion", "forbidden")
 _TABLE_FORMAT: Final = 5
 _MEMORY_BYTES: Final = 1024 * 1024
@@ -222,10 +223,12 @@ def _decoded(key: object, value: object, kind: type[T], database: str) -> T:
     try:
         decoded = msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise AuthStoreError(f"config/{database}: the value of {name!r} is not one that RocketMQ 5.3 writes") from None
+        raise AuthStoreError(
+            f"{file_names.CONFIG}/{database}: the value of {name!r} is not one that RocketMQ 5.3 writes"
+        ) from None
     owner = decoded.username if isinstance(decoded, User) else f"{USER_PREFIX}{decoded.subject.username}"  # type: ignore[attr-defined]
     if owner != name:
-        raise AuthStoreError(f"config/{database}: the key {name!r} holds the value of a different key")
+        raise AuthStoreError(f"{file_names.CONFIG}/{database}: the key {name!r} holds the value of a different key")
     return decoded
 
 

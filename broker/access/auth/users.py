@@ -33,7 +33,7 @@ from duemq.broker.access.auth.model import (
     word,
 )
 from duemq.broker.access.auth.needs import OF_ACTION, NeededActions, Needs, of_topic
-from duemq.broker.access.auth.rules import Rules
+from duemq.broker.access.auth.rules import PreparedPolicies
 from duemq.broker.access.auth.store import AuthStore
 from duemq.broker.access.permission import Permission, PlainAction
 from duemq.broker.errors import AuthStoreError, Refused
@@ -76,7 +76,7 @@ class Subject:
         self.key = SecretKey(user.password)
         self.may_all = user.is_super or not authorization.is_on
         self._authorization = authorization
-        self._rules = Rules(acl)
+        self._rules = PreparedPolicies(acl)
         self._allowed: set[tuple[object, ...]] = set()
         """Needs of requests that were allowed. None can become wrong, since neither the user nor its policies change.
         Names are at most MAX_NAME_LENGTH characters long, so the number of entries bounds the memory."""

@@ -20,7 +20,7 @@ from duemq.mqtt_bridge.inbound.batch import Batch, Transfer
 from duemq.mqtt_bridge.inbound.decisions import Decisions
 from duemq.mqtt_bridge.inbound.newest import NewestValues
 from duemq.mqtt_bridge.inbound.receipts import Receipts
-from duemq.mqtt_bridge.rules.model import Connection
+from duemq.mqtt_bridge.rules.model import MqttConnection
 from duemq.mqtt_bridge.session.client import Session
 from duemq.mqtt_bridge.session.journal import Journal
 from duemq.mqtt_bridge.session.packets import Ack, Publish
@@ -36,7 +36,7 @@ class WaitingRoom:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: MqttConnection,
         *,
         receipts: Receipts,
         waiting: Sequence[Arrival],

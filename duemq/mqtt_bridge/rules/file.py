@@ -43,14 +43,14 @@ from duemq.mqtt_bridge.rules.delays import read_delay
 from duemq.mqtt_bridge.rules.filters import Filter, check_topic
 from duemq.mqtt_bridge.rules.model import (
     NEVER_EXPIRES,
-    Connection,
     Delay,
     Delayed,
     Inbound,
+    MqttConnection,
+    MqttSubscription,
     Outbound,
     Rules,
     RulesError,
-    Subscription,
     Tls,
     UserProperties,
 )
@@ -194,7 +194,7 @@ class _Reader:
             raise self._error((), f"the environment has only one of {ACCESS_KEY} and {SECRET_KEY}; set both, or none")
         return keys
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> MqttConnection:
         mqtt = self._file.mqtt
         with self._at("mqtt", "client_id"):
             check_topic(mqtt.client_id)
@@ -224,7 +224,7 @@ class _Reader:
         tls = self._tls(mqtt.tls, "mqtt", "tls")
         is_websocket = mqtt.websocket_path is not None
         default_port = (443 if tls else 80) if is_websocket else (8883 if tls else 1883)
-        return Connection(
+        return MqttConnection(
             state_directory=self._state_directory(),
             state_line=lines.line_of(self._text, ("mqtt", "state")),
             host=mqtt.host,
@@ -401,7 +401,7 @@ class _Reader:
             qos=delayed.qos,
         )
 
-    def _to_rocketmq(self, number: int) -> tuple[Inbound, loops.ToRocketmq]:
+    def _to_rocketmq(self, number: int) -> tuple[Inbound, loops.ToRocketmqEdge]:
         rule = self._file.to_rocketmq[number]
         table = ("to_rocketmq", number)
         with self._at(*table, "filter"):
@@ -427,9 +427,9 @@ class _Reader:
         )
         line = lines.line_of(self._text, table)
         inbound = Inbound(filter=rule.filter, target=target, qos=rule.qos, retained=rule.retained, line=line)
-        return inbound, loops.ToRocketmq(line, accepts, topic, rule.qos, rule.retained)
+        return inbound, loops.ToRocketmqEdge(line, accepts, topic, rule.qos, rule.retained)
 
-    def _to_mqtt(self, number: int, refused: Sequence[str]) -> tuple[Outbound, loops.ToMqtt]:
+    def _to_mqtt(self, number: int, refused: Sequence[str]) -> tuple[Outbound, loops.ToMqttEdge]:
         rule = self._file.to_mqtt[number]
         table = ("to_mqtt", number)
         with self._at(*table, "topic"):
@@ -459,7 +459,7 @@ class _Reader:
             start=rule.start,
             line=line,
         )
-        return outbound, loops.ToMqtt(line, rule.topic, template)
+        return outbound, loops.ToMqttEdge(line, rule.topic, template)
 
     # --- rules beside each other
 
@@ -475,7 +475,7 @@ class _Reader:
             of_group[rule.group] = f"that of line {rule.line}"
 
     def _check_loops(
-        self, to_rocketmq: Sequence[loops.ToRocketmq], to_mqtt: Sequence[loops.ToMqtt], delayed: Delayed | None
+        self, to_rocketmq: Sequence[loops.ToRocketmqEdge], to_mqtt: Sequence[loops.ToMqttEdge], delayed: Delayed | None
     ) -> None:
         if delayed is not None:
             for out in to_mqtt:
@@ -498,15 +498,15 @@ class _Reader:
             )
 
     def _subscriptions(
-        self, to_rocketmq: Sequence[loops.ToRocketmq], delayed: Delayed | None
-    ) -> tuple[Subscription, ...]:
+        self, to_rocketmq: Sequence[loops.ToRocketmqEdge], delayed: Delayed | None
+    ) -> tuple[MqttSubscription, ...]:
         wanted = [loops.Wanted(rule.filter, rule.qos, rule.retained) for rule in to_rocketmq]
         if delayed is not None:
             wanted += [loops.Wanted(Filter(f"{prefix}/#"), delayed.qos, "never") for prefix in delayed.prefixes]
         found = []
         for each in loops.subscriptions(wanted):
             if isinstance(each, loops.Wanted):
-                found.append(Subscription(each.filter.text, each.qos, each.retained))
+                found.append(MqttSubscription(each.filter.text, each.qos, each.retained))
                 continue
             one, other = (_line(rule, to_rocketmq) for rule in each)
             raise self._error_at(
@@ -523,7 +523,7 @@ def _check_host(host: str) -> None:
         raise ArgumentError(f"{host!r} is neither a host name nor an address")
 
 
-def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmq]) -> int:
+def _line(wanted: loops.Wanted, rules: Sequence[loops.ToRocketmqEdge]) -> int:
     """Return the line of the rule that wants a subscription; 1 for the prefixes of delays."""
     return next((rule.line for rule in rules if rule.filter is wanted.filter), 1)
 

@@ -21,7 +21,7 @@ _LEVELS: Final = "\x02"
 
 
 @dataclass(frozen=True, slots=True)
-class ToRocketmq:
+class ToRocketmqEdge:
     """The fields of a rule from MQTT to RocketMQ that decide about loops; `line`: the line at which it begins."""
 
     line: int
@@ -32,7 +32,7 @@ class ToRocketmq:
 
 
 @dataclass(frozen=True, slots=True)
-class ToMqtt:
+class ToMqttEdge:
     """The fields of a rule from RocketMQ to MQTT that decide about loops; `line`: the line at which it begins."""
 
     line: int
@@ -49,9 +49,11 @@ class Wanted:
     retained: Retained
 
 
-def find_loop(to_rocketmq: Sequence[ToRocketmq], to_mqtt: Sequence[ToMqtt]) -> list[ToRocketmq | ToMqtt] | None:
+def find_loop(
+    to_rocketmq: Sequence[ToRocketmqEdge], to_mqtt: Sequence[ToMqttEdge]
+) -> list[ToRocketmqEdge | ToMqttEdge] | None:
     """Return rules by which a message comes back to the first of them; None if there is no such loop."""
-    after: dict[ToRocketmq | ToMqtt, list[ToRocketmq | ToMqtt]] = {}
+    after: dict[ToRocketmqEdge | ToMqttEdge, list[ToRocketmqEdge | ToMqttEdge]] = {}
     for out in to_mqtt:
         reached = as_filter(out.mqtt_topic)
         after[out] = [back for back in to_rocketmq if back.filter.overlaps(reached)]
@@ -80,7 +82,7 @@ def subscriptions(wanted: Sequence[Wanted]) -> Iterator[Wanted | tuple[Wanted, W
         yield Wanted(each.filter, max(other.qos for other in covered), retained)
 
 
-def can_make(rule: ToRocketmq, topic: str) -> bool:
+def can_make(rule: ToRocketmqEdge, topic: str) -> bool:
     """Return whether a rule may send to this RocketMQ topic."""
     text = rule.topic.render(lambda name: _known_level(rule.filter, name))
     return (
@@ -109,11 +111,11 @@ def _known_level(accepts: Filter, name: str) -> str:
 
 
 def _way_back(
-    start: ToMqtt, after: dict[ToRocketmq | ToMqtt, list[ToRocketmq | ToMqtt]]
-) -> list[ToRocketmq | ToMqtt] | None:
+    start: ToMqttEdge, after: dict[ToRocketmqEdge | ToMqttEdge, list[ToRocketmqEdge | ToMqttEdge]]
+) -> list[ToRocketmqEdge | ToMqttEdge] | None:
     """Return the rules by which a message that `start` sends comes back to it, `start` first; None if it does not."""
-    ways: list[list[ToRocketmq | ToMqtt]] = [[start]]
-    seen: set[ToRocketmq | ToMqtt] = set()
+    ways: list[list[ToRocketmqEdge | ToMqttEdge]] = [[start]]
+    seen: set[ToRocketmqEdge | ToMqttEdge] = set()
     while ways:
         way = ways.pop()
         for rule in after[way[-1]]:

@@ -69,7 +69,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class MqttConnection:
     """The address of the MQTT broker, the bridge's identity there, and the limits of messages in flight."""
 
     state_directory: Path
@@ -116,7 +116,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class MqttSubscription:
     """A subscription of the bridge. No two of them match a topic in common, since an MQTT broker may deliver a message
     once for each subscription that matches."""
 
@@ -229,7 +229,7 @@ class Rules:
     nameserver_line: int
     """Lines that decide on the topic in which delayed messages wait, on the group that takes them, and on where both
     are."""
-    connection: Connection
+    connection: MqttConnection
     nameserver: str
     """RocketMQ's name servers, "host:port" joined by ;."""
     account: Keys
@@ -242,6 +242,6 @@ class Rules:
     """MQTT topic of the bridge's state, duemq/bridge/<client id> by default. Its other reports are below this topic."""
     inbound: tuple[Inbound, ...] = ()
     outbound: tuple[Outbound, ...] = ()
-    subscriptions: tuple[Subscription, ...] = ()
+    subscriptions: tuple[MqttSubscription, ...] = ()
     """The bridge's subscriptions: the filters of `inbound` and the prefixes of `delayed`, without those that another
     one covers."""

@@ -30,7 +30,7 @@ class TlsFiles(_Table, frozen=True):
     check_host: bool = True
 
 
-class Mqtt(_Table, frozen=True):
+class MqttTable(_Table, frozen=True):
     """[mqtt]: the MQTT broker, and the bridge's identity there."""
 
     client_id: _Text
@@ -52,7 +52,7 @@ class Mqtt(_Table, frozen=True):
     state: _Text | None = None
 
 
-class Delayed(_Table, frozen=True):
+class DelayedTable(_Table, frozen=True):
     """[delayed]: delays that MQTT clients ask for."""
 
     enabled: bool = True
@@ -63,13 +63,13 @@ class Delayed(_Table, frozen=True):
     longest: str = "30d"
 
 
-class Status(_Table, frozen=True):
+class StatusTable(_Table, frozen=True):
     """[status]: the bridge's reports about itself."""
 
     topic: _Text | None = None
 
 
-class ToRocketmq(_Table, frozen=True):
+class ToRocketmqTable(_Table, frozen=True):
     """[[to_rocketmq]]: a rule from MQTT to RocketMQ."""
 
     filter: str
@@ -81,7 +81,7 @@ class ToRocketmq(_Table, frozen=True):
     retained: Retained = "never"
 
 
-class ToMqtt(_Table, frozen=True):
+class ToMqttTable(_Table, frozen=True):
     """[[to_mqtt]]: a rule from RocketMQ to MQTT."""
 
     topic: str
@@ -93,41 +93,41 @@ class ToMqtt(_Table, frozen=True):
     start: Literal["first", "last"] = "first"
 
 
-class File(_Table, frozen=True):
+class RulesTables(_Table, frozen=True):
     """The whole file."""
 
-    mqtt: Mqtt
+    mqtt: MqttTable
     nameserver: _Text = "127.0.0.1:9876"
     account_file: _Text | None = None
     access_key: _Text | None = None
     secret_key: _Text | None = None
     tls: bool | TlsFiles = False
-    delayed: Delayed = Delayed()
-    status: Status = Status()
-    to_rocketmq: tuple[ToRocketmq, ...] = ()
-    to_mqtt: tuple[ToMqtt, ...] = ()
+    delayed: DelayedTable = DelayedTable()
+    status: StatusTable = StatusTable()
+    to_rocketmq: tuple[ToRocketmqTable, ...] = ()
+    to_mqtt: tuple[ToMqttTable, ...] = ()
 
 
 _TABLES: Final[dict[lines.Path, type[_Table]]] = {
-    (): File,
-    ("mqtt",): Mqtt,
+    (): RulesTables,
+    ("mqtt",): MqttTable,
     ("mqtt", "tls"): TlsFiles,
-    ("delayed",): Delayed,
-    ("status",): Status,
-    ("to_rocketmq",): ToRocketmq,
-    ("to_mqtt",): ToMqtt,
+    ("delayed",): DelayedTable,
+    ("status",): StatusTable,
+    ("to_rocketmq",): ToRocketmqTable,
+    ("to_mqtt",): ToMqttTable,
 }
 
 
 class WrongTables(DueMQError):
-    """A text does not have the tables of `File`. `line`: the number of the wrong line, from 1 on."""
+    """A text does not have the tables of `RulesTables`. `line`: the number of the wrong line, from 1 on."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
         self.line = line
 
 
-def convert(text: str) -> File:
+def convert(text: str) -> RulesTables:
     """Return the tables of a text. Raises WrongTables."""
     try:
         data = tomllib.loads(text)
@@ -139,7 +139,7 @@ def convert(text: str) -> File:
     except RecursionError:
         raise WrongTables(1, "has values that are nested too deeply") from None
     try:
-        return msgspec.convert(data, File)
+        return msgspec.convert(data, RulesTables)
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at `")
     place = lines.path_of(where.rstrip("`"))

@@ -23,7 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from duemq.errors import DueMQError
-from duemq.mqtt_bridge.rules.model import Connection, Subscription
+from duemq.mqtt_bridge.rules.model import MqttConnection, MqttSubscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.wire import Received, Wire
 
@@ -79,7 +79,7 @@ class Session(aiomqtt.Client):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: MqttConnection,
         *,
         will: tuple[str, bytes],
         limit: int,
@@ -203,7 +203,7 @@ class Session(aiomqtt.Client):
             self._drained.clear()
             await self._drained.wait()
 
-    async def subscribe_to(self, topic: str, subscription: Subscription) -> Grant:
+    async def subscribe_to(self, topic: str, subscription: MqttSubscription) -> Grant:
         """Subscribe to a filter; `topic` is the filter with $share. Raises MqttConnectionError."""
         options = None
         if self.is_v5:
@@ -338,7 +338,7 @@ def _set_no_delay(descriptor: int) -> None:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _connect_properties(connection: Connection) -> PahoProperties:
+def _connect_properties(connection: MqttConnection) -> PahoProperties:
     properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = connection.session_expiry
     properties.ReceiveMaximum = connection.receive_maximum

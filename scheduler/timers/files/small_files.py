@@ -57,6 +57,7 @@ Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -68,6 +69,7 @@ import numpy as np
 from duemq.scheduler.timers.files.sums import FileSum
 from duemq.scheduler.timers.files.superseded import RUN
 from duemq.scheduler.timers.index.sorted_offsets import is_among
+from duemq.storage import file_names
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import Files
 
@@ -190,7 +192,14 @@ def _decode_found(data: bytes) -> tuple[StartFacts, bytes] | None:
     done, withdrawn, moved = np.split(numbers.astype(np.int64), np.cumsum(counts[:2]))
     moved = moved.reshape(-1, 2)
     offsets = done >> 1
-    return StartFacts(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1]), data[end:]
+    return StartFacts(
+        recovered_to=recovered_to,
+        done=offsets,
+        counted=offsets[done & 1 == 1],
+        withdrawn=withdrawn,
+        moved=moved[:, 0],
+        moved_by=moved[:, 1],
+    ), data[end:]
 
 
 class Sums(NamedTuple):
@@ -291,17 +300,17 @@ def decode_note(data: bytes) -> TimerNote | None:
         return None
     waiting = dict(_WAITING.iter_unpack(data[_NOTE.size : end]))
     return TimerNote(
-        second,
-        since,
-        log_since,
-        log_end,
-        queue_offset,
-        policy_end,
-        counted_at,
-        waiting,
-        found[0],
-        superseded,
-        sums,
+        second=second,
+        since=since,
+        log_since=log_since,
+        log_end=log_end,
+        queue_offset=queue_offset,
+        policy_end=policy_end,
+        counted_at=counted_at,
+        waiting=waiting,
+        found=found[0],
+        superseded=superseded,
+        sums=sums,
         unfollowed=tuple(unfollowed.tolist()),
     )
 
@@ -315,7 +324,17 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
         return None
     counted_at = rest[0] if rest else _NO_END
     waiting = dict(_WAITING.iter_unpack(data[head.size :]))
-    return TimerNote(second, since, log_since, log_end, queue_offset, policy_end, counted_at, waiting, log_crc=log_crc)
+    return TimerNote(
+        second=second,
+        since=since,
+        log_since=log_since,
+        log_end=log_end,
+        queue_offset=queue_offset,
+        policy_end=policy_end,
+        counted_at=counted_at,
+        waiting=waiting,
+        log_crc=log_crc,
+    )
 
 
 def log_end_of(notes: Mapping[str, bytes]) -> int | None:
@@ -324,12 +343,12 @@ def log_end_of(notes: Mapping[str, bytes]) -> int | None:
     return note.log_end if note is not None else None
 
 
-def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
+def reached(checkpoint: Checkpoint, files: Files, root: str) -> int:
     """Return the queue offset up to which the timer topic's queue was read, according to the checkpoint, or to
-    timercheck in `directory` if RocketMQ had the store last; 0 if that source has none. Raises StoreFormatError,
-    OSError."""
+    the file timercheck if RocketMQ had the store last; 0 if that source has none. `root`: the store's directory. Raises
+    StoreFormatError, OSError."""
     if checkpoint.is_foreign:
-        check = load_check(files, f"{directory}/timercheck")
+        check = load_check(files, os.path.join(root, file_names.TIMER_CHECK))
         return check.queue_offset if check is not None else 0
     note = decode_note(checkpoint.notes.get("timers", b""))
     return note.queue_offset if note is not None else 0

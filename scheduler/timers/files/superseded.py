@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import is_among, union
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class Superseded:
         for number, part in zip(blocks[starts].tolist(), np.split(positions, starts[1:]), strict=False):
             known = self._blocks.get(number)
             # Arrays are never changed in place: a checkpoint that is being made keeps the earlier ones.
-            self._blocks[number] = part if known is None else joined([known, part])
+            self._blocks[number] = part if known is None else union([known, part])
 
     def over(self, position: int, units: Units) -> Units:
         """Return adjacent units that were read at a position, with the mark set in the superseded ones."""

@@ -282,7 +282,15 @@ class TimerWheel:
         previous[order[starts]] = last
         first = np.where(is_same, self._first.values[slots], placed[starts])
         counts = ends - starts + np.where(is_same, self._count.values[slots], 0)
-        return SlotPlan(previous, unique, first, placed[ends - 1], np.minimum(counts, 2**31 - 1), slots, slots // HOUR)
+        return SlotPlan(
+            previous=previous,
+            seconds=unique,
+            firsts=first,
+            lasts=placed[ends - 1],
+            counts=np.minimum(counts, 2**31 - 1),
+            slots=slots,
+            hours=slots // HOUR,
+        )
 
     def put(self, plan: SlotPlan) -> None:
         """Apply a plan."""

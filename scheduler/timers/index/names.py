@@ -61,7 +61,7 @@ class RealTopics:
         If memory is short and they were read one by one, the first would be dropped before the last is read."""
         count = max(1, int(np.searchsorted(np.cumsum(waits["size"], dtype=np.int64), _AT_ONCE_BYTES, "right")))
         ranges: list[tuple[int, int]] = sorted(waits[:count].tolist())
-        return NotInMemory("the commitlog", missing.place, ColdRead(self._store.log, ranges).run)
+        return NotInMemory("the commitlog", missing.position, ColdRead(self._store.log, ranges).run)
 
 
 def _real_topic(text: bytes) -> str:

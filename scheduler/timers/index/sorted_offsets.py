@@ -37,7 +37,7 @@ def has(found: Offsets, value: int) -> bool:
     return at < len(found) and int(found[at]) == value
 
 
-def joined(parts: Sequence[array[int] | Offsets]) -> Offsets:
+def union(parts: Sequence[array[int] | Offsets]) -> Offsets:
     """Return the values of all arrays, each once, ascending."""
     ordered = np.sort(np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in parts)]))
     return ordered[_is_first(ordered)]

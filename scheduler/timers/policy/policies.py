@@ -91,12 +91,12 @@ def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
         raise ValueError(f"{CATCH_UP}={attributes.get(CATCH_UP)}: all, newest, drop:SECONDS or spread:SECONDS")
     limit_ms = _number(CATCH_UP, limit, _MAX_SECONDS) * 1000 if kind in ("drop", "spread") else 0
     return TimerPolicy(
-        _number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
-        _number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
-        paused == "true",
-        limit_ms if kind == "drop" else 0,
-        limit_ms if kind == "spread" else 0,
-        kind == "newest",
+        rate=_number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
+        spread_ms=_number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
+        is_paused=paused == "true",
+        drop_after_ms=limit_ms if kind == "drop" else 0,
+        catch_up_spread_ms=limit_ms if kind == "spread" else 0,
+        newest=kind == "newest",
     )
 
 
@@ -188,7 +188,9 @@ class Policies:
                 seconds[mine[verdict.held]] = verdict.second
                 kept = ~verdict.dropped & ~verdict.held
                 mine, late = mine[kept], late[kept]
-            release[mine] = self._release(topic, policy, waits[mine], late, now_ms, turns)
+            release[mine], turn_ms = self._release(topic, policy, waits[mine], late, now_ms)
+            if turn_ms is not None:
+                turns[topic] = turn_ms
             is_later[mine] = release[mine] > now_ms
             is_held[mine] = True
         is_here = ~is_later & ~is_dropped & ~is_put_off & ~is_parked
@@ -199,7 +201,16 @@ class Policies:
         parked = waits[is_parked]
         parked["held"] = False  # the policy is applied again when the topic's pause ends
         held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
-        return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
+        return Split(
+            now=waits[is_here],
+            later=later,
+            held=held,
+            held_seconds=seconds[is_put_off],
+            parked=parked,
+            moved=moved,
+            dropped=waits[is_dropped],
+            turns=turns,
+        )
 
     def carried_out(self, split: Split) -> None:
         """Note that a split was carried out."""
@@ -212,10 +223,10 @@ class Policies:
         waits: Waits,
         late: NDArray[np.int64],
         now_ms: int,
-        turns: dict[str, float],
-    ) -> NDArray[np.int64]:
-        """Return when messages of a topic are to be delivered, ms since the epoch. Puts the topic's next turn into
-        `turns`."""
+    ) -> tuple[NDArray[np.int64], float | None]:
+        """Return when messages of a topic are to be delivered, and when the topic's next message may be, None if the
+        topic has no rate. Times are ms since the epoch. `late`: how long the messages have been due, in ms."""
+        turn_ms: float | None = None
         release: NDArray[np.int64] = waits["due"].copy()
         if policy.spread_ms:
             release += _scattered(waits, policy.spread_ms)
@@ -225,9 +236,9 @@ class Policies:
         if policy.rate:
             start = max(float(now_ms), self._next_ms.get(topic, 0.0))
             mine = start + np.arange(len(waits)) * (1000 / policy.rate)
-            turns[topic] = start + len(waits) * (1000 / policy.rate)
+            turn_ms = start + len(waits) * (1000 / policy.rate)
             release = np.maximum(release, mine.astype(np.int64))
-        return release
+        return release, turn_ms
 
 
 def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:

@@ -60,14 +60,20 @@ class Findings:
         the seconds of the slots."""
         start = self.start
         return decided.left_of(
-            waits["physical"], waits["position"], waits["magic"], waits["due"], seconds, start.second, start.found
+            waits["physical"],
+            waits["position"],
+            waits["magic"],
+            waits["due"],
+            seconds,
+            noted=start.second,
+            found=start.found,
         ).kept
 
     def left_of(self, number: int, waits: Waits, magic: NDArray[np.int32]) -> LeftUnits:
         """Return what is left to do of units in the slot of second `number`. `magic`: the units' magic numbers."""
         start = self.start
         left = decided.left_of(
-            waits["physical"], waits["position"], magic, waits["due"], number, start.second, start.found
+            waits["physical"], waits["position"], magic, waits["due"], number, noted=start.second, found=start.found
         )
         uncounted = left.done
         if len(start.done):

@@ -28,7 +28,7 @@ from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.seconds.findings import Findings
 from duemq.scheduler.timers.seconds.roll_window import RollWindow
 from duemq.scheduler.timers.seconds.second import NO_WAITS, joined, picked, waits_of
-from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.turns import SecondTurns
 from duemq.scheduler.waiting import is_parked
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ class Parking:
         self,
         timer_log: TimerLog,
         wheel: TimerWheel,
-        turns: Turns,
+        turns: SecondTurns,
         window: RollWindow,
         findings: Findings,
+        *,
         is_shared: Callable[[int], bool],
         read_ahead: Callable[[Waits], None],
     ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from duemq.protocol.records.timer_properties import PRECISION_MS
 from duemq.scheduler.timers.config import TimerConfig
 from duemq.scheduler.timers.files.wheel import HOUR, SLOTS
-from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.turns import SecondTurns
 from duemq.storage.current import Current
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class RollWindow:
     """The window, which moves with time. A message that is due beyond it gets a slot that is earlier by a multiple of
     the window, so that the slot can be computed from the deliver time."""
 
-    def __init__(self, config: Current[TimerConfig], turns: Turns) -> None:
+    def __init__(self, config: Current[TimerConfig], turns: SecondTurns) -> None:
         self._config = config
         self._turns = turns
 

@@ -39,8 +39,9 @@ from duemq.scheduler.timers.seconds.loading import Deleting
 from duemq.scheduler.timers.seconds.parking import Parking
 from duemq.scheduler.timers.seconds.roll_window import RollWindow
 from duemq.scheduler.timers.seconds.second import NO_WAITS, Second, due_fields, waits_of
-from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.turns import SecondTurns
 from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage import file_names
 from duemq.storage.current import Current
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
@@ -78,21 +79,25 @@ class Slots:
         root = store.config.root
         self._store = store
         self._topics = topics
-        self.log = timer_log = TimerLog(store.files, os.path.join(root, "timerlog"), config.value.log_segment_size)
-        self.wheel = wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
+        self.log = timer_log = TimerLog(
+            store.files, os.path.join(root, file_names.TIMER_LOG), config.value.log_segment_size
+        )
+        self.wheel = wheel = TimerWheel(store.files, os.path.join(root, file_names.TIMER_WHEEL))
         self.positions = UnitPositions(timer_log)
         """The position of each message's newest unit in the log."""
         self.findings = findings = Findings()
         """The facts that recovery found, for as long as they matter."""
-        self.turns = turns = Turns(store, timer_log, wheel, findings, topics, read_ahead)
+        self.turns = turns = SecondTurns(store, timer_log, wheel, findings, topics, read_ahead=read_ahead)
         """The current second, and the next ones in memory."""
         self.window = window = RollWindow(config, turns)
         """How far ahead slots may be."""
         self.census = Census()
         """The waiting messages by due second and by key, once a caller has begun the census."""
-        self.search = TimerSearch(store, timer_log, self.positions, turns, findings, self.census)
+        self.search = TimerSearch(store, timer_log, self.positions, turns, findings=findings, census=self.census)
         """Finds waiting messages."""
-        self.parking = Parking(timer_log, wheel, turns, window, findings, topics.is_shared, read_ahead)
+        self.parking = Parking(
+            timer_log, wheel, turns, window, findings, is_shared=topics.is_shared, read_ahead=read_ahead
+        )
         """The parked messages."""
         self.is_handing_on = False
         """Whether the remaining messages of the current second are being moved to the next one."""

@@ -28,7 +28,7 @@ PRELOAD_SECONDS: Final = 10
 """How many seconds before their time slots are loaded."""
 
 
-class Turns:
+class SecondTurns:
     """The current second, and the next ones in memory. Owned by one thread."""
 
     def __init__(
@@ -38,6 +38,7 @@ class Turns:
         wheel: TimerWheel,
         findings: Findings,
         topics: TimerTopics,
+        *,
         read_ahead: Callable[[Waits], None],
     ) -> None:
         """Begin before any second's turn; `load` sets the current second. `read_ahead`: called with messages, many at a

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from duemq import Message, Producer
-from duemq._net.connection import Connection, connect
+from duemq._net.connection import ClientConnection, connect
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.records.record import decode_all
 from duemq.protocol.requests.headers import PULL_SUBSCRIPTION, PullMessage, PullMessageResponse, decode_ext
@@ -103,7 +103,7 @@ async def _fill(broker: Broker, topic: str, count: int, others: int, every: int)
     return result.queue.queue_id
 
 
-async def _walk(connection: Connection, queue: tuple[str, int], group: str, tag: str, end: int) -> int:
+async def _walk(connection: ClientConnection, queue: tuple[str, int], group: str, tag: str, end: int) -> int:
     """Pull from the begin of a queue to its end; return the number of messages."""
     offset = found = 0
     until = time.monotonic() + 120

@@ -1,27 +1,7 @@
 """Runs the tests of administration that need no state of the whole broker some at a time."""
 
-from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
-import pytest
-import pytest_asyncio
+from tests.interop.at_once import at_once_with_shared_broker
 
-from tests.interop.at_once import AtOnce, Fixtures, tests_of
-from tests.interop.environment import ClientPool, SharedBroker
-
-_ROOM = 8
-
-
-@pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
-async def _at_once(
-    request: pytest.FixtureRequest,
-    shared_broker: SharedBroker,
-    clients: ClientPool,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[None]:
-    fixtures = Fixtures(shared_broker, clients)
-    async with AtOnce(_ROOM, partial(tmp_path_factory.mktemp, "admin"), fixtures.make) as at_once:
-        if shared_broker.target == "duemq":  # one of Apache's has to make room for other brokers
-            at_once.start(tests_of(request, Path(__file__).parent, "test_admin_api", "test_nameserver"))
-        yield
+_at_once = at_once_with_shared_broker(Path(__file__).parent, "test_admin_api", "test_nameserver")

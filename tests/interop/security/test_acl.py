@@ -179,7 +179,7 @@ async def test_a_consumer_of_a_denied_topic_gets_nothing(java: JavaClient, secur
         await producer.send("topicA", marker)
         await allowed.receive_bodies([marker[0].body])
         async with Wire(secured) as wire:
-            answer = await wire.ask(signed(request(203, headers.ConsumerGroup(group))))
+            answer = await wire.ask(signed(request(203, headers.ConsumerGroupName(group))))
         assert answer.code == 206
         assert denied.messages == []
 
@@ -301,12 +301,12 @@ def _requests() -> list[tuple[str, Command, int]]:
         ("heartbeat of denied group", request(34, None, heartbeat), USER),
         ("goodbye of denied group", request(35, headers.UnregisterClient("c", None, "groupA")), USER),
         ("goodbye of a producer", request(35, headers.UnregisterClient("c", "groupA")), USER),
-        ("members of denied group", request(38, headers.ConsumerGroup("groupA")), USER),
+        ("members of denied group", request(38, headers.ConsumerGroupName("groupA")), USER),
         ("offset of denied group", request(15, offset("groupA", "topicB", 0, 0)), USER),
         ("offset of denied topic", request(15, offset("groupC", "topicA", 0, 0)), USER),
         ("settings", request(26), USER),
         ("topics", request(21), USER),
-        ("delete topic", request(215, headers.Topic("topicA")), USER),
+        ("delete topic", request(215, headers.TopicName("topicA")), USER),
         ("delete group", request(207, headers.DeleteSubscriptionGroup("groupC", False)), USER),
         ("unknown code", request(9999), USER),
         ("unknown code without key", request(9999), None),

@@ -82,9 +82,9 @@ def test_a_directory_that_tasks_do_not_see_is_told(
     write into a directory of the same name there."""
     begin = NewDirectory.begin
 
-    def begin_elsewhere(place: NewDirectory) -> None:
-        begin(place)
-        os.unlink(place.mark)
+    def begin_elsewhere(new: NewDirectory) -> None:
+        begin(new)
+        os.unlink(new.mark)
 
     monkeypatch.setattr(NewDirectory, "begin", begin_elsewhere)
     with pytest.raises(JobError, match=f"^{tmp_path}/new: .* does not see this directory of the driver's; give one"):

@@ -42,7 +42,7 @@ def run(store: Path, out: Path) -> CompactResult:
     return compact(str(store), str(out), workers=1, options=CompactOptions(range_size=4 << 20))
 
 
-def by_place(records: list[Record]) -> dict[tuple[str, int, int], Record]:
+def by_unit(records: list[Record]) -> dict[tuple[str, int, int], Record]:
     return {(record.topic, record.queue_id, record.queue_offset): record for record in records}
 
 
@@ -56,13 +56,13 @@ def test_what_stays_is_as_it_was_and_only_what_is_done_goes(written: WrittenStor
     result = run(written.path, tmp_path / "new")
     old, new = oracle.contents(written.path), oracle.contents(tmp_path / "new")
     assert new.damages == []
-    before, after = by_place(old.records), by_place(new.records)
+    before, after = by_unit(old.records), by_unit(new.records)
     assert len(after) == len(new.records) == result.kept
     assert len(old.records) - len(new.records) == sum(result.removed.values())
-    for place, record in after.items():
-        assert is_same(record, before[place])
+    for key, record in after.items():
+        assert is_same(record, before[key])
         assert record.stored_physical_offset == record.physical_offset
-    assert {record.topic for place, record in before.items() if place not in after} <= SYSTEM
+    assert {record.topic for key, record in before.items() if key not in after} <= SYSTEM
     waiting = Counter(record.unique_key for record in new.records if record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC))
     for sent in written.sent:
         if sent.kind in ("level", "timer") and sent.outcome == "pending":
@@ -75,18 +75,18 @@ def test_what_stays_is_as_it_was_and_only_what_is_done_goes(written: WrittenStor
     assert sum(record.unique_key in done for record in left) <= 3
     last = oracle.queues(written.path)
     assert sorted(oracle.queues(tmp_path / "new")) == sorted(last)
-    places = {record.physical_offset: record for record in new.records}
+    by_offset = {record.physical_offset: record for record in new.records}
     for topic, queue_id in last:
         old_units = oracle.consume_queue(written.path, topic, queue_id)
         units = oracle.consume_queue(tmp_path / "new", topic, queue_id)
         assert units[-1].queue_offset == old_units[-1].queue_offset
         for unit in units:
-            found = places.get(unit.physical_offset)
+            found = by_offset.get(unit.physical_offset)
             if found is not None and unit.size == found.size:
                 assert (found.topic, found.queue_id) == (topic, queue_id)
                 assert found.queue_offset == unit.queue_offset
-        indexed = {(topic, queue_id, u.queue_offset) for u in units if u.physical_offset in places}
-        assert indexed >= {place for place in after if place[:2] == (topic, queue_id)}
+        indexed = {(topic, queue_id, u.queue_offset) for u in units if u.physical_offset in by_offset}
+        assert indexed >= {each for each in after if each[:2] == (topic, queue_id)}
 
 
 @asynccontextmanager

@@ -123,8 +123,8 @@ def test_an_archive_there_is_the_same_as_here(world: World, served: ObjectStore,
         for root in (tmp_path / "archive", bucket / "archive")
     ]
     assert names[0] == names[1]
-    for number, place in enumerate((str(bucket / "archive"), served.uri("archive"))):
-        restore(place, str(tmp_path / f"back-{number}"), workers=1)
+    for number, archived in enumerate((str(bucket / "archive"), served.uri("archive"))):
+        restore(archived, str(tmp_path / f"back-{number}"), workers=1)
         assert tree(world.root) == tree(tmp_path / f"back-{number}", but="index")
     next((bucket / "archive/messages").rglob("*.parquet")).unlink()
     with pytest.raises(JobError, match=r"^s3://stores/archive: messages/.*\.parquet is missing$"):

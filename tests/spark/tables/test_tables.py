@@ -17,7 +17,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import source
 from duemq.spark_jobs.source.source import RangePart, RocketmqSource, StorePart, StoreReader
 from duemq.spark_jobs.source.tables import COLUMNS, NOT_BY_DEFAULT, STORE
-from duemq.spark_jobs.writers.tasks import Anywhere, SparkTasks
+from duemq.spark_jobs.writers.tasks import SharedDirectory, SparkTasks
 from tests.spark.world import audit, faults, oracle
 from tests.spark.world.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.world.stores import SEGMENT, WrittenStore
@@ -387,8 +387,8 @@ def test_damage_is_told_and_other_rows_stay(spark: SparkSession, writable: Writt
     ]
     lost = {offset for fault in found for offset in fault.lost}
     damaged = sorted(rows(table(spark, path, "damaged")), key=lambda row: int(row["physical_offset"]))
-    assert [row["physical_offset"] for row in damaged] == [fault.damage_at for fault in sorted_by_place(found)]
-    for row, fault in zip(damaged, sorted_by_place(found), strict=True):
+    assert [row["physical_offset"] for row in damaged] == [fault.damage_at for fault in sorted_by_offset(found)]
+    for row, fault in zip(damaged, sorted_by_offset(found), strict=True):
         assert row["path"] == f"commitlog/{row['physical_offset'] // SEGMENT * SEGMENT:020d}"
         assert row["reason"]
         if fault.resumes_at is not None:
@@ -400,7 +400,7 @@ def test_damage_is_told_and_other_rows_stay(spark: SparkSession, writable: Writt
     assert set(whole) <= set(offsets(table(spark, path)))
 
 
-def sorted_by_place(found: list[faults.DiskFault]) -> list[faults.DiskFault]:
+def sorted_by_offset(found: list[faults.DiskFault]) -> list[faults.DiskFault]:
     return sorted(found, key=lambda fault: fault.damage_at)
 
 
@@ -428,7 +428,7 @@ def test_what_a_task_cannot_read_is_told_shortly(
     assert [line for line in lines if f"duemq.spark_jobs.errors.JobError: {why}" in line]
     with pytest.raises(JobError, match=f"^{why}"):
         job.audit(spark, str(tmp_path / "store"))
-    tasks = SparkTasks(spark, Anywhere("/"))
+    tasks = SparkTasks(spark, SharedDirectory("/"))
     try:
         with pytest.raises(JobError, match="its process was killed: let fewer tasks run"):
             tasks.run(die, ["kill"])

@@ -113,10 +113,10 @@ def flip_byte(store: Path, record: Record) -> DiskFault:
     """Change one byte in the middle of a body."""
     assert record.body, "a record without a body has no checksum"
     with _at(store, record.physical_offset) as (file, at):
-        place = at + _body_at(record) + len(record.body) // 2
-        file.seek(place)
+        position = at + _body_at(record) + len(record.body) // 2
+        file.seek(position)
         (byte,) = file.read(1)
-        file.seek(place)
+        file.seek(position)
         file.write(bytes((byte ^ 0x40,)))
     end = record.physical_offset + record.size
     return DiskFault((record.physical_offset,), record.physical_offset, end)
@@ -175,7 +175,7 @@ def zero_record(store: Path, record: Record) -> DiskFault:
 
 @contextmanager
 def _at(store: Path, physical_offset: int) -> Iterator[tuple[BinaryIO, int]]:
-    """Open the file with a physical offset for changes; return it and the place in it."""
+    """Open the file with a physical offset for changes; return it and the position in it."""
     path = max(path for path in (store / "commitlog").iterdir() if int(path.name) <= physical_offset)
     with path.open("r+b") as file:
         yield file, physical_offset - int(path.name)

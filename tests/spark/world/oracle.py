@@ -43,7 +43,7 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 class BrokenError(Exception):
-    """There is no whole record at a place; the text gives the reason."""
+    """There is no whole record at a position; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Damage:
+class DamagedStretch:
     """A stretch of the commitlog without whole records, up to the next record, or to the end if only zeros follow."""
 
     physical_offset: int
@@ -148,7 +148,7 @@ class Contents:
     """The commitlog of a store."""
 
     records: list[Record]
-    damages: list[Damage]
+    damages: list[DamagedStretch]
     begin: int
     end: int
     """Physical offset behind the last record, or damage."""
@@ -156,7 +156,7 @@ class Contents:
 
 
 def decode(data: bytes, at: int, physical_offset: int) -> Record:
-    """Decode the record at a place in the bytes of a file. Raises BrokenError."""
+    """Decode the record at a position in the bytes of a file. Raises BrokenError."""
     if len(data) - at < 91:
         raise BrokenError("too few bytes")
     size = int.from_bytes(data[at : at + 4], "big", signed=True)
@@ -222,18 +222,18 @@ def _is_end_marker(data: bytes, at: int) -> bool:
 
 
 def _next_start(data: bytes, at: int, base: int) -> int | None:
-    """Return the first whole record, or end marker, from a place on."""
+    """Return the first whole record, or end marker, from a position on."""
     for found in re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94").finditer(data, at + 4):
-        place = found.start() - 4
+        position = found.start() - 4
         if found[0] == END_MAGIC:
-            if _is_end_marker(data, place):
-                return place
+            if _is_end_marker(data, position):
+                return position
             continue
         try:
-            decode(data, place, base + place)
+            decode(data, position, base + position)
         except BrokenError:
             continue
-        return place
+        return position
     return None
 
 
@@ -242,7 +242,7 @@ class _File:
     """One file of the commitlog by itself."""
 
     records: list[Record]
-    damages: list[Damage]
+    damages: list[DamagedStretch]
     is_used: bool
     """Whether it has any byte that is not zero."""
     end: int
@@ -255,7 +255,7 @@ class _File:
 def _read_file(data: bytes, base: int) -> _File:
     """Read a file at a physical offset. Known by its bytes: tests ask often, and copy stores."""
     records: list[Record] = []
-    damages: list[Damage] = []
+    damages: list[DamagedStretch] = []
     used = len(data.rstrip(b"\0"))
     at = 0
     while at < used:
@@ -266,7 +266,7 @@ def _read_file(data: bytes, base: int) -> _File:
         except BrokenError as error:
             found = _next_start(data, at + 1, base)
             stop = used if found is None else found
-            damages.append(Damage(base + at, stop - at, str(error)))
+            damages.append(DamagedStretch(base + at, stop - at, str(error)))
             at = stop
             continue
         records.append(record)
@@ -277,7 +277,7 @@ def _read_file(data: bytes, base: int) -> _File:
 def contents(store: Path) -> Contents:
     """Read all records of a store in order, and the damage between them."""
     records: list[Record] = []
-    damages: list[Damage] = []
+    damages: list[DamagedStretch] = []
     markers = 0
     gap: int | None = None  # zeros from here on: the end, unless a record follows
     files = sorted((store / "commitlog").iterdir())
@@ -286,7 +286,7 @@ def contents(store: Path) -> Contents:
         base = int(path.name)
         file = _read_file(path.read_bytes(), base)
         if file.is_used and gap is not None:
-            damages.append(Damage(gap, base - gap, "zeros"))
+            damages.append(DamagedStretch(gap, base - gap, "zeros"))
             gap = None
         records += file.records
         damages += file.damages

@@ -26,14 +26,14 @@ from duemq.protocol.requests.bodies import (
     TopicConfig,
 )
 from duemq.protocol.requests.headers import (
-    ConsumerGroup,
+    ConsumerGroupName,
     ConsumerSendMsgBack,
     CreateTopic,
     DeleteSubscriptionGroup,
     GetRouteInfo,
     KVEntry,
     KVKey,
-    Topic,
+    TopicName,
     UnregisterClient,
     UpdateConsumerOffset,
 )
@@ -283,7 +283,7 @@ async def test_a_subscription_is_hashed_once_for_all_its_pulls(peer: Peer, hashe
         assert (await peer.ask(pull("T", subscription=expression))).code == 0
         assert (await peer.ask(pull("T", subscription=None, sys_flag=0, sub_version=5))).code == 0
     assert hashes.characters == len(expression) - 2 * 299
-    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("consumers")))
+    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupName("consumers")))
     table = json.loads(bytes(answer.body))["subscriptionTable"]["T"]
     assert (len(table["tagsSet"]), len(table["codeSet"])) == (300, 300)
 
@@ -316,7 +316,7 @@ async def test_there_are_so_many_topics(broker: UnboundBroker, peer: Peer) -> No
     assert not {"U", "%RETRY%g"} & set(broker.topics.table)
     assert (await peer.ask(send("T"))).code == 0
     assert (await peer.ask(create("T", 5, 5))).code == 0
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))).code == 0
     assert (await peer.ask(send("U"))).code == 0
 
 
@@ -343,7 +343,7 @@ async def test_a_topic_and_all_topics_have_so_many_queues(broker: UnboundBroker,
     assert (await peer.ask(create("T", 8, 8))).code == 0
     assert (await peer.ask(create("U", 2, 1))).code == 0
     await refused(peer, create("T", 9, 8), ResponseCode.SYSTEM_ERROR, "maxQueues=")
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))).code == 0
     assert broker.topics._queues == queues - 8
 
 
@@ -456,13 +456,13 @@ async def test_the_name_server_keeps_so_many_values(tmp_path: Path) -> None:
         assert (await peer.ask(put("n0", "k0", "x" * 10))).code == 0
         assert (await peer.ask(request(RequestCode.DELETE_KV_CONFIG, KVKey("n1", "k1")))).code == 0
         assert (await peer.ask(put("n9", "more", "v"))).code == 0
-        nameserver = broker.nameserver
-        assert set(nameserver._kv) == {"n0", "n9"}
-        assert (nameserver._kv_count, nameserver._kv_size) == (3, 2 + 2 + 10 + 2 + 2 + 1 + 2 + 4 + 1)
+        values = broker._tables.values
+        assert set(values._values) == {"n0", "n9"}
+        assert (values._count, values._size) == (3, 2 + 2 + 10 + 2 + 2 + 1 + 2 + 4 + 1)
     async with running(tmp_path, "maxKVConfigEntries=1", "maxKVConfigBytes=1") as broker:
         peer = broker.connect()
         assert (await peer.ask(request(RequestCode.GET_KV_CONFIG, KVKey("n9", "more")))).ext == {"value": "v"}
-        assert (broker.nameserver._kv_count, broker.nameserver._kv_size) == (3, 26)
+        assert (broker._tables.values._count, broker._tables.values._size) == (3, 26)
         assert (await peer.ask(put("n9", "more", "w"))).code == 0, "what is there may change, if it does not grow"
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.records import recurrence
-from duemq.protocol.records.recurrence import Recurrence
+from duemq.protocol.records.recurrence import RecurrenceRule
 from duemq.scheduler.recurring.times import next_ms
 
-NONE = Recurrence(0, "", "UTC", None, None, None, None)
+NONE = RecurrenceRule(0, "", "UTC", None, None, None, None)
 TIMES = st.integers(0, 4_000_000_000_000)
 
 

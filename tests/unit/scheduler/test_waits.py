@@ -20,7 +20,7 @@ from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files.small_files import StartFacts, TimerCheck, TimerNote
 from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
-from duemq.scheduler.timers.index.sorted_offsets import has, indices_of, is_among, joined
+from duemq.scheduler.timers.index.sorted_offsets import has, indices_of, is_among, union
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
@@ -213,7 +213,9 @@ class History:
         withdrawn = [np.array([r.origin for r in since if r.kind != "delivery" and r.origin >= 0], np.int64)]
         newest_ms = max((r.stored_ms for r in since if r.kind == "delivery"), default=0)
         note = self.note
-        found = waits.found_since(note.second, note.found, delivered, withdrawn, newest_ms, self.end)
+        found = waits.found_since(
+            note.second, note.found, delivered=delivered, withdrawn=withdrawn, newest_ms=newest_ms, end=self.end
+        )
         return waits.with_moved(found, note.second, note.found, [self.log(note.log_since, note.log_end)])
 
     def told(self) -> set[int]:
@@ -227,7 +229,7 @@ class History:
         physical = units["physical_offset"].astype(np.int64)
         positions, seconds = position + np.arange(len(units)) * UNIT_SIZE, seconds_of(units)
         due = units["due_ms"].astype(np.int64)
-        kept = waits.left_of(physical, positions, units["magic"], due, seconds, note.second, found).kept
+        kept = waits.left_of(physical, positions, units["magic"], due, seconds, noted=note.second, found=found).kept
         kept &= waits.is_live(units, seconds, note.second) & ~is_among(physical, found.withdrawn)
         queue = self.queue()[note.enqueued :]
         behind = queue["physical_offset"][waits.is_behind(queue, found)]
@@ -313,13 +315,16 @@ def test_units_that_are_withdrawn_or_superseded_are_done_with() -> None:
     """Units that are withdrawn or superseded, also deleting ones, do not wait."""
     magic = np.array([NORMAL, NORMAL | DELETE, NORMAL | DELETE | WITHDRAWN, NORMAL | WITHDRAWN, NORMAL | DELETE])
     none, due = np.zeros(5, np.int64), np.array([0, 0, 0, 5000, 5000])
-    assert waits.left_of(none, none, magic, due, 5, 5, StartFacts()).kept.tolist() == [True, True, False, False, False]
+    left = waits.left_of(none, none, magic, due, 5, noted=5, found=StartFacts())
+    assert left.kept.tolist() == [True, True, False, False, False]
 
 
 def test_what_the_commitlog_lost_is_no_more() -> None:
     """Records that the commitlog lost are forgotten, since other messages will get their offsets."""
     before = StartFacts(done=np.array([300, 900]), withdrawn=np.array([900]))
-    found = waits.found_since(5, before, [np.array([100, 1000])], [np.array([400])], 0, 900)
+    found = waits.found_since(
+        5, before, delivered=[np.array([100, 1000])], withdrawn=[np.array([400])], newest_ms=0, end=900
+    )
     assert (found.done.tolist(), found.withdrawn.tolist()) == ([100, 300], [400])
 
 
@@ -404,4 +409,4 @@ def test_membership(there: set[int], asked: list[int]) -> None:
     assert [has(found, value) for value in asked] == [value in there for value in asked]
     at, known = indices_of(values, found)
     assert found[at[known]].tolist() == values[known].tolist()
-    assert joined([values, found]).tolist() == sorted(there | set(asked))
+    assert union([values, found]).tolist() == sorted(there | set(asked))

@@ -214,17 +214,17 @@ class World:
 
     # --- all of it again
 
-    def keep(self, place: Path) -> dict[str, Any]:
+    def keep(self, directory: Path) -> dict[str, Any]:
         """Close the broker and copy all files to a new directory. Return what `put_back`, which opens the broker again,
         needs beside the files."""
         self._broker.close()
-        copy_tree(self._root, place)
+        copy_tree(self._root, directory)
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "_broker"}
 
-    def put_back(self, place: Path, kept: dict[str, Any]) -> None:
+    def put_back(self, directory: Path, kept: dict[str, Any]) -> None:
         """Make the files and this object what they were when `keep` returned, and open the broker."""
         shutil.rmtree(self._root)
-        copy_tree(place, self._root)
+        copy_tree(directory, self._root)
         vars(self).update(copy.deepcopy(kept))
         self._broker = Broker(self._broker.root, self.clock, SEGMENT)
 

@@ -92,14 +92,14 @@ def test_what_is_no_store_is_told_before_spark_is_started(
 @pytest.mark.parametrize(
     ("command", "rest"),
     [
-        ("archive", ["PLACE"]),
-        ("archive", ["PLACE", "--append"]),
-        ("compact", ["PLACE"]),
-        ("audit", ["--out", "PLACE"]),
-        ("audit", ["--state", "PLACE"]),
-        ("analyse", ["--out", "PLACE"]),
-        ("analyse", ["--nights", "PLACE"]),
-        ("analyse", ["--out", "out", "--state", "PLACE"]),
+        ("archive", ["PATH"]),
+        ("archive", ["PATH", "--append"]),
+        ("compact", ["PATH"]),
+        ("audit", ["--out", "PATH"]),
+        ("audit", ["--state", "PATH"]),
+        ("analyse", ["--out", "PATH"]),
+        ("analyse", ["--nights", "PATH"]),
+        ("analyse", ["--out", "out", "--state", "PATH"]),
     ],
 )
 def test_nothing_is_written_into_the_store_that_is_read(
@@ -109,10 +109,10 @@ def test_nothing_is_written_into_the_store_that_is_read(
     monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
     (tmp_path / "link").symlink_to("store")
     before = sorted(tmp_path.rglob("*"))
-    for place in ("store", "store/arch", "./store/", "link/arch", "store/commitlog/x", "store/../link/a/b"):
-        arguments = [place if argument == "PLACE" else argument for argument in rest]
+    for path in ("store", "store/arch", "./store/", "link/arch", "store/commitlog/x", "store/../link/a/b"):
+        arguments = [path if argument == "PATH" else argument for argument in rest]
         for name in (store, "link", "s*e") if command == "analyse" else (store, "link"):
-            check_failed(run(command, name, *arguments), f"duemq: {place}: lies in the store that is read, ")
+            check_failed(run(command, name, *arguments), f"duemq: {path}: lies in the store that is read, ")
     assert sorted(tmp_path.rglob("*")) == before
 
 

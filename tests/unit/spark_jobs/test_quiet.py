@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from duemq.spark_jobs.quiet import Filter, without_noise
+from duemq.spark_jobs.quiet import NoiseFilter, without_noise
 
 WARNING = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 BROKEN = (
@@ -28,7 +28,7 @@ def test_what_goes_goes_wherever_it_is_cut(text: str, left: str) -> None:
 
 
 def _passed(parts: list[str]) -> str:
-    noise = Filter()
+    noise = NoiseFilter()
     return b"".join([*(noise.passed(each.encode()) for each in parts), noise.rest()]).decode()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.protocol.records.record import Summary
+from duemq.protocol.records.record import RecordSummary
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.storage.files import Files, OsFiles
 from duemq.storage.store import MessageStore, StoreConfig
@@ -44,7 +44,7 @@ def append(
 ) -> list[int]:
     """Append messages in one batch; return their physical offsets."""
     offsets = []
-    code = store.tags_code(topic, Summary(store.appender.begin(now_ms), 0, properties.decode()))
+    code = store.tags_code(topic, RecordSummary(store.appender.begin(now_ms), 0, properties.decode()))
     for body in bodies:
         store.appender.add(store.ensure_queue(topic, queue_id), body, properties, code, 1, HOST)
         offsets.append(store.appender.last_physical_offset)

@@ -106,7 +106,7 @@ async def looked(broker: UnboundBroker) -> None:
         (request(34, None, b'{"clientID":"c","producerDataSet":[{"groupName":"groupA"}]}'), USER, None),
         (request(35, headers.UnregisterClient("c", None, "groupA")), USER, "No default permission for group:groupA"),
         (request(35, headers.UnregisterClient("c", "groupA")), USER, None),
-        (request(38, headers.ConsumerGroup("groupA")), USER, "No default permission for group:groupA"),
+        (request(38, headers.ConsumerGroupName("groupA")), USER, "No default permission for group:groupA"),
         (commit("groupC", "topicA"), USER, "No default permission for topic:topicA"),
         (commit("groupA", "topicB"), USER, "No default permission for group:groupA"),
         (commit("groupC", "topicB"), USER, None),

@@ -79,8 +79,8 @@ async def secured(tmp_path: Path) -> AsyncIterator[UnboundBroker]:
 async def entries(broker: UnboundBroker) -> list[dict[str, Any]]:
     """Return the entries so far."""
     assert broker._audit is not None
-    while broker._audit._lines:
-        broker._audit.write()
+    while broker._audit.log._lines:
+        broker._audit.log.write()
         await asyncio.sleep(0)
     path = Path(broker.config.audit_path)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -211,7 +211,7 @@ async def test_each_kind_of_change_has_an_entry(secured: UnboundBroker) -> None:
         request(RequestCode.CHANGE_RECURRING, headers.ChangeRecurring("T", "name", "pause")),
         request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, headers.ResetOffset("T", "readers", 0)),
         request(RequestCode.MOVE_CLOCK, headers.MoveClock(1000)),
-        request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic("T")),
+        request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicName("T")),
         request(
             RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
             headers.CreateAccessConfig("new-account", "canary-secret-new", topic_perms="T=PUB"),

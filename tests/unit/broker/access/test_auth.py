@@ -239,7 +239,7 @@ async def test_a_name_longer_than_any_is_refused_and_not_kept(broker: UnboundBro
         pull("T" * 256),
         pull("T", group="g" * 256),
         request(RequestCode.GET_MAX_OFFSET, headers.QueueOfTopic("T" * 256, 0)),
-        request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroup("g" * 256)),
+        request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupName("g" * 256)),
     ):
         code, remark = await told(peer, command, USER)
         assert (code, "longer than 255" in str(remark)) == (ResponseCode.SYSTEM_ERROR, True)
@@ -287,8 +287,8 @@ async def test_a_user_that_may_send_sees_which_delays_there_are(broker: UnboundB
     settings = [bytes((await peer.ask(signed(ask(26), account))).body).decode() for account in (USER, SUPER)]
     assert "messageDelayLevel=1s 5s" in settings[0]
     assert ["storePathRootDir" in each for each in settings] == [False, True]
-    await done(peer, request(351, headers.Topic("TBW102")), account=USER)
-    assert await told(peer, request(351, headers.Topic("other")), USER) == no_permission("Topic:other")
+    await done(peer, request(351, headers.TopicName("TBW102")), account=USER)
+    assert await told(peer, request(351, headers.TopicName("other")), USER) == no_permission("Topic:other")
 
 
 # --- held pulls

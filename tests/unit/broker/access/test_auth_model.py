@@ -26,10 +26,10 @@ from duemq.broker.access.auth.model import (
     acl_info,
     read_policies,
 )
-from duemq.broker.access.auth.rules import Rules, bits
+from duemq.broker.access.auth.rules import PreparedPolicies, bits
 from duemq.broker.errors import Refused
 from duemq.protocol.codes import ResponseCode
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.auth_bodies import AclInfo, UserInfo
 from tests.support.access import signed
@@ -145,7 +145,7 @@ def test_decisions_are_those_of_the_words(
     actions: set[str],
     host: str,
 ) -> None:
-    rules = Rules(acl_of(entries, defaults))
+    rules = PreparedPolicies(acl_of(entries, defaults))
     wanted = bits(Action[action.upper()] for action in actions)
     decision = rules.decide(ResourceType[kind.upper()], name, wanted, host)
     expected = decided(entries, defaults, kind, name, actions, host)
@@ -169,7 +169,7 @@ def test_entries_of_a_store_with_a_host_name_allow_nothing_and_deny_everywhere()
     """RocketMQ takes a name for a network, and looks for its address at each request."""
     for decision, expected in ((1, None), (2, Decision.DENY)):
         text = ACL_BYTES.replace(b"10.0.0.0/8", b"localhost/8").replace(b'"decision":1', b'"decision":%d' % decision)
-        rules = Rules(msgspec.json.decode(text, type=Acl))
+        rules = PreparedPolicies(msgspec.json.decode(text, type=Acl))
         assert rules.decide(ResourceType.GROUP, "G1", bits([Action.SUB]), "10.0.0.1") is expected
         assert rules.decide(ResourceType.GROUP, "G1", bits([Action.SUB]), "127.0.0.1") is Decision(decision)
 
@@ -197,9 +197,9 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_body_is_read_or_refused(body: Any) -> None:
     data = json.dumps(body).encode()
-    with suppress(BodyError):
+    with suppress(BodyFormatError):
         bodies.decode_request(data, UserInfo)
-    with suppress(BodyError, Refused):
+    with suppress(BodyFormatError, Refused):
         info = bodies.decode_request(data, AclInfo)
         for policy in read_policies(info):
             assert policy.entries

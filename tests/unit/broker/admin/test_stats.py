@@ -13,7 +13,7 @@ from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, BrokerStats
 from duemq.broker.admin.stats_items import CountTable, StatsItems
 from duemq.broker.settings.config import FIELDS
 from duemq.protocol.codes import RequestCode, ResponseCode
-from duemq.protocol.requests.headers import PullMessage, Topic, ViewBrokerStatsData
+from duemq.protocol.requests.headers import PullMessage, TopicName, ViewBrokerStatsData
 from duemq.storage.clock import ManualClock
 from duemq.storage.queues.pull import Pulled, PullStatus
 from tests.support.broker import Peer, UnboundBroker
@@ -172,7 +172,7 @@ async def test_a_deleted_topic_has_no_counts(peer: Peer) -> None:
     await peer.ask_all([send("T"), send("U")])
     await peer.ask(pull("T", 0))
     await peer.ask(send("T"))
-    await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))
+    await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))
     for name, key in (("TOPIC_PUT_NUMS", "T"), ("TOPIC_PUT_NUMS", "no-topic"), ("MADE_UP", "T")):
         answer = await peer.ask(request(RequestCode.VIEW_BROKER_STATS_DATA, ViewBrokerStatsData(name, key)))
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")

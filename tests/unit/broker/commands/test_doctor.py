@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from duemq import cli
 from duemq.broker import logs, main
 from duemq.broker.doctor import machine, security
-from duemq.broker.doctor.findings import Finding, Level
+from duemq.broker.doctor.findings import Finding, Severity
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings.config import BrokerConfig, check_exposure, load
 from tests.support.access import write_accounts
@@ -43,12 +43,12 @@ def config(tmp_path: Path, *settings: str) -> BrokerConfig:
 
 
 def bad(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    return [(each.level.value, each.text) for each in findings if each.level is not Level.OK]
+    return [(each.level.value, each.text) for each in findings if each.level is not Severity.OK]
 
 
-def only(findings: Iterable[Finding], level: Level, *parts: str) -> Finding:
+def only(findings: Iterable[Finding], level: Severity, *parts: str) -> Finding:
     """Return the one finding that is not ok, and check it."""
-    (found,) = [each for each in findings if each.level is not Level.OK]
+    (found,) = [each for each in findings if each.level is not Severity.OK]
     assert found.level is level
     assert all(part in found.text + found.help for part in parts), found
     assert found.help
@@ -105,13 +105,13 @@ def test_a_broker_for_this_machine_needs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "level", "part"),
     [
-        (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5"), Level.ERROR, "does not start"),
-        (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5", "insecure=true"), Level.WARNING, "anyone"),
-        (("bindAddress=0.0.0.0", "brokerIP1=127.0.0.1", "aclEnable=true"), Level.WARNING, "their own machine"),
-        (("brokerIP1=10.0.0.5",), Level.WARNING, "does not listen"),
+        (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5"), Severity.ERROR, "does not start"),
+        (("bindAddress=0.0.0.0", "brokerIP1=10.0.0.5", "insecure=true"), Severity.WARNING, "anyone"),
+        (("bindAddress=0.0.0.0", "brokerIP1=127.0.0.1", "aclEnable=true"), Severity.WARNING, "their own machine"),
+        (("brokerIP1=10.0.0.5",), Severity.WARNING, "does not listen"),
     ],
 )
-def test_exposure(tmp_path: Path, settings: tuple[str, ...], level: Level, part: str) -> None:
+def test_exposure(tmp_path: Path, settings: tuple[str, ...], level: Severity, part: str) -> None:
     only(security.exposure(config(tmp_path, *settings)), level, part)
 
 
@@ -121,17 +121,17 @@ SAFE = "accounts:\n- accessKey: administrator\n  secretKey: 0123456789abcdefXYZ\
 @pytest.mark.parametrize(
     ("text", "mode", "level", "part"),
     [
-        (SAFE, 0o644, Level.ERROR, "may read"),
-        (SAFE, 0o602, Level.ERROR, "may write"),
-        (SAFE.replace("0123456789abcdefXYZ", "12345678"), 0o600, Level.ERROR, "everyone knows"),
-        (SAFE.replace("0123456789abcdefXYZ", "short-one"), 0o600, Level.WARNING, "9 characters"),
-        (SAFE.replace("admin: true", "admin: false"), 0o600, Level.WARNING, "no account is an administrator"),
-        (f"globalWhiteRemoteAddresses: ['*']\n{SAFE}", 0o600, Level.ERROR, "without an account"),
-        (f"globalWhiteRemoteAddresses: ['*:*:*:*:*:*:*:*']\n{SAFE}", 0o600, Level.ERROR, "without an account"),
-        (f"{SAFE}  whiteRemoteAddress: '*'\n", 0o600, Level.ERROR, "without a signature"),
+        (SAFE, 0o644, Severity.ERROR, "may read"),
+        (SAFE, 0o602, Severity.ERROR, "may write"),
+        (SAFE.replace("0123456789abcdefXYZ", "12345678"), 0o600, Severity.ERROR, "everyone knows"),
+        (SAFE.replace("0123456789abcdefXYZ", "short-one"), 0o600, Severity.WARNING, "9 characters"),
+        (SAFE.replace("admin: true", "admin: false"), 0o600, Severity.WARNING, "no account is an administrator"),
+        (f"globalWhiteRemoteAddresses: ['*']\n{SAFE}", 0o600, Severity.ERROR, "without an account"),
+        (f"globalWhiteRemoteAddresses: ['*:*:*:*:*:*:*:*']\n{SAFE}", 0o600, Severity.ERROR, "without an account"),
+        (f"{SAFE}  whiteRemoteAddress: '*'\n", 0o600, Severity.ERROR, "without a signature"),
     ],
 )
-def test_accounts(tmp_path: Path, text: str, mode: int, level: Level, part: str) -> None:
+def test_accounts(tmp_path: Path, text: str, mode: int, level: Severity, part: str) -> None:
     path = write_accounts(tmp_path, SAFE)
     settings = config(tmp_path, "aclEnable=true", f"rocketmqHome={tmp_path}")
     assert bad(security.accounts(settings, None)) == []
@@ -143,15 +143,15 @@ def test_accounts(tmp_path: Path, text: str, mode: int, level: Level, part: str)
 
 def test_files_of_accounts_that_are_wrong_or_not_there(tmp_path: Path) -> None:
     settings = config(tmp_path, "aclEnable=true", f"rocketmqHome={tmp_path}")
-    only(security.accounts(settings, None), Level.ERROR, "there is no")
+    only(security.accounts(settings, None), Severity.ERROR, "there is no")
     write_accounts(tmp_path, "accounts: [1]")
     assert bad(security.accounts(settings, None))[0][0] == "error"
-    only(security.accounts(config(tmp_path, "aclEnable=true"), None), Level.ERROR, "nothing says where")
+    only(security.accounts(config(tmp_path, "aclEnable=true"), None), Severity.ERROR, "nothing says where")
 
 
 def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
     open_to_all = ("bindAddress=0.0.0.0", "brokerIP1=127.0.0.1")
-    only(security.tls(config(tmp_path, *open_to_all), NOW), Level.WARNING, "no certificate", "duemq tls self-signed")
+    only(security.tls(config(tmp_path, *open_to_all), NOW), Severity.WARNING, "no certificate", "duemq tls self-signed")
     for path in Path(certificates.directory).glob("*.key"):
         path.chmod(0o600)
     safe = [*open_to_all, *certificates.server_settings(), "tls.server.mode=enforcing"]
@@ -160,16 +160,16 @@ def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
     assert bad(good) == []
     assert "(99 days left)" in "".join(each.text for each in good)
     late = NOW + 90 * day
-    soon = only(security.tls(settings, late), Level.WARNING, "expires in", "no restart")
+    soon = only(security.tls(settings, late), Severity.WARNING, "expires in", "no restart")
     assert "9 days" in soon.text
     assert bad(security.tls(settings, late - 9 * day)) == [("warning", soon.text.replace("9 days", "18 days"))]
-    only(security.tls(settings, NOW + 120 * day), Level.ERROR, "is valid from")
+    only(security.tls(settings, NOW + 120 * day), Severity.ERROR, "is valid from")
     own = [line.replace("tls.server", "tls.client") for line in certificates.server_settings("expired")]
     own += ["tls.client.authServer=true", f"tls.client.trustCertPath={certificates.path('ca.pem')}"]
     registers = config(tmp_path, "namesrvAddr=10.0.0.9:9876", "tls.enable=true", *own)
-    only(security.tls(registers, NOW), Level.ERROR, "expired.pem", "is valid from")
+    only(security.tls(registers, NOW), Severity.ERROR, "expired.pem", "is valid from")
     expired = config(tmp_path, *open_to_all, *certificates.server_settings("expired"), "tls.server.mode=enforcing")
-    only(security.tls(expired, NOW), Level.ERROR, "is valid from")
+    only(security.tls(expired, NOW), Severity.ERROR, "is valid from")
     Path(certificates.path("server.key")).chmod(0o644)
     found = list(security.tls(config(tmp_path, *safe[:-1], "brokerIP1=10.0.0.5"), late))
     assert [text for _, text in bad(found)] == [
@@ -180,7 +180,7 @@ def test_certificates(tmp_path: Path, certificates: Certificates) -> None:
         "clients that compare names, such as duemq's, refuse it",
     ]
     wrong = config(tmp_path, "tls.server.certPath=/nothing", "tls.server.keyPath=/nothing")
-    only(security.tls(wrong, NOW), Level.ERROR, "No such file")
+    only(security.tls(wrong, NOW), Severity.ERROR, "No such file")
 
 
 def test_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +192,14 @@ def test_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.chmod(0o644)
     assert bad(security.own_files(settings, str(file))) == []
     store.chmod(0o755)
-    only(security.own_files(settings, None), Level.WARNING, "may read the messages")
+    only(security.own_files(settings, None), Severity.WARNING, "may read the messages")
     store.chmod(0o733)
-    only(security.own_files(settings, None), Level.ERROR, "may write into")
+    only(security.own_files(settings, None), Severity.ERROR, "may write into")
     store.chmod(0o700)
     file.chmod(0o646)
-    only(security.own_files(settings, str(file)), Level.ERROR, "may write")
+    only(security.own_files(settings, str(file)), Severity.ERROR, "may write")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    only(security.own_files(settings, None), Level.WARNING, "root")
+    only(security.own_files(settings, None), Severity.WARNING, "root")
 
 
 # --- what doctor finds: the machine
@@ -213,9 +213,13 @@ class Disk:
 
 @pytest.mark.parametrize(
     ("used", "level", "part"),
-    [(0.5, Level.OK, "free"), (0.8, Level.WARNING, "diskMaxUsedSpaceRatio=75"), (0.95, Level.ERROR, "refused")],
+    [
+        (0.5, Severity.OK, "free"),
+        (0.8, Severity.WARNING, "diskMaxUsedSpaceRatio=75"),
+        (0.95, Severity.ERROR, "refused"),
+    ],
 )
-def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: float, level: Level, part: str) -> None:
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: float, level: Severity, part: str) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: Disk(used))
     mounts = tmp_path / "mounts"
     mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
@@ -233,7 +237,7 @@ def test_memory(tmp_path: Path) -> None:
     assert bad(machine.memory(meminfo, tmp_path)) == []
     (tmp_path / "memory.max").write_text("300000000\n")
     (tmp_path / "memory.current").write_text("200000000\n")
-    only(machine.memory(meminfo, tmp_path), Level.WARNING, "95 MiB are available")
+    only(machine.memory(meminfo, tmp_path), Severity.WARNING, "95 MiB are available")
     (tmp_path / "memory.max").write_text("max\n")
     assert bad(machine.memory(meminfo, tmp_path)) == []
 
@@ -257,11 +261,11 @@ def test_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(System, "adjtimex", lambda _: System.state)
     now_ms = 1_800_000_000_000
     assert bad(machine.clock(now_ms)) == []
-    only(machine.clock(0), Level.ERROR, "years behind")
+    only(machine.clock(0), Severity.ERROR, "years behind")
     System.state = 5
-    only(machine.clock(now_ms), Level.WARNING, "not synchronised")
+    only(machine.clock(now_ms), Severity.WARNING, "not synchronised")
     System.state = -1
-    only(machine.clock(now_ms), Level.WARNING, "does not say")
+    only(machine.clock(now_ms), Severity.WARNING, "does not say")
 
 
 # --- the commands
@@ -335,17 +339,17 @@ def test_users(tmp_path: Path) -> None:
     on = "authorizationEnabled=true"
     assert list(security.users(config(tmp_path), str(file))) == []
     assert bad(found(on, USER % LONG)) == []
-    only(found(on), Level.ERROR, "no user yet", "duemq user init")
-    only(found(USER % LONG), Level.WARNING, "every user may do everything")
+    only(found(on), Severity.ERROR, "no user yet", "duemq user init")
+    only(found(USER % LONG), Severity.WARNING, "every user may do everything")
     both = "authenticationWhitelist=25,105,310", "authorizationWhitelist=310,105,26"
-    only(found(on, USER % LONG, *both), Level.ERROR, "codes 310 without an account")
+    only(found(on, USER % LONG, *both), Severity.ERROR, "codes 310 without an account")
     assert bad(found(on, USER % LONG, both[0], "authorizationWhitelist=105,106")) == []
     assert any("codes 25, 310" in text for _, text in bad(found(USER % LONG, *both)))
-    only(found(on, USER % "short"), Level.WARNING, "admin", "5 characters")
+    only(found(on, USER % "short"), Severity.WARNING, "admin", "5 characters")
     file.chmod(0o644)
-    only(found(on, USER % LONG), Level.ERROR, "may read", str(file))
+    only(found(on, USER % LONG), Severity.ERROR, "may read", str(file))
     file.chmod(0o600)
     users = tmp_path / "store" / "config" / "users"
     users.mkdir(parents=True, mode=0o755)
-    only(found(on), Level.ERROR, "may read", str(users))
+    only(found(on), Severity.ERROR, "may read", str(users))
     assert not any("short" in each.text + each.help for each in found(on, USER % "short!"))

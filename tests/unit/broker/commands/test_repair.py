@@ -38,7 +38,6 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.jobs import Lane
 from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import OsFiles
-from duemq.storage.store import REPAIR_DIRECTORY
 from tests.support.copies import copy_tree, data_of
 from tests.support.extended import extend
 from tests.unit.spark_jobs import compact_world
@@ -132,7 +131,7 @@ def repaired(root: Path, clock: ManualClock, to: Path | None = None) -> Report:
     before = commitlog(root)
     report = repair(str(root), now=look(clock), settings=SETTINGS, to=str(to) if to else None)
     assert commitlog(root) == before
-    assert not (root / REPAIR_DIRECTORY).exists()
+    assert not (root / "repair.partial").exists()
     return report
 
 
@@ -240,14 +239,14 @@ def test_a_sound_store_in_which_a_message_of_a_level_was_changed(tmp_path: Path,
     """A sound store needs no repair after a message of a level was changed: the level's offset is behind the changed
     message, as behind delivered ones."""
     broker = new_broker(tmp_path / "old")
-    placed = [broker.schedule(2, b"%d" % at) for at in range(10)]
+    scheduled = [broker.schedule(2, b"%d" % at) for at in range(10)]
     broker.run()
     changes, now_ms = broker.timers.changes, broker.clock.now_ms()
     if change == "cancel":
-        assert changes.cancel(placed[number], now_ms) is Cancelled.CANCELLED
+        assert changes.cancel(scheduled[number], now_ms) is Cancelled.CANCELLED
     else:
         later_ms = now_ms + (60_000 if change == "reschedule" else 0)
-        assert changes.reschedule(placed[number], later_ms, now_ms) is Cancelled.CANCELLED
+        assert changes.reschedule(scheduled[number], later_ms, now_ms) is Cancelled.CANCELLED
     broker.pass_time(7000)
     assert len(broker.bodies()) == 10 - (change != "deliver")
     broker.close()
@@ -298,7 +297,7 @@ FOLDERS = (
     "timerlog",
     "index",
     "config",
-    REPAIR_DIRECTORY,
+    "repair.partial",
 )
 
 
@@ -676,13 +675,13 @@ def zeroed(root: Path, at: int, size: int) -> None:
 
 def test_a_damaged_stretch_of_an_old_file_is_passed_over(tmp_path: Path) -> None:
     broker = new_broker(tmp_path / "old")
-    places = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(400)]
+    offsets = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(400)]
     assert broker.store.log.end > 5 * SEGMENT
     broker.close()
-    zeroed(broker.root, places[10], places[13] - places[10])
+    zeroed(broker.root, offsets[10], offsets[13] - offsets[10])
     remove(broker.root / "consumequeue")
     report = repaired(broker.root, broker.clock)
-    assert [(each.start, each.end) for each in report.damages] == [(places[10], places[13])]
+    assert [(each.start, each.end) for each in report.damages] == [(offsets[10], offsets[13])]
     assert report.commitlog_end == broker.store.log.end
     after = Broker(broker.root, broker.clock)
     assert sum(waiting(after).values()) == 397
@@ -694,16 +693,16 @@ def test_what_our_start_serves_behind_a_damage_a_repair_keeps(tmp_path: Path, da
     """A repair keeps the records behind a damage that a start of duemq would serve: it reads from its checkpoint on,
     wherever that is in the last files."""
     broker = new_broker(tmp_path / "old")
-    places = [broker.schedule(4, b"%03d" % number * 100, f"k{number}") for number in range(30)]
+    offsets = [broker.schedule(4, b"%03d" % number * 100, f"k{number}") for number in range(30)]
     broker.owned.checkpoint()
     if is_stopped:
         broker.close()
     if damage == "zeros":
-        zeroed(broker.root, places[20], 100)
+        zeroed(broker.root, offsets[20], 100)
     else:
         path = broker.root / "commitlog" / f"{0:020}"
         data = bytearray(path.read_bytes())
-        data[places[20] + 90] ^= 1
+        data[offsets[20] + 90] ^= 1
         path.write_bytes(data)
     broker.store.abandon()
     copy_tree(broker.root, tmp_path / "plain")
@@ -714,7 +713,7 @@ def test_what_our_start_serves_behind_a_damage_a_repair_keeps(tmp_path: Path, da
     remove(broker.root / "consumequeue" / SCHEDULE_TOPIC)
     for _ in range(2):
         report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
-        assert [each.start for each in report.damages] == [places[20]]
+        assert [each.start for each in report.damages] == [offsets[20]]
         assert report.behind == 0
         after = Broker(broker.root, broker.clock)
         assert waiting(after) == wanted
@@ -726,13 +725,13 @@ def test_a_damage_in_the_last_files_is_where_a_start_will_cut(tmp_path: Path) ->
     """A repair ends the commitlog at a damage in the last files, where a start would cut it: Apache's, or duemq's
     without a checkpoint."""
     broker = new_broker(tmp_path / "old")
-    places = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(30)]
+    offsets = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(30)]
     broker.close()
     remove(broker.root / "checkpoint")
-    zeroed(broker.root, places[20], 100)
+    zeroed(broker.root, offsets[20], 100)
     before = commitlog(broker.root)
     report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
-    assert (report.commitlog_end, report.behind, report.records) == (places[20], 9, 20)
+    assert (report.commitlog_end, report.behind, report.records) == (offsets[20], 9, 20)
     assert commitlog(broker.root) == before
     after = Broker(broker.root, broker.clock)
     assert sum(waiting(after).values()) == 20
@@ -789,7 +788,7 @@ def test_killed_at_any_rename_a_further_run_repairs(
             nonlocal count
             if count == limit:
                 raise _Killed
-            count += REPAIR_DIRECTORY in str(source) + str(target)
+            count += "repair.partial" in str(source) + str(target)
             rename(source, target)
 
         calls: list[int] = []
@@ -808,11 +807,11 @@ def test_killed_at_any_rename_a_further_run_repairs(
             is_over = False
         monkeypatch.setattr(os, "rename", rename)
         monkeypatch.setattr(module, "_put_back", put_back)
-        if (root / REPAIR_DIRECTORY / "old").exists():
+        if (root / "repair.partial" / "old").exists():
             with pytest.raises(StoreFormatError, match="run `duemq store repair` again"):
                 Broker(root, broker.clock)
         repair(str(root), now=look(broker.clock), settings=sizes)
-        assert not (root / REPAIR_DIRECTORY).exists()
+        assert not (root / "repair.partial").exists()
         assert (root / level).read_bytes() == units
         delivers_the_rest(root, ManualClock(broker.clock.now_ms()), wanted, delivered)
         shutil.rmtree(root)
@@ -1054,13 +1053,13 @@ def test_the_index_is_made_anew_where_that_is_asked_for(
     monkeypatch.setattr(module_index, "MOST", most)
     monkeypatch.setattr(module_index, "_BATCH", 7)
     broker = new_broker(tmp_path / "old")
-    places: dict[str, list[int]] = {}
+    offsets: dict[str, list[int]] = {}
     for number in range(40):
         keys = f"order-{number % 3} ключ-{number}"
         name = "plain" if number % 3 else "others"
         at = broker.send(name, b"x", f"KEYS\x01{keys}\x02UNIQ_KEY\x01u{number}")
         for key in (*keys.split(), f"u{number}"):
-            places.setdefault(f"{name}#{key}", []).insert(0, at)
+            offsets.setdefault(f"{name}#{key}", []).insert(0, at)
     broker.send("plain", b"without a key")
     broker.close()
     as_of_apache(broker.root)
@@ -1069,7 +1068,7 @@ def test_the_index_is_made_anew_where_that_is_asked_for(
     report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS, with_index=True)
     assert report.repaired
     assert report.index_files == -(-120 // most) == len(list((broker.root / "index").iterdir()))
-    assert {key: found_by_key(broker.root, key) for key in places} == places
+    assert {key: found_by_key(broker.root, key) for key in offsets} == offsets
     assert found_by_key(broker.root, "plain#none") == []
     stamp = struct.unpack_from(">q", (broker.root / "checkpoint").read_bytes(), 16)[0]
     assert stamp == START_MS, "RocketMQ removes files that end behind that"

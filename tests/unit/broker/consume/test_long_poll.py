@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records import record
 from duemq.protocol.requests.bodies import SubscriptionGroupConfig
-from duemq.protocol.requests.headers import CreateTopic, NoFields, PullMessage, Request, Topic
+from duemq.protocol.requests.headers import CreateTopic, NoFields, PullMessage, Request, TopicName
 from duemq.storage.errors import NotInMemory
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, SteppedLoop, request_turns, turns
@@ -241,7 +242,7 @@ async def test_short_polling_waits_its_own_time(tmp_path: Path, loop: SteppedLoo
 
 
 def deletion(topic: str) -> Command:
-    return request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic))
+    return request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic))
 
 
 def queues(topic: str, read: int, perm: int = PERM_READ | PERM_WRITE) -> Command:
@@ -378,8 +379,8 @@ class FakeConnection:
 
 
 def held_pull(queue: FakeQueue, deadline: float, connection: object = None) -> HeldPull:
-    request = cast("Request[PullMessage]", None)
-    return HeldPull(cast("Connection", connection or FakeConnection()), request, cast("Any", queue), 0, None, deadline)
+    request = cast("Request[PullMessage]", SimpleNamespace(header=SimpleNamespace(queue_offset=0)))
+    return HeldPull(cast("Connection", connection or FakeConnection()), request, cast("Any", queue), None, deadline)
 
 
 def long_polls(
@@ -392,7 +393,15 @@ def long_polls(
     share: float = float("inf"),
 ) -> LongPolls:
     """Long polls with a budget of pulls per turn."""
-    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), lambda: 1000, serve, expire, check, fail)
+    return LongPolls(
+        loop,
+        request_turns(loop, CountBudget(share, share)),
+        capacity=lambda: 1000,
+        serve=serve,
+        expire=expire,
+        check=check,
+        fail=fail,
+    )
 
 
 async def test_serving_many_takes_turns_with_others(loop: SteppedLoop) -> None:

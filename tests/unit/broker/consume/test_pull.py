@@ -19,14 +19,14 @@ from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, Subscrip
 from duemq.protocol.requests.headers import (
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
-    ConsumerGroup,
+    ConsumerGroupName,
     DeleteSubscriptionGroup,
     GetConsumeStats,
     PullMessageResponse,
     QueryConsumerOffset,
     QueueOfTopic,
     SearchOffset,
-    Topic,
+    TopicName,
     UpdateConsumerOffset,
     ViewMessage,
     decode_ext,
@@ -291,9 +291,9 @@ async def test_how_far_a_group_is_is_told(broker: UnboundBroker, peer: Peer, top
     text = bytes(answer.body)
     queue = b'{"brokerName":"broker-a","queueId":0,"topic":"T"}'
     assert text.startswith(b'{"consumeTps":0.0,"offsetTable":{' + queue + b':{"brokerOffset":10,"consumerOffset":4,')
-    answer = await peer.ask(request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, Topic(topic)))
+    answer = await peer.ask(request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicName(topic)))
     assert json.loads(bytes(answer.body)) == {"groupList": ["g"]}
-    answer = await peer.ask(request(RequestCode.GET_TOPIC_STATS_INFO, Topic(topic)))
+    answer = await peer.ask(request(RequestCode.GET_TOPIC_STATS_INFO, TopicName(topic)))
     assert queue + b':{"lastUpdateTimestamp":1700000009000,"maxOffset":10,"minOffset":0}' in bytes(answer.body)
 
 
@@ -366,7 +366,7 @@ async def test_where_no_message_begins_none_is_given(peer: Peer, topic: str, off
 
 
 async def test_a_member_of_no_group_is_told_so(peer: Peer) -> None:
-    answer = await peer.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("g")))
+    answer = await peer.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupName("g")))
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 

@@ -26,13 +26,13 @@ from duemq.protocol.requests.bodies import (
 from duemq.protocol.requests.headers import (
     BrokerIdentity,
     BrokerName,
-    Cluster,
+    ClusterName,
     GetRouteInfo,
     KVEntry,
     KVKey,
     KVNamespace,
     RegisterBroker,
-    Topic,
+    TopicName,
 )
 from duemq.protocol.requests.registration import encode_registration
 from tests.support.broker import Peer, UnboundBroker, running
@@ -106,7 +106,7 @@ async def test_a_topic_is_routable_as_soon_as_there_is_one(peer: Peer) -> None:
     assert await route_of(peer, "TBW102") is not None
     await peer.ask(send("T"))
     assert await route_of(peer, "T") is not None
-    await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))
+    await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))
     assert await route_of(peer, "T") is None
 
 
@@ -123,16 +123,16 @@ async def test_brokers_and_clusters_are_told(peer: Peer) -> None:
 
 
 async def test_topics_are_listed_by_cluster_and_in_all(peer: Peer) -> None:
-    async def names(code: int, header: Cluster | None = None) -> set[str]:
+    async def names(code: int, header: ClusterName | None = None) -> set[str]:
         answer = await peer.ask(request(code, header))
         return set(json.loads(bytes(answer.body))["topicList"])
 
     await register(peer, topics=[TopicConfig("Theirs")], cluster="Other")
     everywhere = await names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     assert {"Theirs", "TBW102", "SELF_TEST_TOPIC"} <= everywhere
-    assert await names(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster("Other")) == {"Theirs"}
-    assert await names(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster("DefaultCluster")) == everywhere - {"Theirs"}
-    assert await names(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster("nowhere")) == set()
+    assert await names(RequestCode.GET_TOPICS_BY_CLUSTER, ClusterName("Other")) == {"Theirs"}
+    assert await names(RequestCode.GET_TOPICS_BY_CLUSTER, ClusterName("DefaultCluster")) == everywhere - {"Theirs"}
+    assert await names(RequestCode.GET_TOPICS_BY_CLUSTER, ClusterName("nowhere")) == set()
 
 
 # --- key-value configuration
@@ -296,7 +296,7 @@ async def test_setting_the_wall_clock_forgets_no_broker_and_keeps_none(
 
 async def test_a_topic_is_forgotten_until_its_broker_registers_again(peer: Peer) -> None:
     await register(peer, topics=[TopicConfig("Theirs")])
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic("Theirs")))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicName("Theirs")))).code == 0
     assert await route_of(peer, "Theirs") is None
     await register(peer, topics=[TopicConfig("Theirs")])
     assert await route_of(peer, "Theirs") is not None

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from duemq.broker.names.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registrar
-from duemq.broker.net.connection import Connection, FrameHandler, InputBudget
+from duemq.broker.net.connection import Connection, FrameHandler
+from duemq.broker.net.input_budget import InputBudget
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver
 from duemq.broker.tables.topics import Topics
@@ -116,7 +117,7 @@ def servers() -> NameServers:
 @pytest.fixture
 async def registration(servers: NameServers, topics: FakeTopics) -> AsyncIterator[Registrar]:
     identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
-    made = Registrar(identity, ADDRESSES, cast("Topics", topics), PERIOD, servers.connect)
+    made = Registrar(identity, ADDRESSES, cast("Topics", topics), period=PERIOD, connect=servers.connect)
     yield made
     for server in made._servers:
         if server._task is not None:
@@ -280,7 +281,14 @@ async def test_those_that_can_be_reached_are_told_of_the_end(
 async def test_with_keys_the_requests_to_name_servers_are_signed(servers: NameServers, topics: FakeTopics) -> None:
     keys = ("inner", "canary-secret-of-inner")
     identity = BrokerIdentity("broker-a", "10.0.0.1:10911", "DefaultCluster", 0)
-    made = Registrar(identity, ADDRESSES[:1], cast("Topics", topics), PERIOD, servers.connect, Signer(*keys))
+    made = Registrar(
+        identity,
+        ADDRESSES[:1],
+        cast("Topics", topics),
+        period=PERIOD,
+        connect=servers.connect,
+        signer=Signer(*keys),
+    )
     made.start()
     await servers.turns()
     stopping = asyncio.ensure_future(made.stop())

@@ -15,7 +15,7 @@ from duemq.broker.errors import NotNow
 from duemq.broker.net.admission import CONNECTION_BYTES, OWN_BYTES, Admission
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames import codec
-from duemq.protocol.requests.headers import QueueOfTopic, Topic
+from duemq.protocol.requests.headers import QueueOfTopic, TopicName
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import UnboundBroker, running
@@ -84,7 +84,7 @@ async def test_cold_pulls_of_a_client_that_does_not_read(broker: UnboundBroker, 
     while under_way(broker):
         await turns(1)
     assert consumer.transport.most_held < CONNECTION_BYTES + 2 * BODY
-    assert broker._output.used == consumer.transport.get_write_buffer_size(), "all of it counts, not only the first"
+    assert broker._net.output.used == consumer.transport.get_write_buffer_size(), "all of it counts, not only the first"
     while len(consumer.responses) < len(pulls):
         consumer.transport.unblock()
         await turns(1)
@@ -156,7 +156,7 @@ async def test_a_topic_that_is_being_saved_is_not_saved_once_more_for_each_who_w
 
 async def test_requests_of_administrators_that_take_their_time(broker: UnboundBroker, tables: Gate) -> None:
     peer = broker.connect()
-    commands = [request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(f"missing{number}")) for number in range(2000)]
+    commands = [request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(f"missing{number}")) for number in range(2000)]
     peer.post(*commands)
     await turns(10)
     assert under_way(broker) == CONNECTION_BYTES // OWN_BYTES

@@ -27,14 +27,14 @@ from duemq.protocol.requests.headers import (
     ChangePending,
     ConsumerSendMsgBack,
     CreateTopic,
-    DueCurve,
     GetConsumeStats,
     ListPending,
+    QueryDueCurve,
     QueueOfTopic,
     RecallMessage,
     ResetOffset,
     SearchOffset,
-    Topic,
+    TopicName,
     ViewMessage,
 )
 from duemq.scheduler.timers.files.small_files import TimerCheck
@@ -150,7 +150,7 @@ ASKED: dict[str, Ask] = {
     ),
     "earliest": lambda _: request(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueOfTopic("T", 0)),
     "view": lambda _: request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(0)),
-    "topic stats": lambda _: request(RequestCode.GET_TOPIC_STATS_INFO, Topic("T")),
+    "topic stats": lambda _: request(RequestCode.GET_TOPIC_STATS_INFO, TopicName("T")),
     "consume stats": _update,
     "reset": _reset,
     "pull": lambda _: pull("T", queue_id=1),
@@ -181,8 +181,8 @@ PENDING: dict[str, Command] = {
     "list": request(RequestCode.LIST_PENDING, ListPending(limit=10)),
     "list of a topic": request(RequestCode.LIST_PENDING, ListPending(topic="T", limit=10)),
     "count": request(RequestCode.LIST_PENDING, ListPending(count_only=True)),
-    "curve": request(RequestCode.DUE_CURVE, DueCurve(60_000, 10)),
-    "curve of a topic": request(RequestCode.DUE_CURVE, DueCurve(60_000, 10, topic="T")),
+    "curve": request(RequestCode.DUE_CURVE, QueryDueCurve(60_000, 10)),
+    "curve of a topic": request(RequestCode.DUE_CURVE, QueryDueCurve(60_000, 10, topic="T")),
 }
 
 
@@ -290,7 +290,7 @@ async def test_what_goes_through_many_files_waits_for_none(tmp_path: Path) -> No
 
     def step(now: Moment, budget: Budget) -> float | None:
         for found in searching:
-            raise NotInMemory("a file", found.place, found.run)
+            raise NotInMemory("a file", found.position, found.run)
         return 1.0
 
     run = cold.step(step, woken.set)
@@ -427,8 +427,8 @@ OF_WAITING: dict[str, Say] = {
     "list": lambda _: [request(RequestCode.LIST_PENDING, ListPending(limit=200))],
     "list of a key": lambda _: [request(RequestCode.LIST_PENDING, ListPending(topic="T", key="k4", limit=200))],
     "count": lambda _: [request(RequestCode.LIST_PENDING, ListPending(count_only=True))],
-    "curve": lambda _: [request(RequestCode.DUE_CURVE, DueCurve(HOUR_MS, 200))],
-    "curve of a topic": lambda _: [request(RequestCode.DUE_CURVE, DueCurve(HOUR_MS, 200, topic="T"))],
+    "curve": lambda _: [request(RequestCode.DUE_CURVE, QueryDueCurve(HOUR_MS, 200))],
+    "curve of a topic": lambda _: [request(RequestCode.DUE_CURVE, QueryDueCurve(HOUR_MS, 200, topic="T"))],
     "timer metrics": lambda _: [request(RequestCode.GET_TIMER_METRICS)],
     "timer check point": lambda _: [request(RequestCode.GET_TIMER_CHECK_POINT)],
     "delay offsets": lambda _: [request(RequestCode.GET_ALL_DELAY_OFFSET)],
@@ -441,7 +441,7 @@ OF_WAITING: dict[str, Say] = {
     ],
     "shorter levels": lambda _: [request(RequestCode.UPDATE_BROKER_CONFIG, body=b"messageDelayLevel=1s 5s 1m\n")],
     "a limit to seconds": lambda _: [request(RequestCode.UPDATE_BROKER_CONFIG, body=b"timerCongestNumEachSlot=7\n")],
-    "delete topic": lambda _: [request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T"))],
+    "delete topic": lambda _: [request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T"))],
 }
 
 

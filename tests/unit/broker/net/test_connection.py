@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from duemq.broker.net.connection import (
-    LARGE_RESPONSE_BYTES,
-    MAX_REQUESTS,
-    READ_BYTES,
-    READERS,
-    SHORT_READ_BYTES,
-    WRITE_HIGH_BYTES,
-    Connection,
-    InputBudget,
-)
+from duemq.broker.net.connection import LARGE_RESPONSE_BYTES, MAX_REQUESTS, WRITE_HIGH_BYTES, Connection
+from duemq.broker.net.input_budget import READ_BYTES, READERS, SHORT_READ_BYTES, InputBudget, Reader
 from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
@@ -241,7 +233,7 @@ async def test_a_consumer_gets_its_messages_whatever_strangers_leave_unread(tmp_
             stranger.transport.block()
             stranger.post(*(pull("T") for _ in range(3)))
         assert any(stranger.transport.is_aborted for stranger in strangers)
-        assert broker._output.used <= broker._output.limit
+        assert broker._net.output.used <= broker._net.output.limit
         assert (await peer.ask(pull("T"))).code == 0
 
 
@@ -330,7 +322,7 @@ async def test_who_pays_is_found_without_looking_at_all_who_do_not(frames: Frame
         peer.connection.data_received(first)
     looks = 0
 
-    class Steps(dict[Connection, None]):
+    class Steps(dict[Reader, None]):
         def __iter__(self) -> Any:
             nonlocal looks
             for each in super().__iter__():
@@ -428,7 +420,7 @@ async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
 
 async def test_a_client_that_left_before_it_was_accepted_is_dropped(broker: UnboundBroker) -> None:
     """A client that left before it was accepted is dropped: its socket has no peer any more."""
-    peer = Peer(broker._connect(), None)
+    peer = Peer(broker._net.accept(), None)
     assert peer.transport.is_aborted
     await turns()
     assert peer.connection not in broker.router.connections

@@ -17,7 +17,7 @@ from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, Respon
 from duemq.protocol.frames import codec
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import BINARY, CODECS, JSON, MSGPACK, join_frame
-from duemq.protocol.requests.headers import NoFields, QueueOfTopic, Request, SendMessageResponse, Topic, decode_ext
+from duemq.protocol.requests.headers import NoFields, QueueOfTopic, Request, SendMessageResponse, TopicName, decode_ext
 from duemq.storage.errors import StoreBroken, StoreError, StoreFull
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import turns
@@ -243,8 +243,8 @@ async def test_no_one_way_request_is_answered(peer: Peer, topic: str, frame_code
         broken,
         request(MAX_OFFSET, QueueOfTopic(topic, 0), oneway=True),
         request(RequestCode.HEART_BEAT, body=b"x", oneway=True),
-        request(RequestCode.GET_TOPIC_CONFIG, Topic("missing"), oneway=True),
-        request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("missing"), oneway=True),
+        request(RequestCode.GET_TOPIC_CONFIG, TopicName("missing"), oneway=True),
+        request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("missing"), oneway=True),
         pull(topic),
         frame_codec=frame_codec,
     )
@@ -264,7 +264,7 @@ async def test_answers_are_in_the_codec_of_their_request(peer: Peer, topic: str,
         request(MAX_OFFSET, QueueOfTopic(topic, 0)),
         send(topic, queue_id=99),
         send("Other"),
-        request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("missing")),
+        request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("missing")),
     ]
     await peer.ask_all(commands, frame_codec)
     assert [frame[0] for frame in peer.frames] == [frame_codec] * len(commands)
@@ -383,7 +383,7 @@ async def test_a_file_that_cannot_be_read_or_written_is_told_without_a_traceback
 async def test_connections_for_which_there_is_no_room_are_refused_and_harm_nobody(
     broker: UnboundBroker, peer: Peer, topic: str, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
-    monkeypatch.setattr(broker._connection_limits, "descriptors", 3)
+    monkeypatch.setattr(broker._net.limits, "descriptors", 3)
     others = [broker.connect() for _ in range(200)]
     assert [other.transport.is_closing() for other in others] == [False] * 2 + [True] * 198
     assert offset_of(await peer.ask(send(topic))) == 1

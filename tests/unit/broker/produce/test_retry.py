@@ -14,7 +14,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.records import record
 from duemq.protocol.records.message_id import pack_host
 from duemq.protocol.records.record import FLAG_STORE_IPV6, StoredMessage
-from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic, Topic
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic, TopicName
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.storage.queues.consume_queue import UNIT
 from tests.support.broker import Peer, UnboundBroker
@@ -79,7 +79,7 @@ async def test_a_retry_topic_that_is_deleted_while_a_message_waits_for_it_is_mad
     broker.lanes.hold(Background.TABLES)
     peer.post(back(original.physical_offset, -1))
     await turns()
-    peer.post(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("%DLQ%g")))
+    peer.post(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("%DLQ%g")))
     await turns()
     assert "%DLQ%g" not in broker.topics.table
     broker.lanes.let_go(Background.TABLES)

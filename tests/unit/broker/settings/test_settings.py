@@ -18,7 +18,7 @@ from duemq.broker.settings.parts import READ_WHERE_USED, RETENTION_SETTINGS
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
-from duemq.protocol.requests.headers import ConsumerSendMsgBack, GetRouteInfo, Topic
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, GetRouteInfo, TopicName
 from duemq.protocol.requests.registration import encode_registration
 from duemq.storage.durability.jobs import Lane
 from tests.support.broker import Peer, UnboundBroker, running
@@ -296,7 +296,7 @@ async def test_the_default_topic_comes_when_topics_may_be_made(tmp_path: Path) -
         peer = broker.connect()
         assert broker.topics.get("TBW102") is None
         await change(peer, autoCreateTopicEnable="true", defaultTopicQueueNums=3)
-        answer = await peer.ask(request(RequestCode.GET_TOPIC_CONFIG, Topic("TBW102")))
+        answer = await peer.ask(request(RequestCode.GET_TOPIC_CONFIG, TopicName("TBW102")))
         assert json.loads(bytes(answer.body))["writeQueueNums"] == 3
         assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
 

@@ -103,7 +103,7 @@ class Life:
         else:
             await self.cut_off(broker)
 
-    async def cut_off(self, broker: Broker) -> None:
+    async def cut_off(self, broker: UnboundBroker) -> None:
         """End as kill -9 does: only the written data stays."""
         broker.housekeeping.stop()
         broker._turns.stop()

@@ -15,9 +15,9 @@ from duemq.protocol.frames.frame import BINARY, JSON
 from duemq.protocol.records.properties import java_hash
 from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from duemq.protocol.requests.headers import (
-    ConsumerGroup,
+    ConsumerGroupName,
     DeleteSubscriptionGroup,
-    ProducerGroup,
+    ProducerGroupName,
     RelayToConsumer,
     UnregisterClient,
     decode_ext,
@@ -58,7 +58,7 @@ async def beat(peer: Peer, *args: Any, **kwargs: Any) -> None:
 
 
 async def members(peer: Peer, group: str) -> list[str]:
-    answer = await peer.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup(group)))
+    answer = await peer.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupName(group)))
     if answer.code != ResponseCode.SUCCESS:
         assert answer.remark == f"no consumer for this group, {group}"
         return []
@@ -105,7 +105,7 @@ async def test_a_notice_names_the_group_and_comes_in_the_clients_codec(broker: U
     await peer.ask(heartbeat("c1", "g"), BINARY)
     (frame_codec, notice) = next(frame for frame in peer.frames if frame[1].code == NOTICE)
     assert frame_codec == BINARY
-    assert decode_ext(ConsumerGroup, notice.ext).consumer_group == "g"
+    assert decode_ext(ConsumerGroupName, notice.ext).consumer_group == "g"
     json_peer = broker.connect()
     await json_peer.ask(heartbeat("c2", "g"), JSON)
     assert {frame[0] for frame in json_peer.frames} == {JSON}
@@ -259,23 +259,23 @@ def test_tag_expressions(expression: str | None, tags: list[str] | None) -> None
 
 async def test_connections_of_a_group_are_told(broker: UnboundBroker, peer: Peer) -> None:
     await beat(peer, "c1", "g", producers=("p",), subscriptions=[subscription("A", "x || y", 7)])
-    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("g")))
+    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupName("g")))
     body = json.loads(bytes(answer.body))
     assert body["connectionSet"] == [
         {"clientAddr": "127.0.0.1:40000", "clientId": "c1", "language": "JAVA", "version": 407}
     ]
     assert (body["consumeType"], body["messageModel"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
     assert body["subscriptionTable"]["A"]["tagsSet"] == ["x", "y"]
-    answer = await peer.ask(request(RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroup("p")))
+    answer = await peer.ask(request(RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroupName("p")))
     assert [entry["clientId"] for entry in json.loads(bytes(answer.body))["connectionSet"]] == ["c1"]
     answer = await peer.ask(request(RequestCode.GET_ALL_PRODUCER_INFO))
     assert [entry["clientId"] for entry in json.loads(bytes(answer.body))["data"]["p"]] == ["c1"]
 
 
 async def test_a_group_that_is_not_online_is_told_so(peer: Peer) -> None:
-    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("g")))
+    answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupName("g")))
     assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
-    answer = await peer.ask(request(RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroup("p")))
+    answer = await peer.ask(request(RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroupName("p")))
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 

@@ -15,13 +15,13 @@ from duemq.broker.settings.live_settings import LiveSettings
 from duemq.broker.tables.locks import QueueLocks
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
-from duemq.protocol.requests.bodies import LockBatch, MessageQueue
+from duemq.protocol.requests.bodies import BrokerQueue, LockBatch
 from duemq.storage.clock import ManualClock
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.wire import request, send
 from tests.unit.broker.consume.test_pull import commit
 
-A, B = MessageQueue("b", 0, "T"), MessageQueue("b", 1, "T")
+A, B = BrokerQueue("b", 0, "T"), BrokerQueue("b", 1, "T")
 
 
 @pytest.fixture
@@ -163,11 +163,11 @@ async def test_a_queue_number_beyond_32_bits_is_refused(peer: Peer) -> None:
     ("group", "queue"),
     [
         ("g" * 256, A),
-        ("g", MessageQueue("b" * 256, 0, "T")),
-        ("g", MessageQueue("b", 0, "T" * 256)),
+        ("g", BrokerQueue("b" * 256, 0, "T")),
+        ("g", BrokerQueue("b", 0, "T" * 256)),
     ],
 )
-async def test_names_that_are_too_long_are_refused(peer: Peer, code: int, group: str, queue: MessageQueue) -> None:
+async def test_names_that_are_too_long_are_refused(peer: Peer, code: int, group: str, queue: BrokerQueue) -> None:
     """A lock keeps its names for a minute, also of a topic that there is not."""
     answer = await peer.ask(request(code, body=fastjson.dumps(LockBatch(group, "c", [A, queue]))))
     assert (answer.code, "at most 255 characters" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

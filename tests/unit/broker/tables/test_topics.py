@@ -11,7 +11,7 @@ from duemq.broker.errors import Refused
 from duemq.broker.tables.topics import check_name
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
-from duemq.protocol.requests.headers import CreateTopic, DeleteSubscriptionGroup, Topic
+from duemq.protocol.requests.headers import CreateTopic, DeleteSubscriptionGroup, TopicName
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.errors import StoreFormatError
 from tests.support.broker import Peer, UnboundBroker, running
@@ -36,7 +36,7 @@ def create(
 
 
 async def queues(peer: Peer, topic: str) -> tuple[int, int, int]:
-    answer = await peer.ask(request(RequestCode.GET_TOPIC_CONFIG, Topic(topic)))
+    answer = await peer.ask(request(RequestCode.GET_TOPIC_CONFIG, TopicName(topic)))
     assert answer.code == 0, answer.remark
     body = json.loads(bytes(answer.body))
     return body["readQueueNums"], body["writeQueueNums"], body["perm"]
@@ -176,7 +176,7 @@ async def test_what_is_deleted_has_no_offsets_after_a_kill_either(broker: Unboun
         broker.offsets.commit(group, topic, 0, 1)
     await broker.offsets.save()
     path = Path(broker.config.store_root) / "config" / "consumerOffset.json"
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))).code == ResponseCode.SUCCESS
     assert set(json.loads(path.read_text())["offsetTable"]) == {"U@h", "U@stays"}
     delete = DeleteSubscriptionGroup("h", remove_offset=True)
     assert (await peer.ask(request(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete))).code == ResponseCode.SUCCESS
@@ -186,11 +186,11 @@ async def test_what_is_deleted_has_no_offsets_after_a_kill_either(broker: Unboun
 async def test_a_deleted_topic_is_gone_with_its_messages_and_offsets(broker: UnboundBroker, peer: Peer) -> None:
     await peer.ask(send("T"))
     broker.offsets.commit("g", "T", 0, 1)
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("T")))).code == 0
     assert (await peer.ask(pull("T"))).code == ResponseCode.TOPIC_NOT_EXIST
     assert broker.offsets.get("g", "T", 0) is None
     assert (await peer.ask(send("T"))).ext["queueOffset"] == "0"
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("TBW102")))).code == 1
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName("TBW102")))).code == 1
 
 
 # --- permissions

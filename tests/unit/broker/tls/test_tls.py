@@ -39,7 +39,7 @@ def verified(certificates: Certificates) -> list[str]:
 
 
 def connect(broker: UnboundBroker, context: ssl.SSLContext, port: int = 40000) -> TlsPeer:
-    return TlsPeer(broker._connect(), context, ("127.0.0.1", port))
+    return TlsPeer(broker._net.accept(), context, ("127.0.0.1", port))
 
 
 async def is_served(peer: TlsPeer) -> bool:
@@ -488,7 +488,7 @@ async def test_who_holds_most_that_is_not_read_is_closed_with_tls(tmp_path: Path
             stranger.transport.block()
             stranger.post(*(pull("T") for _ in range(3)))
         assert any(stranger.transport.is_aborted for stranger in strangers)
-        assert broker._output.used <= broker._output.limit
+        assert broker._net.output.used <= broker._net.output.limit
         assert (await producer.ask(pull("T"))).code == 0
 
 
@@ -497,10 +497,10 @@ async def test_unfinished_frames_count_with_tls(tmp_path: Path, certificates: Ce
         peer = connect(broker, certificates.client_context())
         assert await peer.handshake()
         peer.feed(join_frame(0, b"{}", bytes(1000))[:700])
-        assert broker._budget.used == 700
+        assert broker._net.input.used == 700
         peer.transport.abort()
         await turns()
-        assert broker._budget.used == 0
+        assert broker._net.input.used == 0
 
 
 async def test_reads_with_tls_are_short(tmp_path: Path, certificates: Certificates) -> None:

@@ -16,7 +16,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.message_id import offset_message_id, pack_host
-from duemq.protocol.requests.headers import CancelMessage, ChangeByHandle, ChangePending, DueCurve, ListPending
+from duemq.protocol.requests.headers import CancelMessage, ChangeByHandle, ChangePending, ListPending, QueryDueCurve
 from duemq.protocol.topics import TIMER_TOPIC
 from duemq.scheduler.search import WaitingMessages
 from duemq.scheduler.timers.config import Cancelled
@@ -190,7 +190,7 @@ async def test_the_curve_begins_now_unless_asked_otherwise(known: UnboundBroker,
     await later(known, peer, LATER_MS, topic="Other")
 
     async def curve(*fields: Any) -> Any:
-        return await told(peer, request(RequestCode.DUE_CURVE, DueCurve(*fields)), frame_codec)
+        return await told(peer, request(RequestCode.DUE_CURVE, QueryDueCurve(*fields)), frame_codec)
 
     assert await curve(60_000, 3) == {"beginMs": NOW_MS, "stepMs": 60_000, "counts": [0, 3, 1]}
     assert await curve(60_000, 3, "T") == {"beginMs": NOW_MS, "stepMs": 60_000, "counts": [0, 2, 1]}
@@ -199,7 +199,7 @@ async def test_the_curve_begins_now_unless_asked_otherwise(known: UnboundBroker,
 
 @pytest.mark.parametrize("fields", [(999, 1), (1000, 0), (1000, 10_001), (2**60, 1), (1000, 1, None, 2**60)])
 async def test_a_wrong_curve_is_refused(peer: Peer, fields: tuple[Any, ...]) -> None:
-    await fails(peer, request(RequestCode.DUE_CURVE, DueCurve(*fields)), ResponseCode.SYSTEM_ERROR)
+    await fails(peer, request(RequestCode.DUE_CURVE, QueryDueCurve(*fields)), ResponseCode.SYSTEM_ERROR)
 
 
 # --- changing
@@ -413,7 +413,7 @@ async def test_changing_can_be_forbidden_and_looking_not(known: UnboundBroker, p
     for command in (change("cancel", message_id), change("deliver", topic="T", begin_ms=0)):
         assert "recallMessageEnable is false" in await fails(peer, command, ResponseCode.NO_PERMISSION)
     assert await ids(peer) == [message_id]
-    await told(peer, request(RequestCode.DUE_CURVE, DueCurve(1000, 1)))
+    await told(peer, request(RequestCode.DUE_CURVE, QueryDueCurve(1000, 1)))
     await change_settings(peer, recallMessageEnable="true")
     assert (await told(peer, change("cancel", message_id)))["counts"] == {"CANCELLED": 1}
 

@@ -15,7 +15,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.records import batch, properties, record
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.recurrence import FLAG_RECURS
-from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending, Topic
+from duemq.protocol.requests.headers import ChangePending, ChangeRecurring, ListPending, TopicName
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.seconds.slots import Slots
 from duemq.scheduler.timers.service import Timers
@@ -541,7 +541,7 @@ async def test_names_of_other_properties_are_not_taken_for_those_of_a_recurrence
 
 
 async def delete_topic(peer: Peer, topic: str = "T") -> None:
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic)))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic)))).code == ResponseCode.SUCCESS
 
 
 async def test_it_ends_with_its_topic(known: UnboundBroker, peer: Peer, loop: SteppedLoop, logged: Any) -> None:

@@ -25,7 +25,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import CODECS, JSON
 from duemq.protocol.records import record
 from duemq.protocol.records.message_id import offset_message_id, pack_host, parse_offset_message_id
-from duemq.protocol.records.record import HEAD_SIZE_IPV4, StoredMessage, Summary
+from duemq.protocol.records.record import HEAD_SIZE_IPV4, RecordSummary, StoredMessage
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.headers import (
     CancelMessage,
@@ -552,7 +552,7 @@ async def test_settings_change_while_running(
     broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = []
-    monkeypatch.setattr(broker._timers_work, "wake", lambda: looked.append(broker.timers.config.stop_dequeue))
+    monkeypatch.setattr(broker._works.timers, "wake", lambda: looked.append(broker.timers.config.stop_dequeue))
     await change(peer, timerMaxDelaySec=60, timerRollWindowSlot=1, timerCongestNumEachSlot=5, timerStopDequeue="true")
     config = broker.timers.config
     assert (config.max_delay, config.roll_window, config.congest_limit) == (60, MAX_ROLL_WINDOW, 5)
@@ -579,7 +579,7 @@ def steps(broker: UnboundBroker) -> list[int]:
         called.append(now.wall_ms - NOW_MS)
         return 5.0
 
-    broker._timers_work.step = step
+    broker._works.timers.step = step
     return called
 
 
@@ -592,7 +592,7 @@ async def pass_time(broker: UnboundBroker, loop: SteppedLoop, seconds: float) ->
 async def test_the_timers_are_called_when_they_ask_for_it(
     broker: UnboundBroker, loop: SteppedLoop, steps: list[int]
 ) -> None:
-    broker._timers_work.wake()
+    broker._works.timers.wake()
     await turns()
     assert steps == [0]
     await pass_time(broker, loop, 4.999)
@@ -600,8 +600,8 @@ async def test_the_timers_are_called_when_they_ask_for_it(
     await pass_time(broker, loop, 0.001)
     assert steps == [0, 5000]
     await pass_time(broker, loop, 1)
-    broker._timers_work.wake()
-    broker._timers_work.wake()
+    broker._works.timers.wake()
+    broker._works.timers.wake()
     await turns()
     assert steps == [0, 5000, 6000]
     await pass_time(broker, loop, 4.5)
@@ -617,7 +617,7 @@ async def test_what_is_not_due_soon_is_gathered(broker: UnboundBroker, loop: Ste
     await pass_time(broker, loop, 0.001)
     assert steps == [10]
     arrived()
-    broker._timers_work.wake()
+    broker._works.timers.wake()
     arrived()
     await turns()
     assert steps == [10, 10], "what is due soon does not wait for more"
@@ -637,7 +637,7 @@ async def test_a_mark_of_a_client_deletes_the_message_that_it_names(
     stored = last(broker)
     unit = broker.timers.queue.unit(stored.queue_offset)
     text, promise = stored.properties_text, stored.prepared_transaction_offset
-    code = broker.store.tags_code(stored.topic, Summary(stored.store_timestamp, promise, text))
+    code = broker.store.tags_code(stored.topic, RecordSummary(stored.store_timestamp, promise, text))
     assert unit == (stored.physical_offset, stored.size, code), "a start that makes the queue anew finds the same"
     for _ in range(8):
         await pass_time(broker, loop, 1)
@@ -670,7 +670,7 @@ async def test_levels_and_timers_do_not_wait_for_each_other(
     broker: UnboundBroker, peer: Peer, loop: SteppedLoop, steps: list[int]
 ) -> None:
     await peer.ask(send("T", properties="DELAY\x011"))
-    broker._timers_work.wake()
+    broker._works.timers.wake()
     await pass_time(broker, loop, 1)
     assert steps == [0, 1000][-len(steps) :]
     assert len(record.decode_all(bytes((await peer.ask(pull("T"))).body))) == 1
@@ -684,11 +684,11 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
     def step(now: Moment, _: Budget) -> float:
         called.append(now.wall_ms - NOW_MS)
         if len(called) == 1:
-            broker._timers_work.wake()
+            broker._works.timers.wake()
         return 5.0
 
-    broker._timers_work.step = step
-    broker._timers_work.wake()
+    broker._works.timers.step = step
+    broker._works.timers.wake()
     await turns(5)
     assert called == [0, 0]
     await pass_time(broker, loop, 5)
@@ -703,8 +703,8 @@ async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: St
         if len(called) == 1:
             raise RuntimeError("x")
 
-    broker._timers_work.step = step
-    broker._timers_work.wake()
+    broker._works.timers.step = step
+    broker._works.timers.wake()
     await turns()
     await pass_time(broker, loop, 1)
     assert called == [0, 1000]

@@ -16,7 +16,7 @@ from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON
-from duemq.protocol.requests.bodies import MessageQueue as Queue
+from duemq.protocol.requests.bodies import BrokerQueue as Queue
 from duemq.protocol.requests.bodies import reset_offset_body
 from duemq.protocol.requests.headers import OffsetResponse, ResetOffset
 from tests.unit.duemq.conftest import INTERVALS

@@ -32,21 +32,21 @@ def blocks(begin: str) -> list[str]:
 @pytest.mark.parametrize(
     ("table", "prefix"),
     [
-        (tables.Mqtt, ""),
+        (tables.MqttTable, ""),
         (tables.TlsFiles, ""),
-        (tables.Delayed, "delayed."),
-        (tables.Status, "status."),
-        (tables.ToRocketmq, ""),
-        (tables.ToMqtt, ""),
+        (tables.DelayedTable, "delayed."),
+        (tables.StatusTable, "status."),
+        (tables.ToRocketmqTable, ""),
+        (tables.ToMqttTable, ""),
     ],
 )
-def test_each_name_is_explained(table: type[tables.File], prefix: str) -> None:
+def test_each_name_is_explained(table: type[tables.RulesTables], prefix: str) -> None:
     assert {f"{prefix}{name}" for name in table.__struct_fields__} <= NAMES
 
 
 def test_each_name_in_front_of_the_tables_is_explained() -> None:
     tables_of_the_file = {"mqtt", "delayed", "status", "to_rocketmq", "to_mqtt"}
-    assert set(tables.File.__struct_fields__) - tables_of_the_file <= NAMES
+    assert set(tables.RulesTables.__struct_fields__) - tables_of_the_file <= NAMES
 
 
 def test_each_user_property_is_explained() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from duemq.consumer import Consumer
 from duemq.messages import MessageQueue, ReceivedMessage
-from duemq.mqtt_bridge.outbound import CLOSES_CONNECTION, LOST_CONNECTIONS, Flight, ToMqtt, Window
+from duemq.mqtt_bridge.outbound import CLOSES_CONNECTION, LOST_CONNECTIONS, Flight, PublishWindow, ToMqtt
 from duemq.mqtt_bridge.rules.model import Outbound, QoS, TemplateError
 from duemq.mqtt_bridge.session.client import ServerLimits
 from duemq.mqtt_bridge.session.journal import Journal, MessagePosition, Published, State, fingerprint_of, open_journal
@@ -54,7 +54,7 @@ class Bench:
         self.journal = journal
         self.ids = PacketIds()
         self.finished: list[Flight] = []
-        self.window = Window(
+        self.window = PublishWindow(
             most=most,
             journal=journal,
             ids=self.ids,
@@ -443,7 +443,7 @@ class Rule:
         self.journal = journal
         self.status = Status("status", lambda: NOW)
         self.ids = PacketIds()
-        self.window = Window(
+        self.window = PublishWindow(
             most=100, journal=journal, ids=self.ids, comes_again=lambda _: True, finished=self._finished
         )
         self.consumer = consumer

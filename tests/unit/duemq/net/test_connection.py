@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from duemq import ArgumentError, ConnectError, ConnectionLostError, PeerError, RequestTimeoutError
-from duemq._net.connection import Codec, Connection, check_codec, connect, split_address
+from duemq._net.connection import ClientConnection, Codec, check_codec, connect, split_address
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON, MSGPACK
-from duemq.protocol.requests.headers import ConsumerGroup
+from duemq.protocol.requests.headers import ConsumerGroupName
 from tests.unit.duemq.fake import FakeBroker, Request, success
 
 ASKED = RequestCode.GET_BROKER_CONFIG
@@ -21,9 +21,11 @@ Open = Callable[..., Any]
 @pytest.fixture
 async def open_() -> AsyncIterator[Open]:
     """Open connections, and close them at the end."""
-    connections: list[Connection] = []
+    connections: list[ClientConnection] = []
 
-    async def open_one(broker: FakeBroker, codec: Codec = "auto", on_request: Any = lambda command: None) -> Connection:
+    async def open_one(
+        broker: FakeBroker, codec: Codec = "auto", on_request: Any = lambda command: None
+    ) -> ClientConnection:
         connection = await connect(broker.address, codec=codec, on_request=on_request, timeout=5)
         connections.append(connection)
         return connection
@@ -34,7 +36,7 @@ async def open_() -> AsyncIterator[Open]:
         await connection.wait_closed()
 
 
-async def ask(connection: Connection, timeout: float = 5) -> Command:
+async def ask(connection: ClientConnection, timeout: float = 5) -> Command:
     return await connection.request(ASKED, timeout=timeout)
 
 
@@ -50,7 +52,7 @@ async def test_answers_find_their_requests_in_any_order(broker: FakeBroker, open
     broker.on(ASKED, answer_backwards)
     connection = await open_(broker)
     answers = await asyncio.gather(
-        *(connection.request(ASKED, ConsumerGroup(consumer_group=f"g{n}"), timeout=5) for n in range(10))
+        *(connection.request(ASKED, ConsumerGroupName(consumer_group=f"g{n}"), timeout=5) for n in range(10))
     )
     assert [bytes(answer.body) for answer in answers] == [b"g%d" % n for n in range(10)]
 

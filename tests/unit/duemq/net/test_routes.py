@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from duemq import ArgumentError, BrokerError, ConnectError, MessageQueue, NoRouteError, PeerError, RequestTimeoutError
-from duemq._net.connection import Connection, connect
+from duemq._net.connection import ClientConnection, connect
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers, RoundRobin, Route, Routes, build_route, parse_nameservers
 from duemq.protocol.codes import RequestCode, ResponseCode
@@ -17,7 +17,7 @@ from tests.unit.duemq.fake import FakeBroker, failure, success
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
-async def open_one(address: str) -> Connection:
+async def open_one(address: str) -> ClientConnection:
     return await connect(address, codec="json", on_request=lambda command: None, timeout=5)
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from duemq import Admin, ArgumentError, ConnectError, Consumer, Producer, cli
-from duemq._net.connection import Connection, connect
+from duemq._net.connection import ClientConnection, connect
 from duemq.cli.tls_options import KEY_PASSWORD, _value
 from duemq.testing import TestClock as Clock
 from tests.support.tls import PASSWORD, Certificates, write_certificates
@@ -40,7 +40,7 @@ async def attempt(context: ssl.SSLContext | None, server: ssl.SSLContext | None)
     listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server)
     port = listening.sockets[0].getsockname()[1]
     try:
-        made: Connection = await connect(
+        made: ClientConnection = await connect(
             f"127.0.0.1:{port}", codec="json", on_request=lambda command: None, timeout=5, tls=context
         )
     except ConnectError as error:

@@ -1,4 +1,4 @@
-"""fastjson's JSON: it reads integer and object keys and everything strict, and garbage is a BodyError."""
+"""fastjson's JSON: it reads integer and object keys and everything strict, and garbage is a BodyFormatError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames import fastjson
 from tests.unit.protocol.strategies import TEXT
 
@@ -75,7 +75,7 @@ def test_forms_that_rocketmq_writes(text: str, value: object) -> None:
      "{0:}", "{0:'a'}", '{0:"a}', '{0:"\\x"}', "nul", "{[1]}", "{0:1}}", "{,}", "0:1", "{0:01}", "{0:NaN}", "\ufeff{}"],
 )  # fmt: skip
 def test_what_is_no_json_of_either_kind_is_a_body_error(text: str) -> None:
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         fastjson.loads(text)
 
 
@@ -88,13 +88,13 @@ TOKENS = st.sampled_from(
 @example('"' * 3)
 def test_any_text_is_a_value_or_a_body_error(text: str) -> None:
     for given_as in (text, text.encode("utf-8", "surrogatepass")):
-        with contextlib.suppress(BodyError):
+        with contextlib.suppress(BodyFormatError):
             fastjson.loads(given_as)
 
 
 @given(st.binary(max_size=30))
 def test_any_bytes_are_a_value_or_a_body_error(data: bytes) -> None:
-    with contextlib.suppress(BodyError):
+    with contextlib.suppress(BodyFormatError):
         fastjson.loads(data)
 
 
@@ -103,39 +103,39 @@ def test_damaged_json_is_a_value_or_a_body_error(value: Any, data: st.DataObject
     text = bytearray(loose(value).encode())
     for _ in range(data.draw(st.integers(1, 4))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(BodyError):
+    with contextlib.suppress(BodyFormatError):
         fastjson.loads(bytes(text))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{0:" * 100_000, "{0:[" * 100_000, "{" * 100_000])
 def test_deep_nesting_is_a_body_error(text: str) -> None:
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         fastjson.loads(text)
 
 
 def test_keys_within_keys_are_a_body_error() -> None:
-    """Object keys within object keys are a BodyError: each becomes a text whose quotes are escaped, so they would
+    """Object keys within object keys are a BodyFormatError: each becomes a text whose quotes are escaped, so they would
     double at each level, and a body of a hundred bytes would take all memory."""
     assert fastjson.loads('{{"a":1}:1}') == {'{"a":1}': 1}
-    with pytest.raises(BodyError, match="key"):
+    with pytest.raises(BodyFormatError, match="key"):
         fastjson.loads('{{{"a":1}:1}:1}')
-    with pytest.raises(BodyError, match="key"):
+    with pytest.raises(BodyFormatError, match="key"):
         fastjson.loads("{" * 60 + '"a":1' + "}:1" * 59 + "}")
-    with pytest.raises(BodyError, match="key"):
+    with pytest.raises(BodyFormatError, match="key"):
         fastjson.loads("{{[" * 20 + "1" + "]:1}:1" * 20 + "}")
 
 
 def test_text_that_is_not_utf8_is_a_body_error() -> None:
     for data in (b"\xff", b'{0:"\xed\xa0\x80"}', b'{"a":"\xff"}'):
-        with pytest.raises(BodyError):
+        with pytest.raises(BodyFormatError):
             fastjson.loads(data)
 
 
 def test_loose_json_beyond_the_limit_is_a_body_error() -> None:
-    """Loose JSON beyond the limit is a BodyError, since reading it takes long; strict JSON of any size is read at
+    """Loose JSON beyond the limit is a BodyFormatError, since reading it takes long; strict JSON of any size is read at
     once."""
     entries = ",".join(f'"{number}":1' for number in range(1000))
     assert len(fastjson.loads("{" + entries + "}", loose_limit=100)) == 1000
     assert fastjson.loads("{0:1}", loose_limit=100) == {"0": 1}
-    with pytest.raises(BodyError, match="100"):
+    with pytest.raises(BodyFormatError, match="100"):
         fastjson.loads("{0:1," + entries + "}", loose_limit=100)

@@ -241,7 +241,7 @@ def test_our_registration_is_byte_for_byte_theirs() -> None:
 
 
 def test_object_keys_are_written_byte_for_byte_as_theirs() -> None:
-    queue = bodies.MessageQueue("b-a", 1, "T").to_json()
+    queue = bodies.BrokerQueue("b-a", 1, "T").to_json()
     entries = [(queue, {"brokerOffset": 10, "consumerOffset": 9, "lastTimestamp": 5})]
     ours = b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(1.5), fastjson.dump_object_keys(entries))
     assert ours == golden("consume-stats.json")

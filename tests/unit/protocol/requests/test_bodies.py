@@ -1,4 +1,4 @@
-"""JSON bodies: they read Java's JSON, they write the JSON that Java needs, and anything else is a BodyError."""
+"""JSON bodies: they read Java's JSON, they write the JSON that Java needs, and anything else is a BodyFormatError."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import (
     BrokerData,
+    BrokerQueue,
     DataVersion,
     HeartbeatData,
     LockBatch,
-    MessageQueue,
     QueueData,
     SubscriptionGroupConfig,
     TopicConfig,
@@ -66,7 +66,7 @@ def test_a_heartbeat_of_cpp_names_constants_by_their_place() -> None:
     assert (consumer.consume_type, consumer.message_model) == ("CONSUME_PASSIVELY", "BROADCASTING")
     assert consumer.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
     for wrong in (-1, 6):
-        with pytest.raises(BodyError, match=f"consumeFromWhere={wrong}: the constants are 0 to 5"):
+        with pytest.raises(BodyFormatError, match=f"consumeFromWhere={wrong}: the constants are 0 to 5"):
             bodies.decode(body % wrong, HeartbeatData, strict=True)
 
 
@@ -93,14 +93,14 @@ def any_value(chance: Random, names: list[str], depth: int = 3) -> Any:
 @pytest.mark.parametrize("body_type", BODY_TYPES)
 @given(seed=st.integers(0, 2**64 - 1))
 def test_any_json_value_is_a_body_or_a_body_error(body_type: type[msgspec.Struct], seed: int) -> None:
-    """Any JSON value in any field is a body or a BodyError; an accepted body can be written again."""
+    """Any JSON value in any field is a body or a BodyFormatError; an accepted body can be written again."""
     chance = Random(seed)
     names = [field.encode_name for field in msgspec.structs.fields(body_type)]
     for _ in range(TRIES):
         value = {name: any_value(chance, names) for name in names if chance.randrange(2)}
         body = json.dumps(value if chance.randrange(4) else any_value(chance, names)).encode()
         for strict in (True, False):
-            with contextlib.suppress(BodyError):
+            with contextlib.suppress(BodyFormatError):
                 fastjson.dumps(bodies.decode(body, body_type, strict=strict))
 
 
@@ -110,7 +110,7 @@ def test_any_json_value_is_a_body_or_a_body_error(body_type: type[msgspec.Struct
 )
 def test_what_is_no_json_object_is_a_body_error(body_type: type[msgspec.Struct], body: bytes) -> None:
     for strict in (True, False):
-        with pytest.raises(BodyError):
+        with pytest.raises(BodyFormatError):
             bodies.decode(body, body_type, strict=strict)
 
 
@@ -118,9 +118,9 @@ def test_what_is_no_json_object_is_a_body_error(body_type: type[msgspec.Struct],
 def test_numbers_wider_than_javas_are_a_body_error(number: int) -> None:
     queue = {"brokerName": "b", "queueId": number, "topic": "T"}
     lock = {"consumerGroup": "g", "clientId": "c", "mqSet": [queue]}
-    with pytest.raises(BodyError, match="queueId"):
+    with pytest.raises(BodyFormatError, match="queueId"):
         bodies.decode(json.dumps(lock).encode(), LockBatch)
-    with pytest.raises(BodyError, match="retryQueueNums"):
+    with pytest.raises(BodyFormatError, match="retryQueueNums"):
         bodies.decode(json.dumps({"groupName": "g", "retryQueueNums": number}).encode(), SubscriptionGroupConfig)
 
 
@@ -129,7 +129,7 @@ def test_requests_are_strict_json_only() -> None:
     it."""
     body = b'{"clientID":"c","other":{0:1}}'
     assert bodies.decode(body, HeartbeatData).client_id == "c"
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         bodies.decode(body, HeartbeatData, strict=True)
 
 
@@ -139,7 +139,7 @@ def test_object_keys_are_read() -> None:
 
     body = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"T"}:7}}'
     ((key, offset),) = bodies.decode(body, Stats).offset_table.items()
-    assert (bodies.decode(key.encode(), MessageQueue), offset) == (MessageQueue("b", 1, "T"), 7)
+    assert (bodies.decode(key.encode(), BrokerQueue), offset) == (BrokerQueue("b", 1, "T"), 7)
 
 
 # --- routes
@@ -188,7 +188,7 @@ def test_tables_are_written_as_4_9_7_writes_them() -> None:
     assert topic.to_json() == {**wanted, "attributes": {"message.type": "DELAY"}}
     assert DataVersion(5, 6).to_json() == {"counter": 6, "timestamp": 5}
     assert DataVersion(5, 6, 7).to_json() == {"counter": 6, "timestamp": 5, "stateVersion": 7}
-    assert MessageQueue("b", 1, "T").to_json() == {"brokerName": "b", "queueId": 1, "topic": "T"}
+    assert BrokerQueue("b", 1, "T").to_json() == {"brokerName": "b", "queueId": 1, "topic": "T"}
 
 
 # --- compression
@@ -201,13 +201,13 @@ def test_a_compressed_body_is_unpacked(body: bytes) -> None:
 
 @pytest.mark.parametrize("torn", [zlib.compress(b"x" * 100)[:-1], b"", b"\x78", b"no zlib"])
 def test_a_torn_compressed_body_is_a_body_error(torn: bytes) -> None:
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         bodies.decompress(torn, 1000)
 
 
 def test_no_more_is_unpacked_than_allowed() -> None:
     bomb = zlib.compress(bytes(10_000_000))
     assert len(bomb) < 20_000
-    with pytest.raises(BodyError, match="1000"):
+    with pytest.raises(BodyFormatError, match="1000"):
         bodies.decompress(bomb, 1000)
     assert len(bodies.decompress(bomb, 10_000_000)) == 10_000_000

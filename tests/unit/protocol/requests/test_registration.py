@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.protocol.errors import BodyError
+from duemq.protocol.errors import BodyFormatError
 from duemq.protocol.requests.bodies import DataVersion, TopicConfig
 from duemq.protocol.requests.registration import decode_registration, encode_registration
 from tests.unit.protocol.strategies import INT32, TEXT
@@ -68,7 +68,7 @@ def test_any_json_is_a_registration_or_a_body_error(body: Any, table: Any, versi
     wrapped = {"topicConfigSerializeWrapper": {"topicConfigTable": table, "dataVersion": version}}
     named = {"topicConfigSerializeWrapper": {"topicConfigTable": {"T": {"perm": table}}}}
     for value in (body, {"topicConfigSerializeWrapper": body}, wrapped, named):
-        with contextlib.suppress(BodyError):
+        with contextlib.suppress(BodyFormatError):
             decode_registration(json.dumps(value).encode(), compressed=False)
 
 
@@ -76,7 +76,7 @@ def test_any_json_is_a_registration_or_a_body_error(body: Any, table: Any, versi
 def test_any_bytes_are_a_registration_or_a_body_error(body: bytes, unpacked: bytes) -> None:
     for data in (body, zlib.compress(unpacked), zlib.compress(text(b"{}") + unpacked)):
         for is_compressed in (True, False):
-            with contextlib.suppress(BodyError):
+            with contextlib.suppress(BodyFormatError):
                 decode_registration(data, compressed=is_compressed)
 
 
@@ -84,16 +84,16 @@ def test_any_bytes_are_a_registration_or_a_body_error(body: bytes, unpacked: byt
     "topic", ["", "T", "T 1 2", "T 1 2 6", "T x 2 6 S", "T 1 2 99999999999 S", f"T {'9' * 5000} 2 6 S"]
 )
 def test_a_compressed_topic_that_is_none_is_a_body_error(topic: str) -> None:
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         decode_registration(compressed([topic]), compressed=True)
 
 
 @pytest.mark.parametrize("count", [2**31 - 1, 3])
 def test_more_topics_promised_than_there_are_is_a_body_error(count: int) -> None:
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         decode_registration(compressed(["T 1 2 6 SINGLE_TAG"], count=count), compressed=True)
 
 
 def test_a_bomb_is_a_body_error() -> None:
-    with pytest.raises(BodyError):
+    with pytest.raises(BodyFormatError):
         decode_registration(zlib.compress(bytes(100_000_000)), compressed=True)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from duemq.protocol.topics import SCHEDULE_TOPIC
 from duemq.scheduler.levels.delivery import DeliveryConfig
-from duemq.scheduler.levels.level import MAX_RESENDS, Level, Status
+from duemq.scheduler.levels.level import MAX_RESENDS, Level, PutStatus
 from duemq.storage.errors import NotInMemory
 from tests.unit.scheduler.world import World
 
@@ -63,7 +63,7 @@ def test_the_async_path_goes_on_up_to_the_pending_limit() -> None:
     level = fill(world, 5)
     world.run()
     assert world.bodies() == [b"0", b"1", b"2"]
-    assert [put.status for put in level.puts] == [Status.RUNNING] * 3
+    assert [put.status for put in level.puts] == [PutStatus.RUNNING] * 3
     assert (level.offset, level.pending) == (0, 3)
     assert world.levels.levels[1].trouble == "flow control: scheduleAsyncDeliverMaxPendingLimit"
     world.flush()
@@ -87,11 +87,11 @@ def test_progress_never_passes_an_unfinished_put() -> None:
     lose_record(world, 2)
     world.run()
     world.flush()
-    expected = [Status.EXCEPTION, Status.SUCCESS, Status.EXCEPTION, Status.SUCCESS]
+    expected = [PutStatus.EXCEPTION, PutStatus.SUCCESS, PutStatus.EXCEPTION, PutStatus.SUCCESS]
     assert [put.status for put in level.puts] == expected
     assert level.offset == 0
     level.fail(level.puts[0], world.clock.now_ms(), origin_is_gone=True)
-    level.puts[0].status = Status.SKIP
+    level.puts[0].status = PutStatus.SKIP
     level.failed.pop(level.puts[0])
     level.drop_finished()
     assert (level.offset, len(level.puts)) == (2, 2)

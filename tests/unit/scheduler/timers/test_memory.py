@@ -15,7 +15,7 @@ from duemq.scheduler.timers.index.census import Census, DueCounts
 from duemq.scheduler.timers.index.positions import UnitPositions
 from duemq.scheduler.timers.seconds.second import Second
 from duemq.scheduler.timers.seconds.slots import Slots
-from duemq.scheduler.timers.seconds.turns import Turns
+from duemq.scheduler.timers.seconds.turns import SecondTurns
 from duemq.storage.errors import StoreBroken
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
@@ -30,7 +30,7 @@ PLACES: list[tuple[type, str]] = [
     (Second, "add"),
     (Second, "_take_in"),
     (Second, "drop"),
-    (Turns, "add"),
+    (SecondTurns, "add"),
     (Slots, "gone"),
     (Slots, "_units_of_past"),
 ]

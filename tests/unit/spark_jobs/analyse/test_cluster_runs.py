@@ -244,13 +244,13 @@ def test_the_nights_of_a_cluster(stores: Path, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("places", ["--nights", "--out"])
+@pytest.mark.parametrize("option", ["--nights", "--out"])
 def test_a_store_that_is_not_there_any_more_is_missing_until_it_is_retired(
-    stores: Path, tmp_path: Path, places: str
+    stores: Path, tmp_path: Path, option: str
 ) -> None:
     """A store that has gone counts as missing until it is retired, also if it leaves one store alone, or a link that
     leads nowhere; a store that was never there does not."""
-    pattern, where = f"{stores}/*/store", (places, tmp_path / "there", "--state", tmp_path / "state")
+    pattern, where = f"{stores}/*/store", (option, tmp_path / "there", "--state", tmp_path / "state")
     shutil.rmtree(stores / "b")
     assert run(pattern, *where).exit_code == 0
     (stores / "c").rename(tmp_path / "c")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from duemq.spark_jobs.analyse import limits
 from duemq.spark_jobs.analyse.comparison import Comparison, Worse
-from duemq.spark_jobs.analyse.limits import Limits, exit_code, parse_late, tell, worst
+from duemq.spark_jobs.analyse.limits import AnalysisLimits, exit_code, parse_late, tell, worst
 from duemq.spark_jobs.audit.audit import Lateness
 from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.errors import JobError
@@ -38,21 +38,25 @@ def test_what_is_no_limit_of_lateness(text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "changes", "exceeded"),
     [
-        (Limits(), {"lateness": LATE, "twice": 5, "damaged": 5}, []),
+        (AnalysisLimits(), {"lateness": LATE, "twice": 5, "damaged": 5}, []),
         (
-            Limits((parse_late("1s"), parse_late("p99=200ms"))),
+            AnalysisLimits((parse_late("1s"), parse_late("p99=200ms"))),
             {"lateness": LATE},
             ["lateness p100 is 1,001 ms, over 1s"],
         ),
-        (Limits((parse_late("p99=199ms"),)), {"lateness": LATE}, ["lateness p99 is 200 ms, over p99=199ms"]),
-        (Limits((parse_late("1ms"),)), {"lateness": Lateness(0, 0, 0.0, {})}, []),
-        (Limits(twice=0), {"twice": 1}, ["delivered more than once: 1, over 0"]),
-        (Limits(twice=1), {"twice": 1}, []),
-        (Limits(damaged=2), {"damaged": 3}, ["damaged stretches: 3, over 2"]),
-        (Limits(unclaimed=0), {"unclaimed": 1000}, ["deliveries of messages that are not in the log: 1,000, over 0"]),
+        (AnalysisLimits((parse_late("p99=199ms"),)), {"lateness": LATE}, ["lateness p99 is 200 ms, over p99=199ms"]),
+        (AnalysisLimits((parse_late("1ms"),)), {"lateness": Lateness(0, 0, 0.0, {})}, []),
+        (AnalysisLimits(twice=0), {"twice": 1}, ["delivered more than once: 1, over 0"]),
+        (AnalysisLimits(twice=1), {"twice": 1}, []),
+        (AnalysisLimits(damaged=2), {"damaged": 3}, ["damaged stretches: 3, over 2"]),
+        (
+            AnalysisLimits(unclaimed=0),
+            {"unclaimed": 1000},
+            ["deliveries of messages that are not in the log: 1,000, over 0"],
+        ),
     ],
 )
-def test_what_is_over_a_limit(given: Limits, changes: dict[str, Any], exceeded: list[str]) -> None:
+def test_what_is_over_a_limit(given: AnalysisLimits, changes: dict[str, Any], exceeded: list[str]) -> None:
     found = summary(**changes)
     assert given.exceeded(found) == exceeded
     assert exit_code(found, exceeded) == (3 if exceeded else 0)
@@ -60,8 +64,8 @@ def test_what_is_over_a_limit(given: Limits, changes: dict[str, Any], exceeded: 
 
 def test_worse_than_before_is_too_much_where_one_says_so() -> None:
     comparison = Comparison(1, "store", {"twice": 2}, {}, {}, [Worse("overdue", "count", 1, 2000)], [])
-    assert Limits().exceeded(summary(), comparison) == []
-    given = Limits(is_worse_too_much=True)
+    assert AnalysisLimits().exceeded(summary(), comparison) == []
+    given = AnalysisLimits(is_worse_too_much=True)
     assert given.exceeded(summary(), None) == []
     assert given.exceeded(summary(), comparison) == ["2 new twice", "overdue: 2,000, was 1"]
 

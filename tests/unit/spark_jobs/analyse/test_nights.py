@@ -40,9 +40,9 @@ def night(day: int, lost: int = 0, store: str = STORE) -> Analysis:
 
 def run(folder: Path, analysis: Analysis, keep: int | None = None) -> tuple[Comparison | None, list[str]]:
     """Run as the command does; the output of Spark is written by hand."""
-    with RunOutput(analysis.store, folder=str(folder)) as place:
-        write_audit(analysis.audit, Path(place.out))
-        report, comparison, left = place.finish(analysis, keep=keep)
+    with RunOutput(analysis.store, folder=str(folder)) as output:
+        write_audit(analysis.audit, Path(output.out))
+        report, comparison, left = output.finish(analysis, keep=keep)
     assert Path(report).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     return comparison, left
 
@@ -226,8 +226,8 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
 
     def fail() -> None:
-        with RunOutput(STORE, folder=str(tmp_path)) as place:
-            write_audit(given_by.summary(), Path(place.out))
+        with RunOutput(STORE, folder=str(tmp_path)) as output:
+            write_audit(given_by.summary(), Path(output.out))
             raise JobError("the store went away")
 
     with pytest.raises(JobError, match="went away"):
@@ -251,9 +251,9 @@ def test_what_a_killed_run_left_goes_and_a_run_at_work_stays(tmp_path: Path) -> 
 
 def test_runs_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
     with RunOutput(STORE, folder=str(tmp_path)) as one, RunOutput(STORE, folder=str(tmp_path)) as other:
-        for place in (one, other):
-            write_audit(night(0).audit, Path(place.out))
-            place.finish(night(0))
+        for output in (one, other):
+            write_audit(night(0).audit, Path(output.out))
+            output.finish(night(0))
     assert listed(tmp_path) == [f"{NAMES[0]}-2", NAMES[0]]
 
 
@@ -266,9 +266,9 @@ def test_a_page_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 def test_runs_into_one_directory_are_compared_too(tmp_path: Path) -> None:
     for day, lost in ((0, 1), (1, 3)):
-        with RunOutput(STORE, out=str(tmp_path)) as place:
+        with RunOutput(STORE, out=str(tmp_path)) as output:
             write_audit(night(day, lost).audit, tmp_path)
-            report, comparison, _ = place.finish(night(day, lost))
+            report, comparison, _ = output.finish(night(day, lost))
         assert report == str(tmp_path / "report.html")
         assert (comparison is None) == (day == 0) == (not (tmp_path / "comparison.json").exists())
     assert comparison is not None
@@ -282,9 +282,9 @@ def test_runs_into_one_directory_are_compared_too(tmp_path: Path) -> None:
 
 def test_a_run_is_compared_with_the_one_that_is_named(tmp_path: Path) -> None:
     write_audit(night(0, 2, store="/mnt/copy").audit, tmp_path / "before")
-    with RunOutput(STORE, out=str(tmp_path / "now"), previous=str(tmp_path / "before")) as place:
+    with RunOutput(STORE, out=str(tmp_path / "now"), previous=str(tmp_path / "before")) as output:
         write_audit(night(1, 3).audit, tmp_path / "now")
-        _, comparison, _ = place.finish(night(1, 3))
+        _, comparison, _ = output.finish(night(1, 3))
     assert comparison is not None
     assert comparison.new == {"lost": 1}
     with pytest.raises(JobError, match=r"has no audit\.json"):

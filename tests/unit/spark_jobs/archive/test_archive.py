@@ -94,17 +94,17 @@ def test_an_archive_of_before_has_its_times(tmp_path: Path) -> None:
 
 def test_records_of_version_2_come_back(tmp_path: Path) -> None:
     broker = new_broker(tmp_path / "old")
-    place = broker.send("T", b"body", "A\x01b")
+    offset = broker.send("T", b"body", "A\x01b")
     broker.close()
     path = tmp_path / "old/commitlog" / f"{0:020}"
     data = bytearray(path.read_bytes())
     # As 5.x writes it for a topic of more than 127 bytes.
-    size = int.from_bytes(data[place : place + 4], "big")
+    size = int.from_bytes(data[offset : offset + 4], "big")
     topic = b"%RETRY%" + b"g" * 150
-    record = data[place : place + size]
+    record = data[offset : offset + size]
     new = record[: 88 + 4] + len(topic).to_bytes(2, "big") + topic + record[88 + 4 + 1 + 1 :]
     new[0:4], new[4:8] = len(new).to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big")
-    data[place : place + len(new)] = new
+    data[offset : offset + len(new)] = new
     path.write_bytes(data)
     there_and_back(tmp_path / "old", tmp_path)
     assert (tmp_path / "back/commitlog" / path.name).read_bytes() == data
@@ -133,7 +133,7 @@ def test_rows_are_what_was_sent(tmp_path: Path) -> None:
     broker.send("first", b"", "")
     broker.clock.advance(86_400_000)
     text = "KEYS\x01k1 k2\x02TAGS\x01red\x02UNIQ_KEY\x01U\x02n\x017"
-    place = broker.send("orders", b"body", text, 2, host=HOST_V6, prepared=99)
+    offset = broker.send("orders", b"body", text, 2, host=HOST_V6, prepared=99)
     now_ms = broker.clock.now_ms()
     broker.close()
     archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
@@ -148,7 +148,7 @@ def test_rows_are_what_was_sent(tmp_path: Path) -> None:
         "topic": "orders",
         "queue_id": 2,
         "queue_offset": 0,
-        "physical_offset": place,
+        "physical_offset": offset,
         "size": size,
         "store_time": now_ms / 1000,
         "born_time": now_ms / 1000,

@@ -39,8 +39,8 @@ def wrong(root: Path) -> dict[int, str]:
     agreement, found = Agreement(store), dict[int, str]()
     for part in plan(store):
         for walk in walks(store, part, check_crc=False):
-            places = walk.records.physical_offset.tolist()
-            found |= {places[row]: why for row, why in agreement.wrong(walk.records).items()}
+            physical_offsets = walk.records.physical_offset.tolist()
+            found |= {physical_offsets[row]: why for row, why in agreement.wrong(walk.records).items()}
     return found
 
 
@@ -93,8 +93,8 @@ def test_a_zero_byte_in_a_topic_is_found(tmp_path: Path) -> None:
 def test_a_flipped_byte_is_found(tmp_path: Path, flip: str) -> None:
     broker = filled(tmp_path)
     queue = broker.store.ensure_queue("orders-1", 3)
-    places = [unit[:2] for at in range(30, 60) if (unit := queue.unit(at)) is not None]
-    records = [(at, bytes(broker.store.log.read(at, size) or b"")) for at, size in places]
+    physical_offsets = [unit[:2] for at in range(30, 60) if (unit := queue.unit(at)) is not None]
+    records = [(at, bytes(broker.store.log.read(at, size) or b"")) for at, size in physical_offsets]
     physical, data = next((at, data) for at, data in records if b"TAGS" in data)
     message = record.decode(data)
     broker.close()
@@ -106,8 +106,8 @@ def test_a_flipped_byte_is_found(tmp_path: Path, flip: str) -> None:
         file.write(bytes([old ^ (0x80 if "negative" in flip else 1)]))
     found = wrong(tmp_path)
     assert list(found) == [physical]
-    place = f"orders-1/3/{message.queue_offset}"
-    assert place in found[physical] or "tags" in found[physical]
+    said = f"orders-1/3/{message.queue_offset}"
+    assert said in found[physical] or "tags" in found[physical]
 
 
 def test_many_that_no_queue_lists_cost_no_search_of_all_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,8 +121,8 @@ def test_they_are_what_is_counted(rows: list[tuple[int, ...]]) -> None:
     starts = Counter((case["due_ms"] // 1000 // step * step, case["topic_hash"]) for case in waits)
     assert {(row["second"], row["topic"]): row["count"] for row in figures.pending_by_topic} == starts
     in_order = sorted(waits, key=lambda case: case["physical_offset"])
-    places = [(case["physical_offset"], case["size"], case["delay_level"]) for case in in_order]
-    assert figures.waiting.tolist() == places
+    expected = [(case["physical_offset"], case["size"], case["delay_level"]) for case in in_order]
+    assert figures.waiting.tolist() == expected
     left = [case for case, expired in zip(found, is_expired, strict=True) if not expired]
     wrong = [case for case in left if case["status"] in (LOST, TWICE, UNCLAIMED)]
     assert sorted(figures.offenders["physical_offset"].tolist()) == sorted(case["physical_offset"] for case in wrong)

@@ -116,24 +116,24 @@ class Shared:
         (root / "world").mkdir()
         self._world = analysed_and_grown(root / "world")
         self.expected = self._world.found(None)
-        self._place = root / "kept"
-        self._kept = self._world.keep(self._place)
+        self._copies = root / "kept"
+        self._kept = self._world.keep(self._copies)
         self._is_changed = False
 
     def anew(self) -> World:
         """The store with the kept results of before it has grown, for a test that changes only these."""
         if self._is_changed:
-            self._world.put_back(self._place, self._kept)
+            self._world.put_back(self._copies, self._kept)
             self._is_changed = False
         else:
             shutil.rmtree(self._world.state, ignore_errors=True)
-            copy_tree(self._place / self._world.state.name, self._world.state)
+            copy_tree(self._copies / self._world.state.name, self._world.state)
             self._world.told.clear()
         return self._world
 
     def anew_for_changes(self) -> World:
         """The same for a test that also changes the store."""
-        self._world.put_back(self._place, self._kept)
+        self._world.put_back(self._copies, self._kept)
         self._is_changed = True
         return self._world
 
@@ -277,17 +277,17 @@ def kept_in_last(world: World) -> list[Range]:
     folder.close()
     assert manifest is not None
     last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
-    return [part.place for part in manifest.ranges if part.place.start >= last]
+    return [part.range for part in manifest.ranges if part.range.start >= last]
 
 
 @pytest.mark.parametrize("size", [0, 900], ids=["flipped", "zeroed"])
 @pytest.mark.parametrize("has_grown", [False, True], ids=["as it was", "grown"])
 def test_what_changes_in_the_middle_of_the_last_file_is_noticed(world: World, size: int, *, has_grown: bool) -> None:
     world.found(world.state, anew=True)
-    place = kept_in_last(world)[-1]
-    middle = (place.start + place.end) // 2
+    part = kept_in_last(world)[-1]
+    middle = (part.start + part.end) // 2
     store = StoreFiles.open(str(world.copy))
-    records = [record for found in walks(store, place, check_crc=False) for record in found.records.physical_offset]
+    records = [record for found in walks(store, part, check_crc=False) for record in found.records.physical_offset]
     at = int(next(record for record in records if record >= middle))
     if has_grown:
         grow(world, 4)
@@ -306,8 +306,8 @@ def test_what_changes_while_a_file_is_of_the_same_time_is_noticed(world: World) 
     now_ns = time.time_ns()
     os.utime(path, ns=(now_ns, now_ns))
     world.found(world.state, anew=True)
-    place = kept_in_last(world)[0]
-    change_middle(world, (place.start + place.end) // 2, 900)
+    part = kept_in_last(world)[0]
+    change_middle(world, (part.start + part.end) // 2, 900)
     os.utime(path, ns=(now_ns, now_ns))
     same(world.found(world.state), world.found(None), "changed")
     assert ["have changed" in line for line in world.told] == [True]
@@ -318,8 +318,8 @@ def test_a_file_that_was_given_its_old_time_is_compared(world: World) -> None:
     path = max(world.copy.glob("commitlog/*"))
     os.utime(path, (1_700_000_000, 1_700_000_000))
     world.found(world.state, anew=True)
-    place = kept_in_last(world)[0]
-    change_middle(world, (place.start + place.end) // 2, 900)
+    part = kept_in_last(world)[0]
+    change_middle(world, (part.start + part.end) // 2, 900)
     same(world.found(world.state), world.found(None), "changed")
     assert ["have changed" in line for line in world.told] == [True]
 
@@ -335,9 +335,9 @@ def test_ranges_are_cut_as_if_nothing_were_known(world: World, *, is_each: bool)
     assert manifest is not None
     copy_tree(world.state, world.state.with_name("before"))
     last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
-    ends = [part.place.end for part in manifest.ranges if part.place.start >= last - SEGMENT]
+    ends = [part.range.end for part in manifest.ranges if part.range.start >= last - SEGMENT]
     assert any(end > last for end in ends)
-    # Each place at a third of the ends, in turn. All at each end: soak.
+    # Each position at a third of the ends, in turn. All at each end: soak.
     for number, end in enumerate(ends):
         for at, more in enumerate((-1, 0, 1, 300, RANGE // 2)):
             if not is_each and (number + at) % 3:
@@ -488,7 +488,7 @@ def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.Monke
     last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
     assert last >= 2 * SEGMENT
     # Single records are read here and there: of keys that are shown, and of units of queues.
-    assert sum(count for place, count in read.items() if place * 64 < last) * 64 < last // 8
+    assert sum(count for block, count in read.items() if block * 64 < last) * 64 < last // 8
     assert sum(read.values()) * 64 < SEGMENT + 4 * RANGE
 
 

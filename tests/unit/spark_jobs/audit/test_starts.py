@@ -59,13 +59,13 @@ def starts_of(root: Path) -> dict[str, StartOutcome]:
 
 
 def open_as_a_broker_does(store: MessageStore) -> Recovered:
-    """Open a store with the known progress of its queues, see `broker.daemon`."""
+    """Open a store with the known progress of its queues, see `broker.assembly.storage`."""
     store.inspect()
     root = store.config.root
     saved = read_delay_offsets(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
     for level, offset in service.reached(store.checkpoint, saved).items():
         store.expect(SCHEDULE_TOPIC, level - 1, offset)
-    store.expect(TIMER_TOPIC, 0, small_files.reached(store.checkpoint, store.files, f"{root}/config"))
+    store.expect(TIMER_TOPIC, 0, small_files.reached(store.checkpoint, store.files, str(root)))
     return store.recover()
 
 
@@ -193,12 +193,12 @@ def test_after_a_kill_apaches_brokers_make_the_end_again(tmp_path: Path) -> None
     (root / "abort").touch()
     (root / "checkpoint").write_bytes(struct.pack(">qq", begun[2] + 3000, begun[2] + 9000).ljust(4096, b"\0"))
     missed = starts_of(root)[OLD].misses
-    assert missed == sum(at < 2 * SEGMENT for at in _places(root))
+    assert missed == sum(at < 2 * SEGMENT for at in _physical_offsets(root))
     (root / "checkpoint").write_bytes(struct.pack(">qq", begun[2] + 2999, begun[2] + 9000).ljust(4096, b"\0"))
-    assert starts_of(root)[OLD].misses == sum(at < SEGMENT for at in _places(root))
+    assert starts_of(root)[OLD].misses == sum(at < SEGMENT for at in _physical_offsets(root))
 
 
-def _places(root: Path) -> list[int]:
+def _physical_offsets(root: Path) -> list[int]:
     found = []
     for path in sorted((root / "commitlog").iterdir()):
         data, at = path.read_bytes(), 0
@@ -273,7 +273,7 @@ def test_levels_whose_progress_is_lost_come_again(broker: Broker) -> None:
 
 def test_what_lies_behind_a_damage_in_the_last_files_goes(broker: Broker) -> None:
     root = apache(broker)
-    waiting = sorted(_places(root))
+    waiting = sorted(_physical_offsets(root))
     at = waiting[100]
     zeroed(root / "commitlog" / f"{0:020}", at, at + 60)
     found = starts_of(root)

@@ -11,7 +11,7 @@ import pytest
 
 from duemq.spark_jobs.cli.output import print_table
 from duemq.spark_jobs.columns import instants
-from duemq.spark_jobs.source.tables import Batch
+from duemq.spark_jobs.source.tables import RecordColumns
 from tests.unit.spark_jobs.compact_world import ODD_MS
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -43,7 +43,7 @@ class Some:
 
 @pytest.mark.parametrize("column", ["born_time", "store_time"])
 def test_columns_of_tables_can_be_had(column: str) -> None:
-    batch = Batch.__new__(Batch)
+    batch = RecordColumns.__new__(RecordColumns)
     batch.records = Some()  # type: ignore[assignment]
     assert [time is None for time in batch.column(column).to_pylist()] == [not 0 <= -ms <= 1 for ms in ODD_MS]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records import properties, record
 from duemq.protocol.records.record import END_MARKER, MAGIC_END, StoredMessage
-from duemq.spark_jobs.columns.records import PADDING, Walk, walk
-from duemq.spark_jobs.source.tables import COLUMNS, STORE, Batch
+from duemq.spark_jobs.columns.records import PADDING, Walk, walk_records
+from duemq.spark_jobs.source.tables import COLUMNS, STORE, RecordColumns
 
 HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
 NAMES = st.text("abcXYZ_012", min_size=1, max_size=20)
@@ -48,7 +48,7 @@ def log_of(messages: list[StoredMessage], base: int = BASE) -> bytes:
 def walked(data: bytes, *, base: int = BASE, check_crc: bool = True, is_last: bool = True) -> Walk:
     array = np.zeros(len(data) + PADDING, np.uint8)
     array[: len(data)] = np.frombuffer(data, np.uint8)
-    return walk(array, base, len(data), check_crc=check_crc, is_last=is_last)
+    return walk_records(array, base, len(data), check_crc=check_crc, is_last=is_last)
 
 
 @given(st.lists(MESSAGES, max_size=8))
@@ -75,7 +75,7 @@ def test_columns_are_what_the_codec_says(messages: list[StoredMessage]) -> None:
         ("prepared_offset", "prepared_transaction_offset"),
     ):
         assert getattr(records, column).tolist() == [getattr(message, attribute) for message in expected], column
-    batch = Batch(records)
+    batch = RecordColumns(records)
     codes, names = records.topics()
     assert [names[code] for code in codes] == [message.topic for message in expected]
     assert batch.column("body").to_pylist() == [message.body for message in expected]
@@ -231,7 +231,7 @@ def test_every_column_can_be_made() -> None:
     message = StoredMessage(
         queue_id=0, born_timestamp=1, born_host=bytes(8), store_timestamp=1, store_host=bytes(8), body=b"x", topic="t"
     )
-    batch = Batch(walked(log_of([message])).records)
+    batch = RecordColumns(walked(log_of([message])).records)
     for name in set(COLUMNS["messages"]) - {STORE}:
         assert len(batch.column(name)) == 1, name
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.spark_jobs.columns.slices import column, gather, joined, offsets_of
+from duemq.spark_jobs.columns.slices import column, gather, joined_slices, offsets_of
 
 
 @st.composite
@@ -28,7 +28,7 @@ def arrays(data: bytes, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.nd
 @given(sliced())
 def test_joined_slices_are_what_python_joins(given_: tuple[bytes, list[tuple[int, int]]]) -> None:
     data, pairs = given_
-    assert joined(*arrays(data, pairs)).tobytes() == b"".join(data[at : at + size] for at, size in pairs)
+    assert joined_slices(*arrays(data, pairs)).tobytes() == b"".join(data[at : at + size] for at, size in pairs)
 
 
 @given(sliced(), st.data())

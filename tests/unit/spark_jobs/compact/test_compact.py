@@ -219,8 +219,8 @@ def test_cancelled_messages_go_with_the_marks_that_cancelled_them(tmp_path: Path
 
 def test_a_queue_whose_last_messages_were_cancelled_keeps_those_before(tmp_path: Path) -> None:
     broker = new_broker(tmp_path / "old")
-    places = [broker.schedule(4, b"l%d" % i) for i in range(13)]
-    for physical in places[10:]:
+    offsets = [broker.schedule(4, b"l%d" % i) for i in range(13)]
+    for physical in offsets[10:]:
         broker.cancel(physical)
     broker.run()
     broker.close()
@@ -326,13 +326,13 @@ def test_messages_expire_and_what_waits_does_not(tmp_path: Path) -> None:
 def test_ended_transactions_go(tmp_path: Path) -> None:
     half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
     broker = new_broker(tmp_path / "old")
-    places = [broker.send(half, b"h%d" % i, f"REAL_TOPIC\x01T\x02UNIQ_KEY\x01{i}") for i in range(20)]
+    offsets = [broker.send(half, b"h%d" % i, f"REAL_TOPIC\x01T\x02UNIQ_KEY\x01{i}") for i in range(20)]
     for i in range(15):
         broker.send(op, b"%d" % i, "TAGS\x01d")
     appender, queue = broker.store.appender, broker.store.ensure_queue("T", 0)
     for i in (3, 18):
         now_ms = appender.begin(broker.clock.now_ms())
-        appender.add(queue, b"h%d" % i, b"", 0, now_ms, HOST_V6[:8], 0, 8, 0, places[i])
+        appender.add(queue, b"h%d" % i, b"", 0, now_ms, HOST_V6[:8], 0, 8, 0, offsets[i])
         appender.commit()
     broker.close()
     result = run(tmp_path / "old", tmp_path / "all")
@@ -345,7 +345,7 @@ def test_ended_transactions_go(tmp_path: Path) -> None:
     assert list(after.messages(half, 0)) == list(range(12, 20))
     assert list(after.messages(op, 0)) == list(range(10, 15))
     committed = after.messages("T", 0)
-    # A commit names its half message: at its new place, or nowhere.
+    # A commit names its half message: at its new offset, or nowhere.
     assert committed[0].prepared_transaction_offset == 0
     assert committed[1].prepared_transaction_offset == after.messages(half, 0)[18].physical_offset
     after.close()
@@ -420,8 +420,8 @@ def test_a_level_whose_last_message_is_marked_goes_on_where_it_was(tmp_path: Pat
     waiting = [broker.schedule(4, b"waits %d" % number) for number in range(5)]
     queue = broker.levels.levels[4].queue
     if end == "cancelled":
-        for place in waiting[-2:]:
-            broker.cancel(place)
+        for offset in waiting[-2:]:
+            broker.cancel(offset)
     else:
         broker.levels.set_table(DelayLevels("1s 1s 1s 1s"), broker.clock.now_ms())
         broker.schedule(4, b"soon")
@@ -455,8 +455,8 @@ def test_index_files_find_every_key(tmp_path: Path) -> None:
         assert message is not None
         bodies.append(message.body)
     assert sorted(bodies) == sorted(b"p%d" % i * 20 for i in range(120) if i % 7 == 3)
-    (place,) = query(path, "orders#T7")
-    message = after.store.message_at(place)
+    (offset,) = query(path, "orders#T7")
+    message = after.store.message_at(offset)
     assert message is not None
     assert message.body == b"timer7" * 30
     assert query(path, "plain#T7") == []
@@ -477,10 +477,10 @@ def query(path: Path, key: str) -> list[int]:
 
         at, found = integer(40 + value % 5_000_000 * 4), []
         while at:
-            place = 40 + 20_000_000 + at * 20
-            if integer(place) == value:
-                found.append(integer(place + 4, 8))
-            at = integer(place + 16)
+            item = 40 + 20_000_000 + at * 20
+            if integer(item) == value:
+                found.append(integer(item + 4, 8))
+            at = integer(item + 16)
         return found
 
 
@@ -553,13 +553,13 @@ def test_an_empty_directory_is_a_target(tmp_path: Path) -> None:
 
 def test_what_is_damaged_is_refused_or_left_out(tmp_path: Path) -> None:
     broker = new_broker(tmp_path / "old")
-    places = [broker.send("T", b"m%d" % i * 10) for i in range(300)]
+    offsets = [broker.send("T", b"m%d" % i * 10) for i in range(300)]
     broker.close()
     path = tmp_path / "old/commitlog" / f"{0:020}"
     with path.open("r+b") as file:
-        file.seek(places[5] + 4)
+        file.seek(offsets[5] + 4)
         file.write(b"\xff" * 20)
-    assert f"damaged at {places[5]}" in refused(tmp_path / "old", tmp_path / "new")
+    assert f"damaged at {offsets[5]}" in refused(tmp_path / "old", tmp_path / "new")
     result = run(tmp_path / "old", tmp_path / "new", skip_damaged=True)
     assert (result.damaged, result.kept, result.holes) == (1, 299, 1)
     after = Broker(tmp_path / "new", broker.clock)
@@ -657,7 +657,7 @@ def test_a_kill_at_any_step_leaves_the_original_and_a_second_run_succeeds(
     after.close()
 
 
-def test_two_runs_to_one_place_do_not_meet(tmp_path: Path) -> None:
+def test_two_runs_to_one_directory_do_not_meet(tmp_path: Path) -> None:
     from duemq.spark_jobs.writers.new_directory import NewDirectory
 
     first, second = NewDirectory(str(tmp_path / "new")), NewDirectory(str(tmp_path / "new"))
@@ -692,8 +692,8 @@ def test_units_of_what_is_gone(tmp_path: Path) -> None:
         broker.schedule(1, b"x")
     broker.pass_time(3000)
     broker.schedule(4, b"cancelled")
-    places = [broker.schedule(4, b"y") for _ in range(4)]
-    broker.cancel(places[1])
+    offsets = [broker.schedule(4, b"y") for _ in range(4)]
+    broker.cancel(offsets[1])
     broker.close()
     run(tmp_path / "old", tmp_path / "new")
     store = StoreFiles.open(str(tmp_path / "new"))

@@ -39,5 +39,5 @@ def test_what_rocketmq_rolled_is_done_where_its_last_record_is(
     save(str(tmp_path), "delivered", np.array(delivered, np.int64))
     save(str(tmp_path), "withdrawn", np.array(withdrawn, np.int64))
     lost.read(ReadTask(Mock(), Range(0, 100), 0, str(tmp_path), Mock(), 1))
-    matched = lost.match(MatchTask(0, 1, str(tmp_path), NONE))
+    matched = lost.match_bucket(MatchTask(0, 1, str(tmp_path), NONE))
     assert matched.undelivered.tolist() == [3]

@@ -15,16 +15,16 @@ from duemq.spark_jobs.analyse.analysis import (
     Ahead,
     Analysis,
     BusySecond,
-    Consumer,
     Count,
+    GroupAtQueue,
     HeatCell,
     Key,
     LatenessFigures,
     LatePoint,
-    Member,
-    Retry,
+    SentBack,
     Space,
-    Topic,
+    StoreInCluster,
+    TopicSize,
     Traffic,
 )
 from duemq.spark_jobs.analyse.forecast import Episode, Forecast, LateSecond
@@ -133,7 +133,7 @@ def small(**changes: Any) -> Analysis:
             inputs=[Input(0, 900, hashlib.sha256(b"x").hexdigest(), 4)],
         ),
         "traffic": [Traffic(MONDAY, 1, 2, 1, 0, 900)],
-        "topics": [Topic("orders", 1, 0, 1, 0, 400, 16, 16, MONDAY, MONDAY)],
+        "topics": [TopicSize("orders", 1, 0, 1, 0, 400, 16, 16, MONDAY, MONDAY)],
         "producers": [Count("10.0.0.7", 3, 600)],
         "late_by_topic": [LatenessFigures("orders", 1, 0, 3, 3, 3, 3)],
         "late_by_level": [LatenessFigures("level 1 (1 s)", 1, 0, 3, 3, 3, 3)],
@@ -142,7 +142,7 @@ def small(**changes: Any) -> Analysis:
         "heat": [HeatCell(0, 0, 1, 3)],
         "ahead": [Ahead(MONDAY + HOUR, "orders", 1)],
         "busiest": [BusySecond(MONDAY + HOUR, 1)],
-        "consumers": [Consumer("billing", "orders", 0, 1, 2, 1, 500)],
+        "consumers": [GroupAtQueue("billing", "orders", 0, 1, 2, 1, 500)],
         "forecast": Forecast(120.0, 0, 1, 0, [], [], "fastest"),
     }
     return analysis(**known | changes)
@@ -215,15 +215,15 @@ def week(seed: int = 1) -> Analysis:
         traffic=traffic,
         traffic_step_ms=step,
         topics=[
-            Topic(topic, 9_000_000 // k, 5_000_000 // k, 4_000_000 // k, 0, 9 << 30 >> k, 256, 4096, MONDAY, end)
+            TopicSize(topic, 9_000_000 // k, 5_000_000 // k, 4_000_000 // k, 0, 9 << 30 >> k, 256, 4096, MONDAY, end)
             for k, topic in enumerate([*TOPICS, "SCHEDULE_TOPIC_XXXX", *(f"topic-{i}" for i in range(30))], 1)
         ],
         producers=[Count(f"10.1.{i}.7", 9_000_000 // (i + 1), 3 << 30 >> i) for i in range(12)],
         keys=[Key(TOPICS[i % 5], f"customer-{chance.randint(1000, 9999)}", 90_000 // (i + 1)) for i in range(50)],
         key_error=17,
         duplicates=391,
-        retries=[Retry("billing", "orders", i, 4000 >> i, False) for i in range(1, 6)]
-        + [Retry("billing", "orders", 16, 37, True)],
+        retries=[SentBack("billing", "orders", i, 4000 >> i, False) for i in range(1, 6)]
+        + [SentBack("billing", "orders", 16, 37, True)],
         late_by_topic=[late_row(topic, 4_000_000 >> k, 1 + k * k) for k, topic in enumerate(TOPICS)],
         late_by_level=[late_row(f"level {k} ({5 * k} s)", 900_000 >> k, k) for k in range(1, 18)]
         + [late_row("timer", 9_000_000, 2)],
@@ -236,10 +236,10 @@ def week(seed: int = 1) -> Analysis:
         busiest=[BusySecond(end + 9 * HOUR + i * 1000, 41_000 - i * 613) for i in range(50)],
         overdue=812,
         consumers=[
-            Consumer(group, topic, queue, 1_000_000, 1_000_000 + lag, lag, lag * 7)
+            GroupAtQueue(group, topic, queue, 1_000_000, 1_000_000 + lag, lag, lag * 7)
             for group, topic, lag in (("billing", "orders", 41_234), ("search", "orders", 0), ("mailer", "mails", 987))
             for queue in range(4)
-        ] + [Consumer("gone", "dropped", 0, 77, None, None, None)],
+        ] + [GroupAtQueue("gone", "dropped", 0, 77, None, None, None)],
         space=[
             Space("delivered", delivered, 11_111_111_111),
             Space("cancelled", 12_345, 5 << 20),
@@ -307,11 +307,11 @@ def hostile() -> Analysis:
     huge = 1 << 62
     made = week()
     made.store = made.audit.store = f"/data/{HOSTILE}"
-    made.topics = [Topic(name, huge, huge, huge, huge, huge, 1 << 40, 1 << 50, 0, huge) for name in names]
+    made.topics = [TopicSize(name, huge, huge, huge, huge, huge, 1 << 40, 1 << 50, 0, huge) for name in names]
     made.producers = [Count(name, huge, huge) for name in names]
     made.keys = [Key(name, name, huge) for name in names]
-    made.retries = [Retry(name, name, 16, huge, True) for name in names]
-    made.consumers = [Consumer(name, name, 7, huge, huge, huge, huge) for name in names]
+    made.retries = [SentBack(name, name, 16, huge, True) for name in names]
+    made.consumers = [GroupAtQueue(name, name, 7, huge, huge, huge, huge) for name in names]
     made.late_by_topic = [LatenessFigures(name, huge, huge, -huge, 0, huge // 2, huge) for name in names]
     made.ahead = [Ahead(MONDAY + i * HOUR, name, 10**i) for i, name in enumerate(names)]
     made.ahead += [Ahead(huge, "after all calendars", 1), Ahead(-5, "before", 1)]
@@ -379,7 +379,7 @@ def cluster(count: int = 14) -> Analysis:
         consumer.store = names[number % count]
     moods = {0: ("bad", "3 scheduled messages were lost."), count - 1: ("warn", "Nothing was lost, but it came twice.")}
     made.stores = [
-        Member(
+        StoreInCluster(
             store=name,
             report=f"../2025-11-24T0200{number:02}Z/report.html",
             mood=moods.get(number, ("good", ""))[0],
@@ -403,5 +403,5 @@ def cluster(count: int = 14) -> Analysis:
         )
         for number, name in enumerate(names)
     ]
-    made.stores.append(Member(store=gone.store, why=gone.why))
+    made.stores.append(StoreInCluster(store=gone.store, why=gone.why))
     return made

@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.spark_jobs.analyse.analysis import Ahead, Analysis, BusySecond, HeatCell, LatePoint, Topic, Traffic, figures
+from duemq.spark_jobs.analyse.analysis import (
+    Ahead,
+    Analysis,
+    BusySecond,
+    HeatCell,
+    LatePoint,
+    TopicSize,
+    Traffic,
+    figures,
+)
 from duemq.spark_jobs.analyse.comparison import Comparison, Worse
 from duemq.spark_jobs.audit.audit import Cluster, Lateness, Missing
 from duemq.spark_jobs.audit.starts import StartOutcome
@@ -170,7 +179,7 @@ def test_no_name_ends_the_numbers(name: str) -> None:
 
 @given(st.text(min_size=1))
 def test_any_topic_is_in_its_table(name: str) -> None:
-    analysis = given_by.small(topics=[Topic(name, 1, 0, 1, 0, 400, 16, 16, MONDAY, MONDAY)])
+    analysis = given_by.small(topics=[TopicSize(name, 1, 0, 1, 0, 400, 16, 16, MONDAY, MONDAY)])
     analysis.store = name
     page = parse(render(analysis, []))
     assert len(page.scripts) == 3

@@ -21,7 +21,7 @@ from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader,
 from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 
-Place = tuple[str, int, int]
+QueuePosition = tuple[str, int, int]
 """Topic, queue id and queue offset."""
 SCHEMA = StructType(
     [
@@ -56,17 +56,17 @@ def rows(batches: Any) -> list[tuple[str, int, int, int]]:
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
-def places(found: list[tuple[str, int, int, int]]) -> list[Place]:
+def positions(found: list[tuple[str, int, int, int]]) -> list[QueuePosition]:
     return sorted(row[:3] for row in found)
 
 
-def read(*paths: Path | str, **options: object) -> list[Place]:
+def read(*paths: Path | str, **options: object) -> list[QueuePosition]:
     """Return the rows of a table."""
     texts = {name: str(value) for name, value in options.items()}
     source = RocketmqSource({"paths": json.dumps([str(path) for path in paths]), **texts})
     reader = source.reader(SCHEMA)
     assert isinstance(reader, StoreReader)
-    return places([row for part in reader.partitions() for row in rows(reader.read(part))])
+    return positions([row for part in reader.partitions() for row in rows(reader.read(part))])
 
 
 class Stream:
@@ -75,7 +75,7 @@ class Stream:
     def __init__(self, *paths: Path | str) -> None:
         self.paths, self.at = [str(path) for path in paths], ""
 
-    def run(self, batches: int = 1, /, *, tells_start: object = True, **options: object) -> list[list[Place]]:
+    def run(self, batches: int = 1, /, *, tells_start: object = True, **options: object) -> list[list[QueuePosition]]:
         """Run micro-batches of a new query; the first one begins at the checkpoint, if there is one. Spark 4.1 does not
         pass their start, but asks for an empty one when a query goes on."""
         steps = self.steps(tells_start=tells_start, **options)
@@ -89,7 +89,7 @@ class Stream:
         assert isinstance(reader, StoreStreamReader)
         return reader
 
-    def steps(self, *, tells_start: object = True, **options: object) -> Iterator[list[Place]]:
+    def steps(self, *, tells_start: object = True, **options: object) -> Iterator[list[QueuePosition]]:
         """Do as `run`, one batch at a time."""
         reader = self.reader(**options)
         if self.at and not tells_start:
@@ -99,17 +99,17 @@ class Stream:
             start = json.loads(self.at)
             end = reader.latestOffset(start) if tells_start else reader.latestOffset()
             end = json.loads(json.dumps(end))
-            found = places([row for part in reader.partitions(start, end) for row in rows(reader.read(part))])
+            found = positions([row for part in reader.partitions(start, end) for row in rows(reader.read(part))])
             self.at = json.dumps(end)
             yield found
 
 
-def stream(path: Path, **options: object) -> list[Place]:
+def stream(path: Path, **options: object) -> list[QueuePosition]:
     (found,) = Stream(path).run(**options)
     return found
 
 
-def offsets_of(found: list[Place], topic: str, queue: int) -> list[int]:
+def offsets_of(found: list[QueuePosition], topic: str, queue: int) -> list[int]:
     return [offset for name, number, offset in found if (name, number) == (topic, queue)]
 
 
@@ -381,7 +381,7 @@ def test_tables_and_streams_agree_with_a_plain_count(
 ) -> None:
     root = tmp_path_factory.mktemp("any") / "store"
     fill(root, messages)
-    counts = {place: messages.count(place) for place in messages}
+    counts = {message: messages.count(message) for message in messages}
     asked: dict[str, dict[str, int]] = {}
     expected = []
     for (topic, queue), count in counts.items():

@@ -82,9 +82,9 @@ def test_a_store_may_have_directories_that_are_links(tmp_path: Path, name: str) 
     link.parent.mkdir(parents=True)
     (tmp_path / "real" / "there").mkdir(parents=True)
     link.symlink_to(tmp_path / "real")
-    for place in ("real", "real/report", "real/there/x/y", f"store/{name}/report"):
-        with pytest.raises(JobError, match=f"{tmp_path}/{place}: lies in the store that is read, {tmp_path}/store;"):
-            refuse_within(str(tmp_path / "store"), str(tmp_path / place))
+    for path in ("real", "real/report", "real/there/x/y", f"store/{name}/report"):
+        with pytest.raises(JobError, match=f"{tmp_path}/{path}: lies in the store that is read, {tmp_path}/store;"):
+            refuse_within(str(tmp_path / "store"), str(tmp_path / path))
     refuse_within(f"file://{tmp_path}/store", str(tmp_path / "report"), str(tmp_path / "real-2"), "s3://b/real")
 
 

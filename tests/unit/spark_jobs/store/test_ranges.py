@@ -251,7 +251,7 @@ def test_a_part_of_the_log_can_be_asked_for(tmp_path: Path) -> None:
     assert plan(store, CHUNK_SIZE, start=store.readable_end) == []
 
 
-def test_records_at_places(tmp_path: Path) -> None:
+def test_records_at_offsets(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     fill(writer, FIRST + SEGMENT + 100_000)
     store = writer.close()
@@ -259,7 +259,7 @@ def test_records_at_places(tmp_path: Path) -> None:
     sizes = [int(next(records_at(store, np.array([at]))).sizes[0]) for at in wanted]
     found = [at for records in at_offsets(store, np.array(wanted), np.array(sizes)) for at in records.physical_offset]
     assert found == wanted
-    # A place without a record gives none, and does not hide the others.
+    # An offset without a record gives none, and does not hide the others.
     wrong = np.array([FIRST - SEGMENT, wanted[0], wanted[1] + 7, wanted[3], FIRST + 9 * SEGMENT])
     assert [at for records in records_at(store, wrong) for at in records.physical_offset] == [wanted[0], wanted[3]]
     held = at_offsets(store, wrong, np.full(5, sizes[3]))

@@ -141,7 +141,7 @@ def test_what_lies_beside_a_store_is_nobodys_business(store: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_file_that_the_disk_does_not_give_is_told(store: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that the disk cannot read is reported, at any place and by any reader."""
+    """A file that the disk cannot read is reported, at any position and by any reader."""
     make_small(monkeypatch)
     plain, into = os.pread, os.preadv
     hint = {errno.EIO: "the disk cannot read it", errno.EACCES: "this user may not read it"}[number]

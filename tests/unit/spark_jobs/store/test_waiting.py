@@ -228,7 +228,7 @@ def test_what_was_put_off_to_the_second_that_is_read_is_not_lost(tmp_path: Path)
     known, slot = read_progress(StoreFiles.open(str(after.root))), np.full(20, (START_MS + 1499) // 1000)
     assert slot[0] < known.timer_second
     done = known.is_timer_done(slot, np.arange(20), np.array(sent)).tolist()
-    assert waits == {place for place, is_done in zip(sent, done, strict=True) if not is_done}
+    assert waits == {offset for offset, is_done in zip(sent, done, strict=True) if not is_done}
 
 
 def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", bytes(15) + b"\x01\0\0\x04\xd2")
 
 
 def laid_out_plainly(sizes: list[int], segment: int, begin: int) -> tuple[list[int], list[tuple[int, int]], int]:
-    """The layout by RocketMQ's appends: offsets of the records, end markers, and the place of the next one."""
+    """The layout by RocketMQ's appends: offsets of the records, end markers, and the offset of the next one."""
     offsets, markers, position = [], [], begin
     for size in sizes:
         left = segment - position % segment
@@ -280,10 +280,10 @@ def test_units_of_queues(
     directory = tmp_path_factory.mktemp("queue")
     old = np.arange(len(stays)) * 300 + 77
     steps = data.draw(st.lists(st.sampled_from((100, 700)), min_size=len(stays), max_size=len(stays)))
-    places = BEGIN + SEGMENT + np.cumsum(steps)
+    moved = BEGIN + SEGMENT + np.cumsum(steps)
     kept = np.array(stays)
     OffsetMap.make(str(directory), int(kept.sum()))
-    OffsetMap.fill(str(directory), 0, old[kept], places[kept])
+    OffsetMap.fill(str(directory), 0, old[kept], moved[kept])
     units = np.zeros(len(stays), UNITS)
     units["physical_offset"], units["size"], units["tags_code"] = old, 95, np.arange(len(stays))
     files = [
@@ -322,9 +322,9 @@ def test_units_of_queues(
         if not any(stays[offset:]):
             # Behind the last record, where cancelled ones are gone: no record, and still in order.
             last = len(stays) - 1 - stays[::-1].index(True)
-            assert (physical, size, code) == (places[last] + 94, 1, offset)
+            assert (physical, size, code) == (moved[last] + 94, 1, offset)
             continue
-        following = int(next(place for place, stay in zip(places[offset:], stays[offset:], strict=True) if stay))
+        following = int(next(at for at, stay in zip(moved[offset:], stays[offset:], strict=True) if stay))
         if stays[offset]:
             assert (physical, size, code) == (following, 95, offset)
         elif topic == SCHEDULE_TOPIC:
@@ -440,31 +440,31 @@ def test_superseded_messages(
     assert kept == len({number for number in superseded - found if number >= expired})
 
 
-# --- places and tasks
+# --- new directories and tasks
 
 
-def test_a_place_is_whole_or_not_there(tmp_path: Path) -> None:
-    place = NewDirectory(str(tmp_path / "a/new"))
-    place.begin()
+def test_a_new_directory_is_whole_or_not_there(tmp_path: Path) -> None:
+    new = NewDirectory(str(tmp_path / "a/new"))
+    new.begin()
     (tmp_path / "a/new.partial/.scratch/x").write_text("x")
-    with open(place.join("sub", "file"), "w") as file:
+    with open(new.join("sub", "file"), "w") as file:
         file.write("content")
     assert not (tmp_path / "a/new").exists()
-    place.finish()
+    new.finish()
     assert sorted(os.listdir(tmp_path / "a")) == ["new"]
     assert (tmp_path / "a/new/sub/file").read_text() == "content"
     assert os.listdir(tmp_path / "a/new") == ["sub"]
-    place.give_up()
+    new.give_up()
     assert (tmp_path / "a/new/sub/file").exists()
 
 
 def test_what_an_interrupted_run_left_goes(tmp_path: Path) -> None:
     (tmp_path / "new.partial/commitlog").mkdir(parents=True)
     (tmp_path / "new.partial/commitlog/old").write_text("x")
-    place = NewDirectory(str(tmp_path / "new"))
-    place.begin()
+    new = NewDirectory(str(tmp_path / "new"))
+    new.begin()
     assert os.listdir(tmp_path / "new.partial") == [".scratch"]
-    place.give_up()
+    new.give_up()
     assert os.listdir(tmp_path) == []
 
 

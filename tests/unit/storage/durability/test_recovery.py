@@ -496,11 +496,11 @@ def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files
     while (store.log.end - damaged) // 8192 < files_behind:
         others += append(store, "a", 1, b"y" * 1000)
     node = files.names[f"/s/commitlog/{damaged // 8192 * 8192:020}"]
-    place = damaged % 8192
+    position = damaged % 8192
     if damage == "a flipped bit":
-        node.data[place + 100] ^= 1
+        node.data[position + 100] ^= 1
     else:
-        node.data[place : place + 120] = (b"\0" if damage == "zeros" else b"\xa5") * 120
+        node.data[position : position + 120] = (b"\0" if damage == "zeros" else b"\xa5") * 120
     end = store.log.end
     before = store.log.read_raw(damaged, end - damaged)
     files.after_kill()
@@ -515,9 +515,9 @@ def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files
         f"/s/cut/{damaged if not at else (damaged // 8192 + at) * 8192:020}" for at in range(len(told["kept_in"]))
     ]
     assert list(problems(again)) == []
-    # The same place once more: the files kept before stay.
+    # The same position once more: the files kept before stay.
     append(again, "a", 0, b"z" * 200, b"behind")
-    node.data[place + 100] ^= 1
+    node.data[position + 100] ^= 1
     files.after_kill()
     with capture_logs() as lines:
         make_store("/s", files, segment_size=8192).open()

@@ -49,12 +49,12 @@ def test_a_block_is_what_single_copies_are(
     block_store, single_store = (make_store("/s", SimulatedFiles(), segment_size=8192) for _ in range(2))
     for store in (block_store, single_store):
         store.open()
-        places = stored(store, messages)
+        extents = stored(store, messages)
         before = store.log.end
         if store is block_store:
-            copy_as_block(store, places, messages, order)
+            copy_as_block(store, extents, messages, order)
         else:
-            copy_singly(store, [places[at] for at in order], [messages[at] for at in order])
+            copy_singly(store, [extents[at] for at in order], [messages[at] for at in order])
         assert store.log.end > before
     size = block_store.log.end
     assert size == single_store.log.end
@@ -74,10 +74,10 @@ def test_a_block_is_what_single_copies_are(
 
 
 def copy_as_block(
-    store: MessageStore, places: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]], order: list[int]
+    store: MessageStore, extents: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]], order: list[int]
 ) -> None:
-    data = b"".join(store.log.read(*place) or b"" for place in places)
-    physical, sizes = (np.array(column, np.int64) for column in zip(*places, strict=True))
+    data = b"".join(store.log.read(*extent) or b"" for extent in extents)
+    physical, sizes = (np.array(column, np.int64) for column in zip(*extents, strict=True))
     records = PackedRecords(data, physical, sizes)
     assert records.is_usual.all()
     records, messages = records.part(np.array(order)), [messages[at] for at in order]
@@ -87,12 +87,12 @@ def copy_as_block(
     used = sorted(set(which.tolist()))
     which = np.searchsorted(used, which)
     store.appender.begin(NOW_MS)
-    store.appender.add_copies(records, [queues[number] for number in used], which, np.arange(len(places)) + 5)
+    store.appender.add_copies(records, [queues[number] for number in used], which, np.arange(len(extents)) + 5)
     store.appender.commit()
 
 
-def copy_singly(store: MessageStore, places: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]]) -> None:
-    for number, ((physical, _), (_, text, target)) in enumerate(zip(places, messages, strict=True)):
+def copy_singly(store: MessageStore, extents: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]]) -> None:
+    for number, ((physical, _), (_, text, target)) in enumerate(zip(extents, messages, strict=True)):
         found = store.message_at(physical)
         assert found is not None
         store.appender.begin(NOW_MS)

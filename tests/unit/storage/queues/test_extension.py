@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duemq.protocol.records.properties import tags_code
-from duemq.protocol.records.record import Summary
+from duemq.protocol.records.record import RecordSummary
 from duemq.protocol.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.errors import NotInMemory
@@ -165,17 +165,20 @@ def test_files_with_gaps_read_as_zeros_in_between(at: int, size: int) -> None:
 
 
 def level_codes(
-    content: bytes, records: Sequence[Summary | None], delay_ms: int | None, addresses: Sequence[int] | None = None
+    content: bytes,
+    records: Sequence[RecordSummary | None],
+    delay_ms: int | None,
+    addresses: Sequence[int] | None = None,
 ) -> list[int]:
     """The codes of a level's units, one for each record; `content`: of the extension."""
 
-    def own(told: Summary) -> int:
+    def own(told: RecordSummary) -> int:
         stored, prepared, _ = told
         return prepared if prepared > stored else stored + (delay_ms if delay_ms is not None else DEFAULT_MS)
 
     units = np.zeros(len(records), UNITS)
     units["tags_code"] = addresses if addresses is not None else FIRST + 20 * np.arange(len(records))
-    found = extension.codes_of(
+    found = extension.tags_codes_of(
         units, lambda _: records, own, lambda at, size: content[at : at + size], is_level=True, delay_ms=delay_ms
     )
     return [int(code) for code in found]
@@ -198,10 +201,10 @@ def level_codes(
 def test_a_levels_deliver_time_is_that_in_the_record_or_the_extension_or_is_computed_anew(
     drawn: list[tuple[int, int, int, int, int, bool]],
 ) -> None:
-    content, records, expected = b"", list[Summary | None](), list[int]()
+    content, records, expected = b"", list[RecordSummary | None](), list[int]()
     for number, (stored, time, delay, wrong, promise, is_there) in enumerate(drawn):
         content += struct.pack(">hqqh", 20 + wrong, time + delay, time, 0)
-        records.append(Summary(stored, stored + (promise or -1), "") if is_there else None)
+        records.append(RecordSummary(stored, stored + (promise or -1), "") if is_there else None)
         is_right = stored == time > 0 and wrong == 0 and delay in (5000, 3_600_000, 1000)
         if not is_there:
             expected.append(FIRST + 20 * number)
@@ -214,7 +217,7 @@ def test_a_levels_deliver_time_is_that_in_the_record_or_the_extension_or_is_comp
 
 def test_where_the_delay_of_the_level_is_not_known_whole_seconds_are_believed() -> None:
     content = struct.pack(">hqqh", 20, NOW_MS + 7000, NOW_MS, 0) + struct.pack(">hqqh", 20, NOW_MS + 7001, NOW_MS, 0)
-    assert level_codes(content, [Summary(NOW_MS, 0, "")] * 2, None) == [NOW_MS + 7000, NOW_MS + DEFAULT_MS]
+    assert level_codes(content, [RecordSummary(NOW_MS, 0, "")] * 2, None) == [NOW_MS + 7000, NOW_MS + DEFAULT_MS]
 
 
 @pytest.mark.parametrize("seconds", [92, 28, 124, 8252])
@@ -222,7 +225,7 @@ def test_the_deliver_times_of_another_table_are_believed_however_alike_they_are(
     """For most store times, one byte tells a delay of 60 s from one that differs by 32 s."""
     stored = [NOW_MS + 16 * n for n in range(2000)]
     content = b"".join(struct.pack(">hqqh", 20, at + 1000 * seconds, at, 0) for at in stored)
-    found = level_codes(content, [Summary(at, 0, "") for at in stored], 60_000)
+    found = level_codes(content, [RecordSummary(at, 0, "") for at in stored], 60_000)
     assert found == [at + 1000 * seconds for at in stored]
 
 
@@ -371,7 +374,7 @@ def test_a_wrong_byte_changes_no_tags(at: int, mask: int) -> None:
 def test_no_level_sees_a_due_time_of_a_flipped_byte(at: int, mask: int, delay_ms: int) -> None:
     data = bytearray(b"".join(struct.pack(">hqqh", 20, NOW_MS + n + delay_ms, NOW_MS + n, 0) for n in range(40)))
     data[at] ^= mask
-    found = level_codes(bytes(data), [Summary(NOW_MS + n, 0, "") for n in range(40)], delay_ms)
+    found = level_codes(bytes(data), [RecordSummary(NOW_MS + n, 0, "") for n in range(40)], delay_ms)
     right = [NOW_MS + n + delay_ms for n in range(40)]
     changed = int.from_bytes(data[at // 20 * 20 + 2 :][:8], "big", signed=True)
     if 2 <= at % 20 < 10 and not (changed - right[at // 20]) % 1000 and 0 < changed - NOW_MS < 3 * 365 * 86_400_000:
@@ -533,7 +536,7 @@ def test_files_that_are_not_as_they_should_be_are_passed_over(fault: str) -> Non
     assert stored_codes(files)[-3:] == [tags_code("t")] * 3, "written without the extension"
 
 
-def test_a_failed_write_of_the_queue_is_repeated_at_the_same_place() -> None:
+def test_a_failed_write_of_the_queue_is_repeated_at_the_same_position() -> None:
     files = SimulatedFiles()
     store = opened(files)
     send(store, 10)
@@ -557,9 +560,9 @@ def test_a_read_that_may_not_wait_says_so() -> None:
     units = np.zeros(2, UNITS)
     units["tags_code"] = FIRST
     with pytest.raises(NotInMemory):
-        extension.codes_of(units, fail, lambda _: 0, lambda *_: b"", is_level=False)
+        extension.tags_codes_of(units, fail, lambda _: 0, lambda *_: b"", is_level=False)
     with pytest.raises(NotInMemory):
-        extension.codes_of(units, lambda _: [None, None], lambda _: 0, fail, is_level=True)
+        extension.tags_codes_of(units, lambda _: [None, None], lambda _: 0, fail, is_level=True)
 
 
 # --- what uses it

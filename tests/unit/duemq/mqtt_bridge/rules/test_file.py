@@ -12,9 +12,9 @@ from duemq.mqtt_bridge.rules.model import (
     NEVER_EXPIRES,
     Delay,
     DelayRefused,
+    MqttSubscription,
     Rules,
     RulesError,
-    Subscription,
     Target,
     TemplateError,
     Tls,
@@ -178,9 +178,9 @@ def test_a_file_says_which_delays_there_are(whole: Rules) -> None:
 
 
 def test_no_two_subscriptions_overlap(whole: Rules) -> None:
-    assert whole.subscriptions == (Subscription("sensors/#", 2, "once"), Subscription("later/#", 1, "never"))
+    assert whole.subscriptions == (MqttSubscription("sensors/#", 2, "once"), MqttSubscription("later/#", 1, "never"))
     everything = rules_of(f'{HEAD}[status]\ntopic = "$s"\n[[to_rocketmq]]\nfilter = "#"\ntopic = "A"\nqos = 0\n')
-    assert everything.subscriptions == (Subscription("#", 2, "never"), Subscription("$delayed/#", 2, "never"))
+    assert everything.subscriptions == (MqttSubscription("#", 2, "never"), MqttSubscription("$delayed/#", 2, "never"))
 
 
 def test_what_a_file_need_not_say() -> None:
@@ -194,7 +194,10 @@ def test_what_a_file_need_not_say() -> None:
     assert rules.status_topic == "duemq/bridge/b"
     assert rules.delayed is not None
     assert (rules.delayed.topic, rules.delayed.group) == ("MQTT_DELAYED_b", "mqtt-bridge-b-delayed")
-    assert rules.subscriptions == (Subscription("$delayed/#", 2, "never"), Subscription("delayed/#", 2, "never"))
+    assert rules.subscriptions == (
+        MqttSubscription("$delayed/#", 2, "never"),
+        MqttSubscription("delayed/#", 2, "never"),
+    )
     assert rules_of(f"{HEAD}[delayed]\nenabled = false").delayed is None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.mqtt_bridge.rules.model import Subscription
+from duemq.mqtt_bridge.rules.model import MqttSubscription
 from duemq.mqtt_bridge.session import packets
 from duemq.mqtt_bridge.session.client import TIMEOUT, Grant, MqttConnectionError, Session
 from duemq.mqtt_bridge.session.packets import Ack, Publish, encode_ack, encode_publish
@@ -97,7 +97,7 @@ async def test_an_answer_is_not_waited_for_when_the_connection_is_lost(tmp_path:
                     pass
         async with peer(ends=0x80) as broker, session(broker.port, Received(), tmp_path) as client:
             with pytest.raises(MqttConnectionError, match="lost the connection"):
-                await client.subscribe_to("a/#", Subscription("a/#", 2, "once"))
+                await client.subscribe_to("a/#", MqttSubscription("a/#", 2, "once"))
         async with peer(ends=0xA0) as broker, session(broker.port, Received(), tmp_path) as client:
             with pytest.raises(MqttConnectionError, match="lost the connection"):
                 await client.unsubscribe_from("a/#")
@@ -108,7 +108,7 @@ async def test_an_answer_has_time_until_the_bridge_reads_again(tmp_path: Path, m
         # Not before, since the answer to CONNECT takes longer.
         monkeypatch.setattr("duemq.mqtt_bridge.session.client.TIMEOUT", 0.001)
         client.pause()
-        subscribing = asyncio.create_task(client.subscribe_to("a/#", Subscription("a/#", 2, "once")))
+        subscribing = asyncio.create_task(client.subscribe_to("a/#", MqttSubscription("a/#", 2, "once")))
         await broker.until(0x80)
         done, _ = await asyncio.wait((subscribing,), timeout=0.05)
         assert not done
@@ -207,8 +207,8 @@ async def test_a_pause_lasts_longer_than_the_keepalive(tmp_path: Path, monkeypat
 
 async def test_packet_ids_of_subscriptions_are_the_bridges(tmp_path: Path) -> None:
     async with peer() as broker, session(broker.port, Received(), tmp_path) as client:
-        assert await client.subscribe_to("a/#", Subscription("a/#", 2, "once")) == Grant(2)
-        assert await client.subscribe_to("b/#", Subscription("b/#", 1, "never")) == Grant(1)
+        assert await client.subscribe_to("a/#", MqttSubscription("a/#", 2, "once")) == Grant(2)
+        assert await client.subscribe_to("b/#", MqttSubscription("b/#", 1, "never")) == Grant(1)
         first, second = await broker.until(0x80, 2)
         assert (first[:2], second[:2]) == (b"\x00\x64", b"\x00\x65")
         assert (first[-1], second[-1]) == (0b00010010, 0b00101001)  # retained: if new; never, and the flag as published

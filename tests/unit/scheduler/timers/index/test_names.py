@@ -38,14 +38,14 @@ def test_what_is_wanted_next_is_read_with_what_is_missing(at_once: int, monkeypa
 
     monkeypatch.setattr(log, "read", look)
     monkeypatch.setattr(log, "locate", located)
-    found, places_missing = None, list[Hashable]()
+    found, positions_missing = None, list[Hashable]()
     while found is None:
         try:
             found = RealTopics(world.store).of(waits)
         except NotInMemory as missing:
             missing.read()
-            places_missing.append(missing.place)
+            positions_missing.append(missing.position)
     assert found == [f"topic{number % 3}" for number in range(20)]
-    assert places_missing == asked, "one that fails again and again is known"
+    assert positions_missing == asked, "one that fails again and again is known"
     size = int(waits["size"][0])
     assert len(asked) == -(-20 // max(1, at_once // size))

@@ -15,7 +15,7 @@ from duemq.spark_jobs.writers.new_directory import SCRATCH
 _BEGUN: Final = f"{SCRATCH}/begun"
 
 
-class RemotePlace:
+class NewRemoteDirectory:
     """See the module. Two runs into the same directory at the same time are not detected."""
 
     def __init__(self, target: str) -> None:
