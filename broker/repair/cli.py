@@ -3,7 +3,6 @@ run found something to repair; 2: it could not be done, for the reason in one li
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -97,9 +96,7 @@ def _one_line_errors() -> Iterator[None]:
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         except BrokenPipeError:
-            # The reader of our output is gone. Python would complain when it flushes the rest at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(FAILED)
+            sys.exit(FAILED)  # the reader of the output is gone; duemq.cli.streams drops the rest
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:
