@@ -11,7 +11,7 @@ from duemq.broker.assembly.net import Net
 from duemq.broker.assembly.storage import Storage
 from duemq.broker.assembly.tables import Tables
 from duemq.broker.housekeeping import Chore
-from duemq.broker.net.connection_limits import LOOK_SECONDS as NEW_SECONDS
+from duemq.broker.net.limits.connections import LOOK_SECONDS as NEW_SECONDS
 from duemq.broker.tls.contexts import LOOK_SECONDS as TLS_LOOK_SECONDS
 from duemq.broker.tls.contexts import WARN_SECONDS
 from duemq.storage.clock import look

@@ -10,12 +10,12 @@ from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.admin.stats_items import StatsItems
 from duemq.broker.assembly.core import Core
 from duemq.broker.audit.recorder import Recorder
-from duemq.broker.net.admission import Admission
 from duemq.broker.net.connection import Connection
-from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.held_answers import HeldAnswers
-from duemq.broker.net.input_budget import InputBudget
-from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.limits.admission import Admission
+from duemq.broker.net.limits.connections import ConnectionLimits
+from duemq.broker.net.limits.input_budget import InputBudget
+from duemq.broker.net.limits.output_budget import OutputBudget
 from duemq.broker.net.router import Router
 from duemq.broker.tls.contexts import TlsContexts
 

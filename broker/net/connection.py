@@ -24,8 +24,8 @@ from typing import Final, Protocol, cast
 import structlog
 
 from duemq.broker.errors import TlsRefused
-from duemq.broker.net.input_budget import LARGE_FRAME_BYTES, InputBudget
-from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.limits.input_budget import LARGE_FRAME_BYTES, InputBudget
+from duemq.broker.net.limits.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
 from duemq.broker.net.tls import TlsEnd, TlsServer, check_first_byte
 from duemq.protocol.codes import FLAG_ONEWAY
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         self.born_host = b""
         self.is_closed = False
         self.is_new = not is_outgoing
-        """Whether none of the client's requests has been handled yet; see `connection_limits`."""
+        """Whether none of the client's requests has been handled yet; see `limits.connections`."""
         self.is_stranger = True
         """True until an account, or a peer whose address needs none, makes a request over the connection. Without
         access control it stays true."""

@@ -29,13 +29,13 @@ from duemq.broker.admin.stats import BrokerStats
 from duemq.broker.audit.recorder import Recorder, is_recorded
 from duemq.broker.errors import AccessRefused, LimitReached, NotNow, Refused
 from duemq.broker.limits import Limits
-from duemq.broker.net.admission import OWN_BYTES, Admission
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
-from duemq.broker.net.connection_limits import ConnectionLimits
 from duemq.broker.net.error_answers import not_stored, outcome_of, timed_out
 from duemq.broker.net.held_answers import HeldAnswers
 from duemq.broker.net.limited_log import LimitedLog
+from duemq.broker.net.limits.admission import OWN_BYTES, Admission
+from duemq.broker.net.limits.connections import ConnectionLimits
 from duemq.broker.net.request_turns import IsOver
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from duemq.protocol.errors import FieldError, FrameError, ProtocolError

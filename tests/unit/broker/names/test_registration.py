@@ -10,8 +10,8 @@ import pytest
 
 from duemq.broker.names.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registrar
 from duemq.broker.net.connection import Connection, FrameHandler
-from duemq.broker.net.input_budget import InputBudget
-from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.limits.input_budget import InputBudget
+from duemq.broker.net.limits.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver
 from duemq.broker.tables.topics import Topics
 from duemq.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from duemq.broker.errors import NotNow
-from duemq.broker.net.admission import CONNECTION_BYTES, OWN_BYTES, Admission
+from duemq.broker.net.limits.admission import CONNECTION_BYTES, OWN_BYTES, Admission
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.frames import codec
 from duemq.protocol.requests.headers import QueueOfTopic, TopicName

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from duemq.broker.net.connection import LARGE_RESPONSE_BYTES, MAX_REQUESTS, WRITE_HIGH_BYTES, Connection
-from duemq.broker.net.input_budget import READ_BYTES, READERS, SHORT_READ_BYTES, InputBudget, Reader
-from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.limits.input_budget import READ_BYTES, READERS, SHORT_READ_BYTES, InputBudget, Reader
+from duemq.broker.net.limits.output_budget import OutputBudget
 from duemq.broker.net.request_turns import IsOver, RequestTurns
 from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from duemq.protocol.frames import codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from duemq.broker.net.output_budget import PATIENCE_SECONDS, OutputBudget
+from duemq.broker.net.limits.output_budget import PATIENCE_SECONDS, OutputBudget
 from tests.support.loop import SteppedLoop
 
 LIMIT = 10_000
