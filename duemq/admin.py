@@ -106,7 +106,7 @@ class Admin(Changing):
 
     async def close(self) -> None:
         """Close the connections. Never raises, except ArgumentError in an event loop other than that of `start`."""
-        self._check_loop()
+        checks.check_loop(self._loop, "admin")
         self._is_open, self._is_closed = False, True
         await self._client.close()
 
@@ -269,12 +269,7 @@ class Admin(Changing):
     def _check_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the admin is closed, or was not opened: async with ...")
-        self._check_loop()
-
-    def _check_loop(self) -> None:
-        """Raise ArgumentError in an event loop other than that of `start`."""
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            raise ArgumentError("the admin was started in another event loop; use one admin for each loop")
+        checks.check_loop(self._loop, "admin")
 
     async def _addresses(self) -> list[str]:
         self._check_open()

@@ -263,7 +263,7 @@ class Consumer:
             if not is_waited_for:
                 await self._closed.wait()
             return
-        self._check_loop()
+        checks.check_loop(self._loop, "consumer")
         started, self._state = self._state == "running", "closing"
         self._closer = asyncio.current_task()
         try:
@@ -287,7 +287,7 @@ class Consumer:
 
     async def wait_closed(self) -> None:
         """Wait until the consumer is closed."""
-        self._check_loop()
+        checks.check_loop(self._loop, "consumer")
         await self._closed.wait()
 
     async def receive(self) -> ReceivedMessage:
@@ -314,7 +314,7 @@ class Consumer:
             raise ClosedError("this consumer passes its messages to its handler")
         if self._state == "new":
             raise ClosedError("start the consumer first: async with ...")
-        self._check_loop()
+        checks.check_loop(self._loop, "consumer")
         message = await self._inbox.get()
         if message is None:
             raise ClosedError("the consumer is closed")
@@ -325,7 +325,7 @@ class Consumer:
         that are known to be stored, by queue: messages before them are not delivered to the group again. An offset that
         cannot be stored now is stored later, and a line is logged.
         """
-        self._check_loop()
+        checks.check_loop(self._loop, "consumer")
         await self._member.commit()
         return self._member.committed
 
@@ -334,7 +334,7 @@ class Consumer:
 
         Waits on while a subscribed topic does not exist. Raises ClosedError if the consumer is closed first.
         """
-        self._check_loop()
+        checks.check_loop(self._loop, "consumer")
         await self._member.caught_up()
 
     async def seek(
@@ -360,7 +360,7 @@ class Consumer:
         """
         if self._state != "running":
             raise ClosedError("start the consumer first: async with ...")
-        self._check_loop()
+        checks.check_loop(self._loop, "consumer")
         given = [
             name for name, value in (("position", position), ("offset", offset), ("time", time)) if value is not None
         ]
@@ -393,11 +393,6 @@ class Consumer:
 
     def _is_closing(self) -> bool:
         return self._state == "closing"
-
-    def _check_loop(self) -> None:
-        """Raise ArgumentError in an event loop other than that of `start`."""
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            raise ArgumentError("the consumer was started in another event loop; use one consumer for each loop")
 
 
 PushConsumer = Consumer

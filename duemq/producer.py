@@ -206,7 +206,7 @@ class Producer(Changing):
         """
         if self._closed:
             return
-        self._check_loop()
+        checks.check_loop(self._loop, "producer")
         self._closed = True
         try:
             try:
@@ -817,13 +817,8 @@ class Producer(Changing):
         `start`."""
         if self._closed or self._keys is None:
             raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
-        self._check_loop()
+        checks.check_loop(self._loop, "producer")
         return self._keys
-
-    def _check_loop(self) -> None:
-        """Raise ArgumentError in an event loop other than that of `start`."""
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            raise ArgumentError("the producer was started in another event loop; use one producer for each loop")
 
     def _heartbeat(self, client_id: str) -> HeartbeatData:
         return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])

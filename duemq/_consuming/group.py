@@ -279,16 +279,13 @@ class BrokerOffsets:
         errors: dict[MessageQueue, BaseException] = {}
         rest = dict(offsets)
         while alone := self._firsts(rest):
-            failed = await self._commit({queue: offsets[queue] for queue in alone.values()})
+            first = {queue: rest.pop(queue) for queue in alone.values()}
+            failed = await self._commit(first)
             self._has_table.update(key for key, queue in alone.items() if queue not in failed)
             errors |= failed
-            silent = {queue.broker for queue, error in failed.items() if isinstance(error, OSError)}
             # The others at a broker that does not answer would fail one by one, each after its time-out.
-            rest = {
-                queue: offset
-                for queue, offset in rest.items()
-                if queue not in alone.values() and queue.broker not in silent
-            }
+            silent = {queue.broker for queue, error in failed.items() if isinstance(error, OSError)}
+            rest = {queue: offset for queue, offset in rest.items() if queue.broker not in silent}
         errors |= await self._commit(rest)
         for error in errors.values():
             raise error

@@ -536,8 +536,8 @@ class Member:
             log.exception("%s failed", name)
 
     def _reconnected(self, address: str) -> None:
-        """A connection to a broker was reopened, so the broker may have been restarted: an exclusive member claims its
-        queues."""
+        """Handle that a connection to a broker was reopened, since the broker may have been restarted: the next offset
+        of each topic is stored alone again, and an exclusive member claims its queues."""
         self._broker_offsets.forget_tables()
         if self._config.exclusive and not self._stopped:
             self._reconnected_at[address] = self._config.monotonic()

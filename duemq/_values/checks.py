@@ -5,6 +5,7 @@ The limits are RocketMQ's (client/Validators.java and common/topic/TopicValidato
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -71,6 +72,13 @@ def check_retried_group(group: str) -> None:
             f"the name of the group has {len(group)} characters; the limit is {MAX_RETRIED_GROUP_LENGTH} for a "
             f"consumer that retries messages, since the name of its retry topic is {RETRY_PREFIX} and the group's"
         )
+
+
+def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
+    """Check that a call is made in the event loop of `start`. `loop`: that loop, None before `start`; `what`: the kind
+    of the started object, such as "producer"."""
+    if loop is not None and asyncio.get_running_loop() is not loop:
+        raise ArgumentError(f"the {what} was started in another event loop; use one {what} for each loop")
 
 
 def check_limits(**limits: float) -> None:
