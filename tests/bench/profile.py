@@ -106,12 +106,14 @@ class Levels(Sends):
 
 
 class Pulls(Sends):
-    """Reads of messages, 32 per pull."""
+    """Reads of messages with one tag, 32 per pull, as most consumers do."""
+
+    properties = f"{KEY}\x02TAGS\x01load"
 
     async def prepare(self) -> None:
         await super().prepare()
         await super().run()
-        self._pulls = [encode_all([pull("T", offset)]) for offset in range(0, self.messages, 32)]
+        self._pulls = [encode_all([pull("T", offset, subscription="load")]) for offset in range(0, self.messages, 32)]
 
     async def run(self) -> None:
         for data in self._pulls:

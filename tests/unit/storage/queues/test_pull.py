@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from duemq.protocol.records.record import decode_all
 from duemq.storage.files import OsFile, OsFiles, Ranges
+from duemq.storage.queues.consume_queue import WITHDRAWN_SIZE, ConsumeQueue
 from duemq.storage.queues.pull import ColdRead, PullStatus, ReadAhead, find, read
 from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
@@ -65,6 +67,40 @@ def test_a_pull_is_bounded_in_bytes_but_gives_one_message_at_least() -> None:
     assert (found.count, found.next_offset) == (2, 2)
     found = find(store.queue("t", 0), 0, 32, 10, None, 0)
     assert (found.count, found.next_offset) == (1, 1)
+
+
+def test_a_pull_is_bounded_in_bytes_if_all_messages_have_its_tag() -> None:
+    store = store_with([1] * 5, size=1000)
+    found = find(store.queue("t", 0), 0, 32, 2500, frozenset({1}), 0)
+    assert (found.count, found.next_offset) == (2, 2)
+
+
+def test_a_pull_reads_no_more_units_than_it_returns_if_all_messages_have_its_tag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = store_with([1] * 100).queue("t", 0)
+    assert queue is not None
+    asked: list[int] = []
+
+    def counting(read: Callable[[ConsumeQueue, int, int], bytes]) -> Callable[[ConsumeQueue, int, int], bytes]:
+        def counted(queue: ConsumeQueue, offset: int, count: int) -> bytes:
+            asked.append(count)
+            return read(queue, offset, count)
+
+        return counted
+
+    monkeypatch.setattr(ConsumeQueue, "read", counting(ConsumeQueue.read))
+    monkeypatch.setattr(ConsumeQueue, "read_stored", counting(ConsumeQueue.read_stored))
+    assert find(queue, 0, 32, 1 << 20, frozenset({1, 2}), 0).count == 32
+    assert asked == [32]
+
+
+def test_a_pull_passes_over_withdrawn_messages_between_those_with_its_tag() -> None:
+    queue = store_with([1, 1, 1, 2, 1]).queue("t", 0)
+    assert queue is not None
+    queue.mark(1, WITHDRAWN_SIZE)
+    found = find(queue, 0, 3, 1 << 20, frozenset({1}), 0)
+    assert (found.status, found.count, found.next_offset) == (PullStatus.FOUND, 3, 5)
 
 
 @pytest.mark.parametrize(
