@@ -44,7 +44,7 @@ class TimeBudget:
 
     @property
     def is_spent(self) -> bool:
-        """See `storage.budget.Budget`."""
+        """Whether the time is over. A step checks this after each piece of work, and does at least one piece."""
         return time.perf_counter() >= self._until
 
 

@@ -55,7 +55,8 @@ class Workers(Protocol):
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
     ) -> None:
-        """See `storage.durability.jobs.JobWorkers`."""
+        """Run `work` in a lane, by a thread that may wait. `done` is called in the event loop, never before `start` has
+        returned: with None, or with the exception if `work` failed or could not be run. Raises nothing."""
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` in a lane; the future holds its result, or the error that it raised or that kept it from
@@ -95,7 +96,8 @@ class ThreadWorkers:
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
     ) -> None:
-        """See `storage.durability.jobs.JobWorkers`."""
+        """Run `work` in a lane, by a thread that may wait. `done` is called in the event loop, never before `start` has
+        returned: with None, or with the exception if `work` failed or could not be run. Raises nothing."""
 
         def finished(future: asyncio.Future[object]) -> None:
             error = future.exception()
@@ -106,7 +108,8 @@ class ThreadWorkers:
         self.run(lane, work).add_done_callback(finished)
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
-        """See Workers."""
+        """Run `work` in a lane; the future holds its result, or the error that it raised or that kept it from
+        running."""
         try:
             if lane is Background.ACCESS:
                 return asyncio.wrap_future(self._access.submit(work), loop=self._loop)
@@ -117,7 +120,8 @@ class ThreadWorkers:
             return failed
 
     def stop(self) -> None:
-        """See Workers."""
+        """Wait until all started work is done, but only _LEAVE_SECONDS for the lane ACCESS. Nothing may be started
+        afterwards."""
         for lane in self._lanes.values():
             lane.shutdown(wait=True)
         if not self._access.stop(_LEAVE_SECONDS):

@@ -143,7 +143,8 @@ class _Counting:
         """The place of the last message of a level that was counted."""
 
     def is_ahead(self, message: StoredMessage, position: int | None) -> bool:
-        """See `moves.IsAhead`."""
+        """Return whether the count has not come to a message yet. `position`: of its unit in the timer log; None if it
+        has none."""
         if message.topic == SCHEDULE_TOPIC:
             return message.physical_offset < self.end and _place_of(message) > self.place
         # Messages with units behind `_wheel_end` are counted as not in the wheel yet, wherever they move.
@@ -395,11 +396,16 @@ class WaitingMessages:
     # --- changing
 
     def cancel(self, physical_offset: int, now_ms: int, owner: tuple[str, str] | None = None) -> Cancelled | None:
-        """See `TimerChanges.cancel`."""
+        """Cancel a message that waits with a timer or a level, given the physical offset of its record, or of the
+        record that its id names. Return None, and do nothing, if the outcome depends on the index of ids, and that is
+        not complete yet. `owner`: the topic and UNIQ_KEY that the message must have; otherwise the outcome is UNKNOWN.
+        Raises StoreError, OSError."""
         return self._timers.changes.cancel(physical_offset, now_ms, owner)
 
     def reschedule(
         self, physical_offset: int, due_ms: int, now_ms: int, owner: tuple[str, str] | None = None
     ) -> Cancelled | None:
-        """See `TimerChanges.reschedule`."""
+        """Give a message that waits with a timer or a level another time, ms since the epoch; a past time means
+        "immediately". Return CANCELLED if that was done, None as `cancel` does. `owner`: as for `cancel`. Raises
+        StoreError, OSError."""
         return self._timers.changes.reschedule(physical_offset, due_ms, now_ms, owner)

@@ -19,7 +19,7 @@ class Unlimited:
 
     @property
     def is_spent(self) -> bool:
-        """See Budget."""
+        """False: a step may do all of its work."""
         return False
 
 
@@ -28,7 +28,7 @@ class Spent:
 
     @property
     def is_spent(self) -> bool:
-        """See Budget."""
+        """True: a step does one piece of work."""
         return True
 
 
@@ -40,7 +40,7 @@ class Pieces:
 
     @property
     def is_spent(self) -> bool:
-        """See Budget. Each call counts as one piece."""
+        """Whether the pieces are used up. Each call counts as one piece."""
         self._left -= 1
         return self._left <= 0
 

@@ -64,7 +64,8 @@ class SystemClock:
 
     @property
     def boot_id(self) -> bytes:
-        """See `Clock.boot_id`."""
+        """Identifies the boot from which monotonic time counts: Linux's random/boot_id, 16 bytes; empty where there is
+        none."""
         return self._boot_id
 
     def now_ms(self) -> int:
@@ -96,7 +97,7 @@ class MovableClock:
 
     @property
     def boot_id(self) -> bytes:
-        """See `Clock.boot_id`."""
+        """Identifies the boot from which monotonic time counts, 16 bytes: that of the clock by which this one runs."""
         return self._base.boot_id
 
     def now_ms(self) -> int:
@@ -123,7 +124,8 @@ class ManualClock:
         self._now_ms = now_ms
         self._monotonic = 1000.0
         self.boot_id = b""
-        """See `Clock.boot_id`. A test that simulates a restart of the machine sets another one."""
+        """Identifies the boot from which monotonic time counts. A test that simulates a restart of the machine sets
+        another one."""
 
     def now_ms(self) -> int:
         """Return the wall time, ms since the epoch."""

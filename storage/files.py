@@ -191,7 +191,8 @@ class OsFile:
         self._fd = -1
 
     def read(self, offset: int, size: int) -> bytes:
-        """See File."""
+        """Return up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `OsFiles.may_wait` is
+        False: then raises NotInMemory instead of waiting. Raises OSError."""
         if self._owner.may_wait or not self._owner.can_tell_cached:
             try:
                 data = os.pread(fd := self._descriptor(), size, offset)
@@ -206,7 +207,8 @@ class OsFile:
         raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart([(offset, size)]))
 
     def read_ranges(self, ranges: Ranges) -> bytes:
-        """See File."""
+        """Return the bytes of ranges, joined; zeros beyond the end of the file. May wait for the disk. Raises
+        OSError."""
         fd, pread = self._descriptor(), os.pread
         try:
             data = b"".join([pread(fd, size, offset) for offset, size in ranges])
@@ -215,7 +217,8 @@ class OsFile:
         return data if len(data) == sum([size for _, size in ranges]) else _read_all(fd, ranges, self.path)
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
-        """See File. Where the file system cannot tell whether bytes are in memory, this reads and waits.
+        """Return the bytes of ranges, joined, or None if reading them all would have to wait for the disk. Where the
+        file system cannot tell whether bytes are in memory, this reads and waits. Raises OSError.
 
         Ranges that lie close together are read with one call, which also reads the bytes between them, into a scratch
         buffer: messages of one queue usually lie between those of other queues.
@@ -253,7 +256,8 @@ class OsFile:
             return False
 
     def read_apart(self, ranges: Ranges) -> bytes:
-        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
+        """Read as `read_ranges` does, from any thread. Opens the file again: the owner may close its descriptor
+        meanwhile. Raises OSError."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _read_all(fd, ranges, self.path)
@@ -261,7 +265,8 @@ class OsFile:
             os.close(fd)
 
     def read_ahead(self, ranges: Ranges) -> None:
-        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
+        """Ask the system to load ranges into memory soon, from any thread; waits only until the disk accepts the
+        request. Opens the file again: the owner may close its descriptor meanwhile. Raises OSError."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for offset, size in ranges:
@@ -271,7 +276,8 @@ class OsFile:
             os.close(fd)
 
     def next_data(self, offset: int) -> int:
-        """See File."""
+        """Return the first offset, from `offset` on, of a byte that may be other than zero; the size of the file if no
+        such byte follows. Where the file system does not report holes, that is `offset` itself. Raises OSError."""
         fd = self._descriptor()
         try:
             return os.lseek(fd, offset, os.SEEK_DATA)
@@ -281,7 +287,7 @@ class OsFile:
             return offset
 
     def write(self, offset: int, data: bytes) -> None:
-        """See File."""
+        """Write all of `data`. Raises OSError; part of the data may then have been written."""
         fd = self._descriptor()
         size = len(data)
         if size <= _WRITE_SIZE:
@@ -296,7 +302,9 @@ class OsFile:
             written += os.pwrite(fd, view[written:end], offset + written)
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
-        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
+        """Write at several offsets and make the file durable, from any thread. Opens the file again: the owner may
+        close its descriptor meanwhile. Raises OSError, after which part of the data may have been written;
+        NotDurable."""
         fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             for offset, data in writes:
@@ -308,7 +316,8 @@ class OsFile:
             os.close(fd)
 
     def allocate(self, offset: int, size: int) -> None:
-        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
+        """Allocate disk space for a range, from any thread; its content does not change. Opens the file again: the
+        owner may close its descriptor meanwhile. Raises OSError."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.posix_fallocate(fd, offset, size)
@@ -316,7 +325,7 @@ class OsFile:
             os.close(fd)
 
     def clear(self, offset: int) -> None:
-        """See File. Holes stay holes."""
+        """Zero everything from `offset` on; the size does not change, and holes stay holes. Raises OSError."""
         fd = self._descriptor()
         end = os.fstat(fd).st_size
         while offset < end:
@@ -332,7 +341,8 @@ class OsFile:
             offset = stop
 
     def sync(self) -> None:
-        """See File. Opens the file again: the owner may close its descriptor meanwhile."""
+        """Make the written bytes durable (fdatasync), from any thread. Opens the file again: the owner may close its
+        descriptor meanwhile. Raises NotDurable; OSError if the file cannot be opened."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _sync(fd, self.path)
@@ -340,14 +350,14 @@ class OsFile:
             os.close(fd)
 
     def size(self) -> int:
-        """See File."""
+        """Return the size in bytes. Raises StoreFormatError if the file is not a regular one, OSError."""
         status = _status(self.path)
         if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
         return status.st_size
 
     def close(self) -> None:
-        """See File."""
+        """Release the descriptor; the next access opens the file again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -392,8 +402,8 @@ class OsFiles:
         return os.open(path, flags | os.O_CLOEXEC, mode)
 
     def create(self, path: str, size: int) -> OsFile:
-        """See Files. The file gets its size while it is still unnamed (O_TMPFILE). Where the file system has no unnamed
-        files, the file is made beside the directory and then renamed into it."""
+        """Make a sparse file of zeros. The file gets its size while it is still unnamed (O_TMPFILE). Where the file
+        system has no unnamed files, the file is made beside the directory and then renamed into it. Raises OSError."""
         directory = os.path.dirname(path)
         try:
             fd = self.open_descriptor(directory, os.O_TMPFILE | os.O_RDWR)
@@ -421,40 +431,43 @@ class OsFiles:
         os.rename(temporary, path)
 
     def open(self, path: str, *, for_reading: bool = False) -> OsFile:
-        """See Files."""
+        """Return an existing file, which its first access opens. `for_reading`: it need not be writable, and its writes
+        fail."""
         return OsFile(self, path, os.O_RDONLY if for_reading else os.O_RDWR)
 
     def exists(self, path: str) -> bool:
-        """See Files."""
+        """Whether a file or directory exists at a path."""
         return os.path.exists(path)
 
     def require_file(self, path: str) -> None:
-        """See Files."""
+        """Check that a path can be read and replaced as a small file, or does not exist. Raises StoreFormatError if the
+        path is a directory, a pipe, a socket, a device or a broken link; OSError."""
         _status(path)
         if os.path.isdir(f"{path}.tmp"):
             raise StoreFormatError(f"{path}.tmp", "is a directory, but temporary files get this name; move it away")
 
     def list(self, path: str) -> list[str]:
-        """See Files."""
+        """Return the names in a directory, sorted; an empty list where there is no directory. Raises OSError."""
         try:
             return sorted(os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def make_directories(self, path: str, *, durable: bool = False) -> None:
-        """See Files."""
+        """Make a directory and its parents, as far as they do not exist. `durable`: the new names survive a power cut
+        once this returns. Raises OSError, NotDurable."""
         missing = _missing(path) if durable else []
         os.makedirs(path, exist_ok=True)
         for made in missing:
             self.sync_directory(os.path.dirname(made))
 
     def remove(self, path: str) -> None:
-        """See Files."""
+        """Remove a file, if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        """See Files."""
+        """Remove a directory and its content, or a file, if it exists. Raises OSError; the call may be repeated."""
         while os.path.lexists(path):
             # A file that disappears meanwhile is not an error, and no reason to leave the rest.
             with contextlib.suppress(FileNotFoundError):
@@ -464,7 +477,8 @@ class OsFiles:
                     os.unlink(path)
 
     def read_whole(self, path: str) -> bytes | None:
-        """See Files."""
+        """Return the bytes of a small file, or None if it does not exist. Raises StoreFormatError if the path is not a
+        regular file, OSError."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
         except FileNotFoundError:
@@ -477,7 +491,9 @@ class OsFiles:
             os.close(fd)
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
-        """See Files."""
+        """Replace a small file. Readers, and a start after a crash, see the old or the new content, never a part of it.
+        `durable`: the new content survives a power cut once this returns. `mode`: the file's permission bits, less the
+        process's umask, as for `os.open`. Raises OSError, NotDurable."""
         temporary = f"{path}.tmp"
         self.remove(temporary)  # the path may be a pipe or a link
         try:
@@ -497,7 +513,8 @@ class OsFiles:
             self.sync_directory(os.path.dirname(path))
 
     def copy(self, source: str, target: str) -> None:
-        """See Files. Makes a hard link, so the content is not read."""
+        """Give a file a second name, `target`, by a hard link, so the content is not read; a file that had this name
+        before loses it. After a crash `target` is the old or the new file. Raises OSError."""
         temporary = f"{target}.tmp"
         self.remove(temporary)
         os.link(source, temporary)
@@ -509,7 +526,7 @@ class OsFiles:
             raise
 
     def sync_directory(self, path: str) -> None:
-        """See Files."""
+        """Make the names in a directory durable. Raises NotDurable; OSError if the directory cannot be opened."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _sync(fd, path, os.fsync)
@@ -517,14 +534,16 @@ class OsFiles:
             os.close(fd)
 
     def lock(self, path: str) -> OsLock:
-        """See Files."""
+        """Take the lock of a store's lock file. Makes the file and its directory where they do not exist. Raises
+        StoreLocked, OSError."""
         directory = os.path.dirname(path)
         made = _missing(directory)
         self.make_directories(directory, durable=True)
         return OsLock(path, made)
 
     def lock_directory(self, path: str) -> Callable[[], None]:
-        """See Files."""
+        """Lock an existing directory, without changing anything in it, against another store that uses the same
+        directory for its commitlog; return a function that releases the lock. Raises StoreLocked, OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -538,18 +557,20 @@ class OsFiles:
         return partial(os.close, fd)
 
     def used_ratio(self, path: str) -> float:
-        """See Files. Counts as `df` does: space that is reserved for root counts as used."""
+        """Return the used part of the file system of a directory, 0 to 1. Counts as `df` does: space that is reserved
+        for root counts as used. Raises OSError."""
         disk = os.statvfs(path)
         used = disk.f_blocks - disk.f_bfree
         return used / max(1, used + disk.f_bavail)
 
     def space(self, path: str) -> tuple[int, int]:
-        """See Files."""
+        """Return the size and the free bytes of the file system of a directory. Raises OSError."""
         disk = os.statvfs(path)
         return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     def blocks_read(self) -> int:
-        """See Files. Reads from network file systems do not count."""
+        """Return the number of blocks that this thread has had to read from disks so far. Reads from network file
+        systems do not count."""
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
@@ -652,16 +673,16 @@ class OsLock:
 
     @property
     def is_last_owner_rocketmq(self) -> bool:
-        """See Lock."""
+        """Whether RocketMQ has held the lock since duemq last claimed it."""
         return self._text.startswith(self._THEIRS)
 
     @property
     def is_last_owner_duemq(self) -> bool:
-        """See Lock."""
+        """Whether only duemq has held the lock since it last claimed it."""
         return self._text == self._OURS
 
     def claim(self) -> None:
-        """See Lock."""
+        """Note in the file, durably, that duemq holds the lock and wrote the checkpoint. Raises OSError."""
         if self._text != self._OURS:
             os.pwrite(self._fd, self._OURS, 0)
             os.fdatasync(self._fd)
@@ -669,7 +690,7 @@ class OsLock:
         self._is_new = False
 
     def release(self) -> None:
-        """See Lock."""
+        """Release the lock. The file and directories made for a lock that was never claimed are removed."""
         if self._is_new:
             os.unlink(self._path)
             for directory in reversed(self._made):

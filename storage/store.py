@@ -361,11 +361,14 @@ class MessageStore:
                 yield queue, start
 
     def start_over(self) -> None:
-        """See `recovery.Notes`."""
+        """Note that all consume queues are about to be removed and rebuilt: no checkpoint may say any longer that they
+        are durable. Raises OSError, NotDurable."""
         self.checkpoint = checkpoint.start_over(self.files, self.checkpoint_path, self.checkpoint)
 
     def remake(self, queues: list[tuple[str, int, int]]) -> None:
-        """See `recovery.Notes`."""
+        """Note that some queues are about to be rebuilt. `queues`: topic, queue id, and the offset of the first byte of
+        the first file to rebuild. The next start rebuilds them again, unless another checkpoint is made before. Raises
+        OSError, NotDurable."""
         self.checkpoint = checkpoint.remake(self.files, self.checkpoint_path, self.checkpoint, queues)
 
     def abandon(self) -> None:
@@ -521,11 +524,14 @@ class MessageStore:
     def find(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None
     ) -> pull.Pulled:
-        """See `pull.find`."""
+        """Look for messages of a queue from a queue offset on: at most `max_count`, together at most `max_size` bytes
+        unless the first message alone is larger, with one of the tags codes (None: any). Raises NotInMemory,
+        OSError."""
         return pull.find(self.queue(topic, queue_id), offset, max_count, max_size, codes, self.log.begin)
 
     def read(self, ranges: list[pull.Range]) -> Body | None:
-        """See `pull.read`."""
+        """Return the records of some ranges, joined, or None if reading them would have to wait for the disk. `ranges`:
+        in ascending order. Raises OSError."""
         cached_from = max(self._cached_from, self.log.end - self.config.cached_size)
         found = pull.read(self.log, ranges, cached_from)
         if (blocks := self.files.blocks_read()) != self._blocks_read:

@@ -53,11 +53,12 @@ class PlainAccount:
 
     @property
     def name(self) -> str:
-        """See `guard.Account`."""
+        """The access key. It stays the same when the account changes."""
         return self.access_key
 
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
-        """See `guard.Account`."""
+        """Check what a request needs, except for a record's topic. Some requests that need a role are also allowed to
+        an account that may do all that the request does. Raises AccessRefused, ProtocolError."""
         try:
             self.check_role(code, permission, host)
         except AccessRefused:
@@ -74,14 +75,14 @@ class PlainAccount:
             self.check_access(access)
 
     def check_role(self, code: int, permission: Permission, host: str) -> None:
-        """See `guard.Account`."""
+        """Check the role that requests of a code need, whatever they are about. Raises AccessRefused."""
         wanted = permission.role
         if wanted > self.role:
             role = "admin permission" if wanted is Role.ADMINISTER else f"the role {wanted.name.lower()}"
             raise refused("role", f"Need {role} for request code={code}, but accessKey={self.access_key} is not")
 
     def check_topic(self, code: int, topic: str, action: int, host: str) -> None:
-        """See `guard.Account`."""
+        """Check one action on one topic: the fast path for requests that need nothing else. Raises AccessRefused."""
         permissions = self.permissions
         if permissions is not None:
             # For a topic that stands for a group (its name begins with %), other actions count.
@@ -91,7 +92,7 @@ class PlainAccount:
             self.check_access(ResourceAccess(topic, PlainAction(action)))
 
     def check_record(self, code: int, topic: str, host: str) -> None:
-        """See `guard.Account`."""
+        """Check that the account may read a record of a topic: it needs SUB on the topic. Raises AccessRefused."""
         self.check_access(ResourceAccess(topic, PlainAction.SUB))
 
     def check_access(self, access: ResourceAccess) -> None:

@@ -77,7 +77,9 @@ class SignedDecoder(RequestDecoder[H]):
 
     @cached_property
     def decode_json(self) -> Callable[[bytes], Request[H]]:
-        """See RequestDecoder."""
+        """Returns the request in the JSON header of a frame, with its fields; the caller sets `codec` and `body`.
+        Raises msgspec.MsgspecError, RecursionError or UnicodeDecodeError if the slow way, `from_command`, is needed.
+        The decoder is made on first use, which takes up to a millisecond."""
         header_type = self.header_type
         decode = msgspec.json.Decoder(SignedRequest[header_type], strict=False).decode  # type: ignore[valid-type]
         decode_fields = fields_decoder(field.encode_name for field in msgspec.structs.fields(header_type))
@@ -92,7 +94,7 @@ class SignedDecoder(RequestDecoder[H]):
         return decode_json
 
     def from_command(self, command: Command, codec: int) -> Request[H]:
-        """See RequestDecoder."""
+        """Return the request in a command, with its fields. Raises FieldError."""
         plain = super().from_command(command, codec)
         return SignedRequest(
             code=plain.code,

@@ -26,7 +26,8 @@ class PlainAuthority:
         self._files = files
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> PlainAccount | None:
-        """See `guard.Authority`."""
+        """Return the account that signed a request; None if the peer's address is on a white list. Such a connection is
+        marked as no stranger. `fields`: those of a SignedRequest. Raises AccessRefused."""
         accounts = self._files.accounts
         is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
         if is_free:
@@ -49,7 +50,8 @@ class PlainAuthority:
     def recheck(
         self, connection: Connection, permission: Permission, request: Request[Any], account: PlainAccount | None
     ) -> None:
-        """See `guard.Authority`."""
+        """Check again a request that was let in and still waits, by the accounts and white lists that are in force now.
+        `account`: the result of `authenticate` for the request. Raises AccessRefused, ProtocolError."""
         accounts = self._files.accounts
         is_free, keys_without_signature = accounts.hosts.get(connection.host) or accounts.of_host(connection.host)
         if is_free:

@@ -119,7 +119,9 @@ class _Waking:
         self._wake = wake
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """See `storage.durability.jobs.JobWorkers`."""
+        """Run `work` in a thread that may wait. In the thread that owns the store, and never before `start` has
+        returned, `done` is called with None, or with the exception if `work` failed or could not be run; then `wake` is
+        called. Raises nothing."""
 
         def finished(error: Exception | None) -> None:
             done(error)

@@ -265,15 +265,15 @@ class _RecordedWork(Coroutine[Any, Any, Any]):
         return self._recorded.__await__()
 
     def send(self, value: Any) -> Any:
-        """See Coroutine."""
+        """Resume the recorded coroutine with a value."""
         return self._recorded.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """See Coroutine."""
+        """Raise an exception in the recorded coroutine."""
         return self._recorded.throw(*error)
 
     def close(self) -> None:
-        """See Coroutine."""
+        """Close both coroutines."""
         self._recorded.close()
         self._work.close()
 

@@ -158,7 +158,8 @@ class LongPolls:
                 self._end(pull)
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.RequestWork`: serve, end or remove some pulls."""
+        """Serve, end or remove at least one pull, and more until `is_over`; return whether there are more. Does not
+        raise."""
         while True:
             if self._to_forget:
                 self._forget(self._to_forget.popleft())

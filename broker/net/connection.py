@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
+        """Keep the transport, and the peer's address; called by asyncio once the client has connected."""
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         # A client that is already gone has no peer name.
@@ -179,11 +179,11 @@ class Connection(asyncio.BufferedProtocol):
             transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio."""
+        """Return the buffer for the next read, which all connections share; called by asyncio."""
         return self._budget.buffer() if self._is_plain else self._budget.short_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio."""
+        """Take the first `nbytes` bytes of the buffer that `get_buffer` returned; called by asyncio."""
         self.data_received(bytes(self._budget.buffer()[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
@@ -215,19 +215,20 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(reader.error)
 
     def eof_received(self) -> bool:
-        """See asyncio. Closes: RocketMQ's clients do not half-close connections."""
+        """Have asyncio close the connection once the client has closed its side: RocketMQ's clients do not half-close
+        connections."""
         self._reader.receive_eof()
         if self._reader.error is not None:
             self._handler.complain("connection_broken", self, str(self._reader.error))
         return False
 
     def pause_writing(self) -> None:
-        """See asyncio."""
+        """Handle no more requests for now; called by asyncio if the client reads its responses too slowly."""
         self._paused = True
         self._hold_output(0)
 
     def resume_writing(self) -> None:
-        """See asyncio."""
+        """Handle requests again; called by asyncio once the client has read most of its responses."""
         self._paused = False
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
@@ -236,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue_backlog()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
+        """Release everything that the connection holds; called by asyncio once it is closed."""
         self.is_closed = True
         self._transport = None
         self._drop_backlog()
@@ -278,7 +279,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def queued(self) -> int:
-        """See `output_budget.Holder`."""
+        """Bytes that the kernel holds for the client. A changed number shows that the client has read some, long before
+        there is room for more of `buffered`. -1 if unknown."""
         socket = self._transport.get_extra_info("socket") if self._transport is not None else None
         if socket is None:
             return -1
@@ -402,7 +404,8 @@ class Connection(asyncio.BufferedProtocol):
     # ---
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.RequestWork`: handle part of the backlog."""
+        """Handle part of the backlog, and more until `is_over`; return whether there is more that can be handled now.
+        Does not raise."""
         self._is_queued = False
         if not self._backlog:
             return False
@@ -423,11 +426,11 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def hold_back(self) -> None:
-        """See `admission.Guest`."""
+        """Hand over no more requests, until `go_on`."""
         self._is_held_back = True
 
     def go_on(self) -> None:
-        """See `admission.Guest`."""
+        """Hand over requests again, beginning with the backlog."""
         self._is_held_back = False
         self._tell_waiters()
         self._queue_backlog()

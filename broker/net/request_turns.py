@@ -68,21 +68,21 @@ class RequestTime:
         self._end = self._share_end = now()
 
     def renew(self) -> None:
-        """See RequestBudget."""
+        """Begin a turn."""
         self._end = self._now() + self._turn
 
     def begin_share(self) -> None:
-        """See RequestBudget."""
+        """Begin a share within the turn."""
         self._share_end = min(self._end, self._now() + self._share)
 
     def is_spent(self) -> bool:
-        """See RequestBudget."""
+        """Whether the turn is over."""
         return self._now() >= self._end
 
     spend = is_spent
 
     def spend_share(self) -> bool:
-        """See RequestBudget."""
+        """Return whether the share or the turn is over."""
         return self._now() >= self._share_end
 
 

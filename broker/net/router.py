@@ -227,7 +227,8 @@ class Router:
             connection.abort()
 
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
-        """See `connection.FrameHandler`."""
+        """Handle frames in order, from a position on, and return the position behind the last one handled. Stop early
+        if the connection cannot take more responses, or, after at least one frame, if `is_over` returns True."""
         if not connection.takes_answers:
             return position
         if self._recorder is not None:
@@ -491,7 +492,7 @@ class Router:
         return response(code, remark[:_MAX_REMARK])
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
-        """See `connection.FrameHandler`."""
+        """Log a client's error, unless there are too many such lines."""
         self.limited_log.about_client(event, connection.peer, reason, **fields)
 
     # --- appends

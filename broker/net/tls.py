@@ -158,7 +158,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.RequestWork`: continue the handshake."""
+        """Continue the handshake. Returns False: the next step follows when the client has answered. Does not raise."""
         self._is_waiting = False
         if not self.transport.is_closing() and self._shake_hands():
             self._loop.call_soon(self._deliver)
@@ -255,7 +255,7 @@ class TlsTransport(asyncio.Transport):
             self._raw.write(data)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """See asyncio."""
+        """Encrypt and send bytes; nothing if the connection is closing."""
         if self._raw.is_closing():
             return
         try:
@@ -266,7 +266,7 @@ class TlsTransport(asyncio.Transport):
         self._raw.write(encrypted)
 
     def close(self) -> None:
-        """See asyncio."""
+        """Send the end of the TLS stream (close_notify), and close the connection once everything is sent."""
         if not self._raw.is_closing():
             last = self._end.goodbye()
             if last:
@@ -274,35 +274,35 @@ class TlsTransport(asyncio.Transport):
             self._raw.close()
 
     def abort(self) -> None:
-        """See asyncio."""
+        """Close the connection immediately; bytes that are not sent yet are lost."""
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """See asyncio."""
+        """Return whether the connection is closed or closing."""
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """See asyncio."""
+        """Read nothing from the socket until `resume_reading`."""
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """See asyncio."""
+        """Read from the socket again."""
         self._raw.resume_reading()
 
     def is_reading(self) -> bool:
-        """See asyncio."""
+        """Return whether the socket is being read."""
         return self._raw.is_reading()
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio."""
+        """Return the number of encrypted bytes that the socket has not taken yet."""
         return self._raw.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """See asyncio."""
+        """Set the numbers of encrypted bytes at which writing is paused (`high`) and resumed (`low`)."""
         self._raw.set_write_buffer_limits(high=high, low=low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio."""
+        """Return a fact about the socket below, such as "peername"; `default` if it is not known."""
         return self._raw.get_extra_info(name, default)
 
 

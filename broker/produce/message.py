@@ -196,7 +196,8 @@ def _level_of(text: str) -> int:
 
 
 def _replace_key_of(text: str) -> str | None:
-    """See `timer_properties.replace_key`. Raises Refused."""
+    """Return the key by which a message replaces one that waits (TIMER_REPLACE); None if it replaces none. Raises
+    Refused."""
     if properties.TIMER_REPLACE not in text:
         return None
     try:

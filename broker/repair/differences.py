@@ -130,7 +130,8 @@ class ExtensionFiles:
         self._files = [(int(name), os.path.join(directory, name)) for name in names]
 
     def read(self, offset: int, size: int) -> bytes:
-        """See `extension.Read`. Raises OSError."""
+        """Return `size` bytes at an offset over all files: fewer where the files end, zeros before they begin. Raises
+        OSError."""
         return extension.read_of(self._files, _read_file, offset, size)
 
 

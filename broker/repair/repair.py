@@ -645,7 +645,7 @@ class _Indexing(Deliveries):
         self._index = index
 
     def look(self, record: ScannedRecord) -> None:
-        """See `Deliveries.look`."""
+        """Note which message a record delivers or moves, and pass the record to the index. May wait for the disk."""
         super().look(record)
         self._index.look(record)
 

@@ -88,14 +88,17 @@ class ChangesById:
         return physical_offset if message_id.upper() == known else None
 
     async def _record_of(self, physical_offset: int) -> StoredMessage | None:
-        """See `TimerChanges.record_of`."""
+        """Return the record at a physical offset or, if that is gone, the message's newest record; None if there is
+        neither. Raises OSError."""
         changes = self._timers.changes
         if physical_offset < self._store.log.begin and not changes.ids.is_complete:
             await self._learn_ids()
         return await self._reads.run(changes.record_of, physical_offset)
 
     async def cancel(self, physical_offset: int, owner: tuple[str, str] | None = None) -> Cancelled:
-        """See `TimerChanges.cancel`."""
+        """Cancel a message that waits with a timer or a level. `physical_offset`: of its record, or of the record that
+        its id names. `owner`: the topic and UNIQ_KEY that the message must have; otherwise the outcome is UNKNOWN.
+        Raises StoreError, OSError."""
         return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms(), owner))
 
     async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:

@@ -83,7 +83,7 @@ class _Texts(msgspec.Struct):
     missing field is an empty text, which makes no difference to the signed content."""
 
     def are_signed(self, key: SecretKey, body: Body) -> bool:
-        """See Fields."""
+        """Whether the signature of the fields and a body was made with a key."""
         values = astuple(self)
         return key.has_signed(values[-1], "".join(values[:-1]), body)
 

@@ -84,7 +84,7 @@ class Deliveries(Origins):
         """Physical offsets of records that cancel and name no origin."""
 
     def look(self, record: ScannedRecord) -> None:
-        """See `Origins.look`. May wait for the disk."""
+        """Note which message a record delivers or moves. May wait for the disk. Raises OSError."""
         if record.topic == _SCHEDULE_TOPIC:
             self._event(record, _properties(record), waits=True)
             return

@@ -595,7 +595,7 @@ class LevelQueues:
         return save
 
     def plan_after(self) -> Callable[[], None]:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """Return the work to do once a checkpoint is durable: none for the levels."""
         return lambda: None
 
     def needed_from(self) -> int:

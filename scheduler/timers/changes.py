@@ -341,8 +341,10 @@ class TimerChanges:
     # --- messages whose commitlog files expire
 
     def keep_next(self, limit: int, now_ms: int) -> bool | None:
-        """Append messages again that still wait in commitlog files which are about to be removed, including those of
-        delay levels, which from then on wait in the wheel. See `storage.durability.owner.CheckpointPart`."""
+        """Look at a few messages in the commitlog files before a physical offset, `limit`, since these files are about
+        to be removed, and append those that still wait once more; those of delay levels, too, which from then on wait
+        in the wheel. Returns whether any message was appended; None once all have been looked at. Raises StoreError,
+        OSError; the files are then kept."""
         self._now_ms = now_ms
         if self._keeping is None:
             self._keeping = self._keep_before(limit)

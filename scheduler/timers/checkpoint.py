@@ -82,7 +82,7 @@ class TimerCheckpoint:
     # --- the note
 
     def note(self) -> bytes:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """Return the note for a checkpoint made now: the state from which recovery continues."""
         slots, turns = self._slots, self._slots.turns
         self._numbers = self._topics.numbers()
         return TimerNote(
@@ -107,7 +107,8 @@ class TimerCheckpoint:
 
     @property
     def needed_from(self) -> int:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """The physical offset from which on recovery may read the commitlog if it starts from the checkpoint on the
+        disk."""
         note = self._note_on_disk()
         if note is None:  # the next start would read all of the commitlog
             return 0
@@ -155,20 +156,22 @@ class TimerCheckpoint:
     # --- the files
 
     def begin_write(self) -> None:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """Prepare to write for a new checkpoint, whose note was taken just now; the next `write_next` begins."""
         self._is_bound = False
         self._slots.log.begin_marks()
         self._slots.wheel.begin_write()
 
     def write_next(self, now: Moment) -> bool:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """Write some of the wheel's changed slots into its file; return whether there is more to write. Raises OSError;
+        writing then starts over."""
         if not self._is_bound:
             self._is_bound = not self._bound_since(now)
             return True
         return self._slots.wheel.write_next(self._slots.turns.second)
 
     def plan_sync(self, now: Moment) -> Callable[[], None]:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """Return the work, run by a worker, that makes durable what was put into the timer log and the wheel so far,
+        and replaces timercheck and timermetrics. The work raises OSError, NotDurable."""
         files = self._store.files
         end, wheel = self._slots.log.end, self._slots.wheel.file
         to_sync = self._slots.log.files_between(self._synced, end)

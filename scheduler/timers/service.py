@@ -643,7 +643,7 @@ class Timers:
         return self._checkpoint.check().encode()
 
     def is_alone(self, topic: str) -> bool:
-        """See `TimerTopics.is_alone`."""
+        """Whether this topic is known, and no other known topic has the same hash."""
         return self._topics.is_alone(topic)
 
     def metrics(self) -> dict[str, int]:
@@ -715,31 +715,38 @@ class Timers:
         return False
 
     def note(self) -> bytes:
-        """See `TimerCheckpoint.note`."""
+        """Return the note for a checkpoint made now: the state from which recovery continues."""
         return self._checkpoint.note()
 
     def begin_write(self) -> None:
-        """See `TimerCheckpoint.begin_write`."""
+        """Prepare to write for a new checkpoint, whose note was taken just now; the next `write_next` begins."""
         self._checkpoint.begin_write()
 
     def write_next(self, now: Moment) -> bool:
-        """See `TimerCheckpoint.write_next`."""
+        """Write some of the wheel's changed slots into its file; return whether there is more to write. Raises OSError;
+        writing then starts over."""
         return self._checkpoint.write_next(now)
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
-        """See `TimerCheckpoint.plan_sync`."""
+        """Return the work, run by a worker, that makes durable everything that was put into files so far. `is_last`:
+        the store is closed after this. The work raises OSError, NotDurable."""
         return self._checkpoint.plan_sync(now)
 
     def plan_after(self) -> Callable[[], None]:
-        """See `storage.durability.owner.CheckpointPart`."""
+        """Return the work to do once the checkpoint for which `plan_sync` was called just before is durable; the same
+        worker runs it. The work raises OSError; then the checkpoint is made again."""
         return self._slots.log.superseded.plan()
 
     def needed_from(self) -> int:
-        """See `TimerCheckpoint.needed_from`."""
+        """Return the physical offset from which on recovery may read the commitlog if it starts from the checkpoint on
+        the disk."""
         return self._checkpoint.needed_from
 
     def keep_next(self, limit: int, now: Moment) -> bool | None:
-        """See `TimerChanges.keep_next`."""
+        """Look at a few messages in the commitlog files before a physical offset, `limit`, since these files are about
+        to be removed, and append those that still wait once more; those of delay levels, too, which from then on wait
+        in the wheel. Returns whether any message was appended; None once all have been looked at. Raises StoreError,
+        OSError; the files are then kept."""
         return self.changes.keep_next(limit, now.wall_ms)
 
     def expire_next(self) -> list[str] | None:
@@ -773,11 +780,16 @@ class Timers:
         return self._slots.log.end
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
-        """See `TimerSearch.units_waiting`."""
+        """Iterate over the messages in the wheel whose units lie in the timer log from position `start` on. Yields each
+        message once, in parts of bounded size, in the order of the log; and reads to be made before the next step
+        (`patiently`). Messages that get another slot before the search comes to their units come last, with their new
+        units."""
         return self._slots.search.units_waiting(start)
 
     def waiting_by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
-        """See `TimerSearch.by_record`."""
+        """Iterate as `units_waiting` does, but in the order of the messages' records, and only over records between two
+        physical offsets, both exclusive. A message keeps its place if it gets another unit in the meantime, or before a
+        search is continued."""
         return self._slots.search.by_record(after, end)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ _PARTITIONS: Final = ["day", "topic", "store"]
 
 
 class DeltaTable:
-    """See `table.Table`. Raises JobError if the library is missing or too old."""
+    """A Delta table, written with the package deltalake. Raises JobError if the library is missing or too old."""
 
     in_directories = False
 
@@ -56,7 +56,8 @@ class DeltaTable:
         self._prefix = ""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """See `table.Table`. The stores named in commits that the log still has, and those among `names`."""
+        """Return the marks of the stores that are named in commits which the log still has, and of those among `names`;
+        none for a new table. Raises JobError."""
         from deltalake import DeltaTable as Library
         from deltalake.exceptions import DeltaError
 
@@ -71,7 +72,8 @@ class DeltaTable:
         return {name: mark for name, mark in found.items() if mark is not None}
 
     def begin(self, name: str) -> Mark | None:
-        """See `table.Table`."""
+        """Prepare to append a store, and make the table if there is none; return the store's mark in it, None for a new
+        one. Raises JobError."""
         from deltalake import DeltaTable as Library
         from deltalake.exceptions import DeltaError
 
@@ -104,12 +106,12 @@ class DeltaTable:
         return Mark(end, tail) if end is not None and tail is not None else None
 
     def prefix(self, name: str) -> str:
-        """See `table.Table`."""
+        """Return the prefix of the names of this run's files."""
         self._prefix = f"messages/{run_prefix()}"
         return self._prefix
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
-        """See `table.Table`."""
+        """Add files and set the store's mark, by one commit of the Delta log. Raises JobError."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
@@ -144,7 +146,8 @@ class DeltaTable:
             )
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """See `table.Table`."""
+        """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
+        they are. `is_commit`: whether it was the commit that failed. Raises JobError."""
         from deltalake.exceptions import DeltaError
 
         assert self._table is not None
@@ -160,7 +163,7 @@ class DeltaTable:
                 self.directory.remove(file)
 
     def close(self) -> None:
-        """See `table.Table`."""
+        """Release the library's table."""
         self._table = None
 
 

@@ -34,8 +34,8 @@ _PARTITIONS: Final = ("day", "topic", "store")
 
 
 class IcebergTable:
-    """See `table.Table`. `catalog`: the name of one that pyiceberg knows; None for a warehouse at `path`, a directory
-    of this machine. Raises JobError if the library is missing."""
+    """An Iceberg table, written with the package pyiceberg. `catalog`: the name of one that pyiceberg knows; None for a
+    warehouse at `path`, a directory of this machine. Raises JobError if the library is missing."""
 
     in_directories = False
     directory: Directory
@@ -54,7 +54,7 @@ class IcebergTable:
         self._prefix = ""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """See `table.Table`."""
+        """Return the marks of the stores, which are properties of the table; none for a new table. Raises JobError."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
@@ -71,7 +71,8 @@ class IcebergTable:
         return {name: mark for name, mark in found.items() if mark is not None}
 
     def begin(self, name: str) -> Mark | None:
-        """See `table.Table`."""
+        """Prepare to append a store, and make the table if there is none; return the store's mark in it, None for a new
+        one. Raises JobError."""
         from pyiceberg.exceptions import NoSuchTableError
 
         # If two runs begin a table at the same time, one of them makes it.
@@ -124,12 +125,13 @@ class IcebergTable:
         return Mark(found["end"], found["tail"])
 
     def prefix(self, name: str) -> str:
-        """See `table.Table`."""
+        """Return the prefix of the names of this run's files."""
         self._prefix = run_prefix()
         return self._prefix
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
-        """See `table.Table`."""
+        """Add files and set the store's mark, by one transaction of the catalog. Tries again if another commit came
+        first. Raises JobError."""
         from pyiceberg.exceptions import CommitFailedException
 
         assert self._table is not None
@@ -174,7 +176,8 @@ class IcebergTable:
         return self._mark(name) == mark
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """See `table.Table`."""
+        """After a failed run, remove the files that it wrote, unless they are in the table, or it is unknown whether
+        they are. `is_commit`: whether it was the commit that failed."""
         # A catalog other than the local one may still complete the commit.
         if is_commit and (self._catalog is not None or not self._has_mark(name, before)):
             return
@@ -183,7 +186,7 @@ class IcebergTable:
                 self.directory.remove(file)
 
     def close(self) -> None:
-        """See `table.Table`."""
+        """Release the catalog and the table."""
         self._opened = self._table = None
 
 

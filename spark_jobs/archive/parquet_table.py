@@ -47,7 +47,7 @@ class Commit(msgspec.Struct):
 
 
 class ParquetTable:
-    """See `table.Table`."""
+    """A table of several stores as directories of Parquet, laid out as the module describes."""
 
     in_directories = True
 
@@ -63,13 +63,14 @@ class ParquetTable:
         return f"{_NOTES}/{folder_name(name)}/{file}"
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """See `table.Table`."""
+        """Return the marks of the stores that have a committed run; none for a new table. Raises JobError."""
         last = {os.path.dirname(file): file for file in self.directory.names(_NOTES) if file.endswith(".json")}
         commits = [self._read(file) for file in last.values()]
         return {commit.store: Mark(commit.end, commit.tail) for commit in commits}
 
     def begin(self, name: str) -> Mark | None:
-        """See `table.Table`."""
+        """Prepare to append a store: take its lock, where the table is local, and remove files of a run that was
+        killed. Return the store's mark in the table, None for a new one. Raises JobError."""
         names = self.directory.names()  # in one listing: another run may be making the table
         if names and not any(name.startswith(f"{_NOTES}/") for name in names):
             raise JobError(f"{self.directory.path}: has files, but is not a table of duemq's; give another directory")
@@ -126,23 +127,23 @@ class ParquetTable:
             raise JobError(f"{path}: {reason(error)}") from None
 
     def prefix(self, name: str) -> str:
-        """See `table.Table`."""
+        """Return the prefix of the names of this run's files, and note that the run has begun. Raises JobError."""
         self.directory.write(self._note(name, "begun"), b"a run appends, or was killed\n")
         return f"{self._run:06}"
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
-        """See `table.Table`."""
+        """Add files and set the store's mark, by writing the run's JSON file. Raises JobError."""
         commit = Commit(version=VERSION, tail=after.tail, files=[file.name for file in files], **about)
         text = msgspec.json.format(msgspec.json.encode(commit), indent=1)
         self.directory.write(self._note(name, f"{self._run:06}.json"), text)
         self.directory.remove(self._note(name, "begun"))
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """See `table.Table`."""
+        """After a failed run, remove the files that it wrote, unless its JSON file was written. Raises JobError."""
         self._remove_left(name, self._runs(name))
 
     def close(self) -> None:
-        """See `table.Table`."""
+        """Release the lock that `begin` took."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -111,11 +111,11 @@ class _Chunks(io.RawIOBase):
         self._held = memoryview(b"")
 
     def readable(self) -> bool:
-        """See io."""
+        """Return True: the file can be read."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """See io."""
+        """Fill the buffer with the next bytes, or a part of it; return their number, 0 at the end."""
         if not self._held:
             self._held = memoryview(next(self._chunks, b""))
         taken = self._held[: len(buffer)]

@@ -42,7 +42,8 @@ class Here:
     """Runs the functions in this process, with all rows in memory."""
 
     def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
-        """See `Shuffle`."""
+        """Run the functions for `count` ranges: `scan` once for all ranges, then each match for each bucket. Return the
+        parts, each with its kind."""
         numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
         parts = pa.Table.from_batches(list(scan(iter([numbers]))), PART)
         for match in (by_origin, by_key):
@@ -50,7 +51,7 @@ class Here:
         return list(zip(parts["kind"].to_pylist(), parts["data"].to_pylist(), strict=True))
 
     def sees(self, directory: str) -> bool:
-        """See `Shuffle`."""
+        """Return whether a directory exists."""
         return os.path.isdir(directory)
 
 
@@ -62,7 +63,8 @@ class BySpark:
         self._session, self._partitions = session, partitions
 
     def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
-        """See `Shuffle`."""
+        """Run the functions for `count` ranges, in tasks: `scan` for some ranges each, then each match for each bucket.
+        Return the parts, each with its kind."""
 
         def scan_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             prepare_worker()
@@ -85,7 +87,8 @@ class BySpark:
         return [(row.kind, bytes(row.data)) for row in ended]
 
     def sees(self, directory: str) -> bool:
-        """See `Shuffle`. Starts tasks to find out, which must be able to write to the directory."""
+        """Return whether a directory of this process is visible to the tasks too. Starts tasks to find out, which must
+        be able to write to the directory."""
         context = self._session.sparkContext
         if (context.master or "").startswith("local"):
             return os.path.isdir(directory)

@@ -16,7 +16,8 @@ _BEGUN: Final = f"{SCRATCH}/begun"
 
 
 class NewRemoteDirectory:
-    """See the module. Two runs into the same directory at the same time are not detected."""
+    """A new directory behind a URI in the making, as the module describes. Two runs into the same directory at the same
+    time are not detected."""
 
     def __init__(self, target: str) -> None:
         self.directory = Directory(target)

@@ -43,7 +43,8 @@ class Inline:
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
-        """See Runner."""
+        """Run a function on each item, and return the results in the order of the items; `done` is called with each
+        result. Raises JobError if a task failed; the tasks after it are not begun."""
         results = []
         for item in items:
             result = _unwrapped(_guarded(function, item))
@@ -53,7 +54,7 @@ class Inline:
         return results
 
     def close(self) -> None:
-        """See Runner."""
+        """Do nothing: there are no processes or threads to release."""
 
 
 class Processes:
@@ -67,7 +68,8 @@ class Processes:
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
-        """See Runner."""
+        """Run a function on each item, and return the results in the order of the items; `done` is called with each
+        result as it arrives. Raises JobError if a task failed; tasks that were not begun by then are not begun."""
         task = partial(_guarded, function)
         return _collect([self._threads.submit(self._run, task, item) for item in items], done, self._kill)
 
@@ -84,7 +86,7 @@ class Processes:
         return outcome
 
     def close(self) -> None:
-        """See Runner."""
+        """Release processes and threads."""
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             worker.close()
@@ -101,7 +103,8 @@ class SparkTasks:
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
-        """See Runner."""
+        """Run a function on each item, and return the results in the order of the items; `done` is called with each
+        result as it arrives. Raises JobError if a task failed; tasks that were not begun by then are not begun."""
         task = _Task(function, self._directory.target, self._directory.mark)
 
         def one(item: Item) -> Any:
@@ -111,7 +114,7 @@ class SparkTasks:
         return _collect([self._threads.submit(one, item) for item in items], done)
 
     def close(self) -> None:
-        """See Runner."""
+        """Release the threads; the session is the caller's."""
         self._threads.shutdown(cancel_futures=True)
 
 

@@ -226,7 +226,7 @@ class ConsumeQueue:
         return bool(self._marks)
 
     def begin_marks(self) -> None:
-        """See `Marks.begin`."""
+        """Begin another checkpoint: it covers the records stored so far, and the marks set so far."""
         if self._marks is not None:
             self._marks.begin()
 

@@ -286,7 +286,8 @@ class Extension:
         return with_codes(array, codes).tobytes()
 
     def _read(self, offset: int, size: int) -> bytes:
-        """See `Read`."""
+        """Return `size` bytes at an offset over all files, as a `Read`; none where the files cannot be read, because
+        the extension is only an aid: the records have the tags, too. Raises NotInMemory."""
         if not self._is_readable:
             return b""
         try:

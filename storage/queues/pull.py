@@ -309,7 +309,8 @@ class ColdRead:
 
     @property
     def position(self) -> Hashable:
-        """See `NotInMemory`."""
+        """Where the read begins: the file's path, and the position in it; None if there is nothing to read. Two reads
+        with the same position read the same."""
         if not self._files:
             return None
         file, ranges = self._files[0]
@@ -328,7 +329,7 @@ class _Missing(ColdRead):
 
     @property
     def position(self) -> Hashable:
-        """See `NotInMemory`."""
+        """Where the read begins, as the error told."""
         return self.missing.position
 
     def run(self) -> bytes:

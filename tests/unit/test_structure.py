@@ -450,6 +450,19 @@ def test_the_name_of_a_class_means_one_class() -> None:
     assert {name: sorted(places) for name, places in defined.items() if len(places) > 1} == {}
 
 
+def test_no_docstring_only_names_another() -> None:
+    """A docstring is complete on its own: an editor shows it alone."""
+    incomplete = []
+    for package in ALLOWED:
+        for path in modules(package):
+            for node in nodes(path):
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    text = node.value.value
+                    if isinstance(text, str) and re.match(r"See (the module|asyncio|io|`[^`]+`|[A-Z]\w+)([.:,]|$)", text):
+                        incomplete.append(f"{place(path)}:{node.lineno} {text}")
+    assert incomplete == []
+
+
 @cache
 def names_of_files() -> set[str]:
     """Return the names that storage/file_names.py gives the files and directories of a store, with and without the

@@ -35,12 +35,14 @@ class AuthAuthority:
         """The user that signed a request of a connection last; None with the stateless strategy."""
 
     def connection_lost(self, connection: Connection) -> None:
-        """See `router.ConnectionListener`."""
+        """Forget the user that signed a request of the connection last."""
         if self._known is not None:
             self._known.pop(connection, None)
 
     def authenticate(self, connection: Connection, code: int, fields: Any, body: Body) -> Subject | None:
-        """See `guard.Authority`."""
+        """Return the user that signed a request; None if requests of its code need none. With the stateful strategy,
+        only the first request of a user over a connection needs a valid signature. `fields`: those of a SignedRequest.
+        Raises AccessRefused."""
         name = fields.access_key
         subject = self._users.by_name.get(name)
         if subject is None:
@@ -66,7 +68,8 @@ class AuthAuthority:
     def recheck(
         self, connection: Connection, permission: Permission, request: Request[Any], account: Subject | None
     ) -> None:
-        """See `guard.Authority`."""
+        """Check again a request that was let in and still waits, by the user's present state, password and policies.
+        `account`: the result of `authenticate` for the request. Raises AccessRefused, ProtocolError."""
         if account is None:
             return  # its code needs no user, so no change of a user matters
         name = account.user.username

@@ -82,31 +82,32 @@ class RocksStore:
             raise
 
     def load(self) -> tuple[list[User], list[Acl]]:
-        """See AuthStore."""
+        """Return all users, and all policies, even of users that do not exist. Raises AuthStoreError."""
         return (
             [_decoded(key, value, User, USERS) for key, value in self._users.items()],
             [_decoded(key, value, Acl, ACLS) for key, value in self._acls.items()],
         )
 
     def put_user(self, user: User) -> None:
-        """See AuthStore."""
+        """Write a user, durably. Raises AuthStoreError."""
         self._users.put(user.username, user)
 
     def delete_user(self, username: str) -> None:
-        """See AuthStore."""
+        """Remove a user, durably, and before that its policies, so that a later user of the same name does not get
+        them. Raises AuthStoreError."""
         self.delete_acl(username)
         self._users.delete(username)
 
     def put_acl(self, acl: Acl) -> None:
-        """See AuthStore."""
+        """Write the policies of a user, durably. Raises AuthStoreError."""
         self._acls.put(f"{USER_PREFIX}{acl.subject.username}", acl)
 
     def delete_acl(self, username: str) -> None:
-        """See AuthStore."""
+        """Remove the policies of a user, durably. Raises AuthStoreError."""
         self._acls.delete(f"{USER_PREFIX}{username}")
 
     def close(self) -> None:
-        """See AuthStore."""
+        """Close both databases."""
         self._users.close()
         self._acls.close()
 

@@ -83,30 +83,31 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """See `guard.Account`."""
+        """The user's name. It stays the same when the user's password, type or policies change."""
         return self.user.username
 
     def check(self, code: int, permission: Permission, request: Request[Any], host: str) -> None:
-        """See `guard.Account`."""
+        """Check that the policies allow all that a request needs, except for a record's topic. Raises AccessRefused,
+        ProtocolError."""
         if not self._may(code):
             for need in self._authorization.needs.of_request(permission, request):
                 self._require(need, host)
 
     def check_role(self, code: int, permission: Permission, host: str) -> None:
-        """See `guard.Account`."""
+        """Check that the policies allow requests of a code, whatever they are about. Raises AccessRefused."""
         if not self._may(code):
             for need in self._authorization.needs.of_role(code, permission):
                 self._require(need, host)
 
     def check_topic(self, code: int, topic: str, action: int, host: str) -> None:
-        """See `guard.Account`."""
+        """Check one action on one topic: the fast path for requests that need nothing else. Raises AccessRefused."""
         key = (topic, action, host)
         if key not in self._allowed and not self._may(code):
             self._require(of_topic(topic, OF_ACTION[PlainAction(action)]), host)
             self._note(key)
 
     def check_record(self, code: int, topic: str, host: str) -> None:
-        """See `guard.Account`."""
+        """Check that the policies allow the user to read a record of a topic. Raises AccessRefused."""
         if not self._may(code):
             self._require(self._authorization.needs.of_record(code, topic), host)
 

@@ -247,12 +247,15 @@ class TimerLog:
         self.sums.change(position, magic, withdrawn(magic))
 
     def begin_marks(self) -> None:
-        """See `Marks.begin`, `Superseded.begin`."""
+        """Begin another checkpoint: it covers the records stored so far, and the marks and superseded positions noted
+        so far."""
         self._marks.begin()
         self.superseded.begin()
 
     def plan_marks(self) -> Callable[[], None]:
-        """See `Marks.plan`."""
+        """Return the work that puts the marks set before the last `begin_marks` into the files, and makes them durable.
+        Any thread may run the work, one at a time, once the records stored at the time of that call are durable. The
+        work raises OSError; the marks then go on waiting."""
         return self._marks.plan(self.end)
 
     def files_between(self, start: int, end: int) -> list[File]:

@@ -245,7 +245,8 @@ class _Search:
         """Whether a thread has read the first of these records."""
 
     def passing(self, waits: Waits) -> None:
-        """See `timers.seconds.slots.RunningSearch.passing`."""
+        """Note that messages are about to move to other slots, so that the search will not find them by their present
+        units."""
         position = waits["position"]
         mine = (position >= self._position) & (position < self._end) & np.isin(waits["hash"], self.topics)
         if mine.any():

@@ -51,7 +51,8 @@ class Loading:
         """A part that was read but is not in the second yet."""
 
     def step(self) -> bool:
-        """See `timers.seconds.second.Loader`."""
+        """Load a part of the second. Return whether there was one left to load. Raises OSError; the part is then not
+        loaded, and the next step tries it again."""
         if self._part is None:
             self._part = self._next_part()
         if self._part is None:
@@ -132,7 +133,8 @@ class Deleting:
         """Number of deleting records that were read; after that, number of messages that were looked at."""
 
     def step(self) -> bool:
-        """See `timers.seconds.second.Loader`."""
+        """Read some deleting records, or take some of the messages out of the second. Return whether there was
+        something left to do. Raises OSError; the next step then tries the same again."""
         if self._waits is None:
             if self._at < len(self._deletes):
                 text = self._text(*self._deletes[self._at])
